@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The env host's doors, as plain constants and values: standard library alone.
+
+Two doors. Towards clients: OpenEnv's WebSocket protocol, whose error codes are below
+(source: upstream `openenv` 0.10.0, `core/env_server/types.py`, `WSErrorCode`).
+Towards whoever started it (a keeper): the environment variables it reads, and the *notify pipe*,
+one JSON object a line, host to keeper:
+
+    {"ready": true, "max_sessions": 64, "serving": "threads"}    once, when sessions are accepted
+    {"sessions": 3}                                              whenever the number has changed
+    {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
+LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
+HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
+
+
+class WSErrorCode(StrEnum):
+    """The `code` of an error frame."""
+
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    FACTORY_ERROR = "FACTORY_ERROR"
+    SESSION_ERROR = "SESSION_ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """What the env host is to serve.
+
+    Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
+    imported with `import_paths` in front of `sys.path`) or `env_class` (`module:Class`).
+    """
+
+    name: str
+    app_candidates: tuple[str, ...] = ()
+    env_class: str | None = None
+    import_paths: tuple[str, ...] = ()
+    max_sessions: int | None = None  # None: unlimited up to `default_sessions` if the class allows
+    step_timeout_seconds: float | None = None
+    idle_timeout_seconds: float | None = None
+    serve_as_is: bool = False
+    manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; `from_json` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostConfig:
+        """The configuration that `to_json` wrote."""
+        values = dict(data)
+        for key in ("app_candidates", "import_paths"):
+            values[key] = tuple(values.get(key, ()))
+        return cls(**values)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses the executor's door: a `Task` goes in, events come out.
+
+Plain values alone. The executor knows no HTTP and no SQL: an operation reaches it as a dotted
+name and a JSON payload, and only the worker imports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..processes.exit_reason import ExitReason
+
+LONG = "LONG"
+SHORT = "SHORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, as the executor needs it."""
+
+    id: str
+    operation: str  # `package.module:callable`
+    payload: dict[str, Any]
+    schedule: str  # LONG or SHORT
+    log_path: str  # the worker's stdout and stderr are appended here
+    label: str = ""  # for people: `launch trial`
+    timeout_seconds: float | None = None
+    memory_bytes: int | None = None  # the cap asked for; None means the plan's
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """What an operation raised, told without pickling it."""
+
+    type: str  # the exception's qualified name
+    message: str
+    hint: str | None = None
+    kind: str = "operation_error"  # an operation may say `invalid` (see operations.errors)
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker took the task."""
+
+    task_id: str
+    worker: str
+    pid: int
+    pid_started_at: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The operation reported something on its way."""
+
+    task_id: str
+    data: dict[str, Any]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The operation returned `result` (JSON)."""
+
+    task_id: str
+    result: Any
+    peak_bytes: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The operation raised; the worker lives on."""
+
+    task_id: str
+    error: TaskError
+    peak_bytes: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The worker died under the task; `exit` says how."""
+
+    task_id: str
+    worker: str
+    exit: ExitReason
+    log_tail: tuple[str, ...]
+    peak_bytes: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The task was cancelled through `BurstableExecutor.cancel` and did not finish."""
+
+    task_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFreed:
+    """A worker became free: the dispatcher may claim again."""
+
+    schedule: str
+
+
+ExecutorEvent = Started | Progressed | Succeeded | Raised | Died | Cancelled | RoomFreed
+
+
+class EventSink(Protocol):
+    """Who hears of events: called on the supervisor thread; must return at once."""
+
+    def __call__(self, event: ExecutorEvent, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, for `openenv info` and the metrics."""
+
+    name: str
+    schedule: str
+    pid: int
+    guaranteed: bool
+    task_id: str | None = None
+    label: str = ""
+    rss_bytes: int | None = None
+    tasks_run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatus:
+    """What the executor is doing now."""
+
+    workers: list[WorkerStatus] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operation is: a payload model, a schedule, an expected memory, and `run`.
+
+The daemon's HTTP edge reads the class (payload, schedule, …); only a worker calls `run`, in its
+own process, with the payload as JSON and an `OperationContext` as its only way out.
+Anything `run` prints goes to the request's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Payload(BaseModel):
+    """Base of every operation's payload: unknown fields are refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationContext:
+    """What a running operation is given.
+
+    `progress` reports a JSON object (a worker's pipe to the daemon; never blocks for long).
+    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread.
+    """
+
+    request_id: str
+    home: Path  # OPENENV_HOME
+    progress: Callable[[dict[str, Any]], None]
+
+
+class Operation(Protocol):
+    """One operation: a class with these attributes and a static `run`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    schedule: ClassVar[str]  # LONG or SHORT
+    idempotent: ClassVar[bool]  # may be run again after a lost daemon
+    max_attempts: ClassVar[int]
+    expected_bytes: ClassVar[int]  # until it has been measured
+    Payload: ClassVar[type[Payload]]
+
+    @staticmethod
+    def run(payload: Any, context: OperationContext) -> Any: ...

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ExitReason`: how a process died, in one value that looks the same everywhere.
+
+Covers the value and its words. It does *not* gather evidence: `cgroups.py` reads counters,
+`tree.py` reaps, and whoever waited for the process calls `explain_exit` with what it knows.
+
+A kill for memory is claimed in this order, and never on a bare SIGKILL (DESIGN.md, "Memory"):
+
+    1. the `oom_kill` counter of the process's own cgroup moved      certain
+    2. the kernel log names the pid                                  certain
+    3. our watchdog ended it                                         certain
+    4. SIGKILL not ours, and `/proc/vmstat oom_kill` moved           probable
+    5. it raised `MemoryError`                                       certain
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class ExitKind(StrEnum):
+    """What ended the process."""
+
+    EXITED = "exited"  # it returned from main with `exit_code`
+    SIGNALED = "signaled"  # a signal, neither ours nor for memory
+    STOPPED = "stopped"  # we asked it to stop, and it did
+    OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
+    TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
+    LOST = "lost"  # gone while nobody watched; nothing more is known
+
+
+class Certainty(StrEnum):
+    """How sure the explanation is."""
+
+    CERTAIN = "certain"
+    PROBABLE = "probable"
+
+
+class Detector(StrEnum):
+    """Who noticed that memory ran out."""
+
+    CGROUP = "cgroup"
+    KERNEL_LOG = "kernel_log"
+    WATCHDOG = "watchdog"
+    VMSTAT = "vmstat"
+    MEMORY_ERROR = "memory_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReason:
+    """How one process (or the tree below it) ended, with the evidence.
+
+    Sizes are in bytes, durations in seconds. `evidence` is one line for people, such as
+    `cgroup openenvd/long-3, oom_kill 0→1`.
+    """
+
+    kind: ExitKind
+    pid: int
+    exit_code: int | None = None
+    signal_number: int | None = None
+    certainty: Certainty = Certainty.CERTAIN
+    detector: Detector | None = None
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+    victim_pid: int | None = None  # the process that was killed, when it was a descendant
+    victim_name: str | None = None
+    seconds: float | None = None  # how long it had run
+    evidence: str | None = None
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether memory ended it, certainly or probably."""
+        return self.kind is ExitKind.OOM_KILLED
+
+    @property
+    def signal_name(self) -> str | None:
+        """`SIGKILL` rather than -9; None when no signal ended it."""
+        if self.signal_number is None:
+            return None
+        try:
+            return signal.Signals(self.signal_number).name
+        except ValueError:
+            return f"signal {self.signal_number}"
+
+    def sentence(self) -> str:
+        """One clause for people, to stand after a subject: `was killed by SIGSEGV`."""
+        match self.kind:
+            case ExitKind.EXITED:
+                return f"exited with code {self.exit_code}"
+            case ExitKind.SIGNALED:
+                return f"was killed by {self.signal_name}"
+            case ExitKind.STOPPED:
+                return "was stopped"
+            case ExitKind.OOM_KILLED:
+                return self._oom_sentence()
+            case ExitKind.TIMED_OUT:
+                return "was stopped at its time-out"
+            case ExitKind.LOST:
+                return "disappeared while nobody watched it"
+
+    def _oom_sentence(self) -> str:
+        hedge = "was probably killed" if self.certainty is Certainty.PROBABLE else "was killed"
+        text = f"{hedge} for using too much memory"
+        if self.peak_bytes is not None:
+            text += f" at {self.peak_bytes / 2**20:.0f} MB"
+        if self.limit_bytes is not None:
+            text += f"; its limit was {self.limit_bytes / 2**20:.0f} MB"
+        return f"{text} ({self.evidence})" if self.evidence else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, with `signal` as a name beside the number; `from_json` reads it back."""
+        return {**asdict(self), "signal": self.signal_name}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ExitReason:
+        """The value that `to_json` wrote.
+
+        Raises:
+            KeyError, ValueError: when `data` was not written by `to_json`.
+        """
+        fields: dict[str, Any] = {key: data.get(key) for key in cls.__dataclass_fields__}
+        fields["kind"] = ExitKind(data["kind"])
+        fields["certainty"] = Certainty(data.get("certainty", Certainty.CERTAIN))
+        if data.get("detector") is not None:
+            fields["detector"] = Detector(data["detector"])
+        return cls(**fields)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tables hold, as frozen values that may cross threads.
+
+Times are seconds since the epoch (the durable clock), durations seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request as it is asked for, before it is written."""
+
+    operation: str
+    schedule: Schedule
+    payload: Json
+    environment: str | None = None  # the environment's name, when the request is about one
+    priority: int = 0  # higher runs earlier
+    idempotency_key: str | None = None
+    max_attempts: int = 1
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why a request failed, as it is stored, shown and sent."""
+
+    kind: ErrorKind
+    message: str  # what happened, in one line
+    hint: str | None = None  # what to do next
+    evidence: Json | None = None  # an `ExitReason` as JSON, for deaths
+    log_tail: tuple[str, ...] = ()  # the last lines of the log, for deaths and tracebacks
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row of `requests`."""
+
+    id: str
+    operation: str
+    schedule: Schedule
+    payload: Json
+    state: RequestState
+    created_at: float
+    environment: str | None = None
+    priority: int = 0
+    idempotency_key: str | None = None
+    attempts: int = 0
+    max_attempts: int = 1
+    timeout_seconds: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    cancel_requested_at: float | None = None
+    worker: str | None = None  # the worker's name: `long-3`
+    worker_pid: int | None = None
+    worker_started_at: float | None = None  # with the pid, the worker process's identity
+    peak_bytes: int | None = None
+    result: Any = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One row of `environments`: what is wanted (`spec`) and what is observed."""
+
+    name: str
+    spec: Json  # an `environments.EnvironmentSpec` as JSON
+    state: EnvironmentState
+    created_at: float
+    updated_at: float
+    request_id: str | None = None  # the launch that made it
+    address: str | None = None  # what goes into upstream's `base_url`
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One row of `replicas`."""
+
+    id: str  # `<environment>-<ordinal>-<launch id>`: names its run directory too
+    environment: str
+    ordinal: int
+    provider: str
+    state: ReplicaState
+    run_dir: str
+    started_at: float
+    pid: int | None = None
+    restarts: int = 0
+    exit: Json | None = None  # the last `ExitReason` as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of the append-only event log; `seq` is strictly increasing."""
+
+    seq: int
+    at: float
+    kind: str  # `request.state`, `request.progress`, `environment.state`, `replica.state`
+    request_id: str | None = None
+    environment: str | None = None
+    data: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one running request ended: what the dispatcher writes, one guarded update each."""
+
+    request_id: str
+    state: RequestState  # SUCCEEDED, FAILED or CANCELLED
+    finished_at: float
+    result: Any = None
+    error: RequestError | None = None
+    peak_bytes: int | None = None

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of requests, environments and replicas: plain constants, safe to import anywhere.
+
+    PENDING ──dispatcher──▶ RUNNING ──supervisor──▶ SUCCEEDED | FAILED | CANCELLED
+       │  ▲                    │
+       │  └──── recovery ──────┘  (after a lost daemon, counted against max_attempts)
+       └── API (cancel) ──▶ CANCELLED
+
+Which transition is allowed stands in `transitions.py`; nobody else may decide it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RequestState(StrEnum):
+    """Where a request stands."""
+
+    PENDING = "PENDING"  # written, waiting for a worker; the dispatcher moves it on
+    RUNNING = "RUNNING"  # claimed for a worker; its outcome or its death moves it on
+    SUCCEEDED = "SUCCEEDED"  # final: the operation returned
+    FAILED = "FAILED"  # final: the operation raised, or its worker died; `error` says which
+    CANCELLED = "CANCELLED"  # final: somebody asked, and it did not finish
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state never changes again."""
+        return self in FINAL_STATES
+
+
+FINAL_STATES = frozenset({RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED})
+
+
+class Schedule(StrEnum):
+    """Which workers may run a request."""
+
+    LONG = "LONG"
+    SHORT = "SHORT"
+
+
+class ErrorKind(StrEnum):
+    """Why a request failed."""
+
+    OPERATION_ERROR = "operation_error"  # the operation raised
+    OOM_KILLED = "oom_killed"  # its worker, or a process below it, ran out of memory
+    WORKER_LOST = "worker_lost"  # its worker died of anything else, or the daemon was lost
+    TIMED_OUT = "timed_out"  # it ran past its time-out
+    INVALID = "invalid"  # it can never work as asked: unknown source, broken manifest, …
+
+
+class EnvironmentState(StrEnum):
+    """Where an environment stands, observed by the reconciler."""
+
+    PENDING = "PENDING"  # its launch request waits in the queue
+    STARTING = "STARTING"  # its launch request runs: prepared, started, not yet ready
+    READY = "READY"  # every wanted replica answers
+    DEGRADED = "DEGRADED"  # some replica is down and will be restarted
+    FAILED = "FAILED"  # the launch failed, or the restart budget is spent; `error` says why
+    STOPPING = "STOPPING"  # a `down` is under way
+    STOPPED = "STOPPED"  # taken down; kept so that its logs can still be found by name
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the environment's name is taken."""
+        return self not in {EnvironmentState.FAILED, EnvironmentState.STOPPED}
+
+
+class ReplicaState(StrEnum):
+    """Where one replica stands, observed by the reconciler."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    BACKING_OFF = "BACKING_OFF"  # it died and will be started again after a pause
+    FAILED = "FAILED"  # it died and its restart budget is spent
+    STOPPED = "STOPPED"

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting of the daemon, declared once; and where its files are.
+
+Flag, environment variable and documentation derive from `Settings`. Standard library and
+platformdirs alone: the CLI imports this module, and must start in a blink.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+# Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
+# seen to meet its own health poll's outgoing port.
+DEFAULT_PORT = 8585
+FIRST_ENVIRONMENT_PORT = 21000
+LAST_ENVIRONMENT_PORT = 21999
+
+# `sun_path` holds 108 bytes on Linux and 104 on macOS, the terminating zero included.
+MAX_SOCKET_PATH_BYTES = 103
+_LONGEST_SOCKET_NAME = 40  # `/` + a replica's id + `.sock`
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings in force. Each is declared here and nowhere else."""
+
+    port: int = _setting(DEFAULT_PORT, "TCP port of the daemon, on loopback; 0 picks a free one.")
+    max_long_workers: int = _setting(0, "Most LONG workers at once; 0 lets the plan decide.")
+    max_short_workers: int = _setting(0, "Most SHORT workers at once; 0 lets the plan decide.")
+    worker_memory_mb: int = _setting(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
+    reserve_mb: int = _setting(0, "Memory left to everything else, in MB; 0 lets the plan decide.")
+    max_pending: int = _setting(100_000, "Most requests waiting at once; more are refused (429).")
+    keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are collected.")
+    keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.")
+    max_log_mb: int = _setting(64, "Largest log kept of one request or replica, in MB.")
+    cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.")
+    log_level: str = _setting("info", "Level of the daemon's own log.")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Defaults, overridden by `OPENENV_*` variables.
+
+        Raises:
+            ValueError: naming the variable whose value does not parse.
+        """
+        environ = os.environ if environ is None else environ
+        values = {s.name: s.parse(environ[s.variable]) for s in SETTINGS if environ.get(s.variable)}
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as flags, variables and documentation need it."""
+
+    name: str
+    type: type
+    default: Any
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: `OPENENV_PORT`."""
+        return f"OPENENV_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The option of `openenv up`: `--port`."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` spells.
+
+        Raises:
+            ValueError: naming the variable.
+        """
+        try:
+            return self.type(text)
+        except ValueError as exc:
+            kind = self.type.__name__
+            raise ValueError(f"{self.variable}={text!r} is not a valid {kind}") from exc
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(item.name, type(item.default), item.default, item.metadata["help"])
+    for item in fields(Settings)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where everything of one daemon lives. Folders are 0700, files 0600."""
+
+    home: Path
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
+        """`OPENENV_HOME`, or the platform's state folder (`~/.local/state/openenvd` on Linux)."""
+        environ = os.environ if environ is None else environ
+        if named := environ.get("OPENENV_HOME"):
+            return cls(Path(named).expanduser().absolute())
+        from platformdirs import user_state_path
+
+        return cls(user_state_path("openenvd"))
+
+    @property
+    def start_lock(self) -> Path:
+        """Held by whoever is starting the daemon."""
+        return self.home / "start.lock"
+
+    @property
+    def daemon_lock(self) -> Path:
+        """Held by the daemon for as long as it lives."""
+        return self.home / "daemon.lock"
+
+    @property
+    def daemon_file(self) -> Path:
+        """Who the daemon is: pid, start time, version, address, socket."""
+        return self.home / "daemon.json"
+
+    @property
+    def token(self) -> Path:
+        return self.home / "token"
+
+    @property
+    def database(self) -> Path:
+        return self.home / "requests.db"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.home / "daemon.log"
+
+    @property
+    def request_logs(self) -> Path:
+        return self.home / "logs" / "requests"
+
+    @property
+    def environment_logs(self) -> Path:
+        return self.home / "logs" / "environments"
+
+    @property
+    def runs(self) -> Path:
+        """One folder per replica: its run file, written before it is started."""
+        return self.home / "run"
+
+    @property
+    def venvs(self) -> Path:
+        """Virtual environments of upstream projects, by lock file."""
+        return self.home / "venvs"
+
+    @property
+    def sockets(self) -> Path:
+        """Unix sockets: `home/sockets`, or a short private folder when that is too long a path."""
+        inside = self.home / "sockets"
+        if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
+            return inside
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
+
+    @property
+    def socket(self) -> Path:
+        return self.sockets / "daemon.sock"
+
+    def request_log(self, request_id: str) -> Path:
+        return self.request_logs / f"{request_id}.log"
+
+    def replica_log(self, environment: str, replica_id: str) -> Path:
+        return self.environment_logs / environment / f"{replica_id}.log"
