@@ -1,1 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Runs named operations in worker processes. Knows no HTTP and no SQL.
+
+Where to look:
+
+    executor.py      `BurstableExecutor`, the façade; its docstring draws the data flow
+    supervisor.py    the one thread that waits on pipes, sentinels and a wake-up
+    pool.py          who is idle, who runs what, who waits: bookkeeping without effects
+    decisions.py     pure policy: bursting, idling out, recycling, back-off
+    plan.py          how many workers the machine can bear
+    deaths.py        a dead worker's evidence, gathered and explained
+    zygote_link.py   the daemon's end of the zygote: start it, ask it for workers
+    zygote.py        the small process that workers are forked from
+    spawn.py         the same interface without fork, for macOS
+    worker.py        what runs in a worker: one task at a time
+    frames.py        JSON over a worker's pipe
+    orphans.py       ending workers that a killed daemon left
+    messages.py      what crosses the executor's door
+    errors.py        what it raises
+
+Names are resolved on first use: the zygote and the workers import this package too, and must not
+pay for the daemon's side of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import ExecutorError, NoRoom, NotRunning, PlanError, TaskCancelled
+    from .executor import BurstableExecutor
+    from .orphans import sweep_orphans
+    from .plan import Plan, plan_workers
+
+_HOMES = {
+    "BurstableExecutor": "executor",
+    "ExecutorError": "errors",
+    "NoRoom": "errors",
+    "NotRunning": "errors",
+    "Plan": "plan",
+    "PlanError": "errors",
+    "TaskCancelled": "errors",
+    "plan_workers": "plan",
+    "sweep_orphans": "orphans",
+}
+
+__all__ = [
+    "BurstableExecutor",
+    "ExecutorError",
+    "NoRoom",
+    "NotRunning",
+    "Plan",
+    "PlanError",
+    "TaskCancelled",
+    "plan_workers",
+    "sweep_orphans",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The executor's errors.
+
+    ExecutorError
+      ├── PlanError          the machine is too small for one LONG and one SHORT worker
+      ├── NoRoom             submitted although `room()` said 0
+      ├── NotRunning         submitted before `start()` or after `stop()`
+      └── FrameError         the other end of a pipe does not speak our frames
+
+    TaskCancelled            raised *inside* a worker, in the operation; not an ExecutorError
+
+What happens to a task (it raised, its worker died, …) is no error of the executor: it is an event
+(`messages.py`).
+"""
+
+from __future__ import annotations
+
+
+class ExecutorError(Exception):
+    """Base of everything the executor raises at its callers."""
+
+
+class PlanError(ExecutorError):
+    """No working plan exists within the limits.
+
+    `message` says what was found and what is needed; `hint` what to do next.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message} {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class NoRoom(ExecutorError):  # noqa: N818 - the word the contract and the dispatcher use
+    """Every worker that may exist has a task; ask `room()` before submitting."""
+
+
+class NotRunning(ExecutorError):  # noqa: N818
+    """The executor has not been started, or has been stopped."""
+
+
+class FrameError(ExecutorError):
+    """A pipe carried something that is not one of our frames."""
+
+
+class TaskCancelled(BaseException):  # noqa: N818
+    """Raised in a worker's main thread while its operation runs: the task was cancelled.
+
+    A `BaseException`, as `KeyboardInterrupt` is one: an operation's `except Exception` must not
+    swallow it. An operation may catch it to clean up, and has until the grace ends.
+    """

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many workers there may be: a pure function of limits, settings and expectations.
+
+    memory   ├─ reserve ─┼─ daemon ─┼──────────────────── budget ─────────────────────┤
+                                    ├ guaranteed SHORT ┼ guaranteed LONG ┼── burst ───┤
+
+*Guaranteed* workers are forked at start and stay; their expected memory is set aside, so a burst
+never starves them. *Burst* workers come when there is work beyond the guaranteed ones and leave
+after an idle time. LONG and SHORT have a share each, so a full house of LONG ones leaves SHORT
+requests their workers.
+
+It does *not* decide from one moment to the next whether a worker may start now: that is
+`decisions.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import PlanError
+from .messages import LONG, SHORT
+
+if TYPE_CHECKING:
+    from ..processes.limits import Limits
+
+MB = 2**20
+
+# The reserve is a tenth of memory, but never so little that a page cache cannot breathe, nor so
+# much that a large machine is left idle.
+RESERVE_SHARE = 0.10
+LEAST_RESERVE_BYTES = 32 * MB
+MOST_RESERVE_BYTES = 1024 * MB
+
+# What guaranteed workers may set aside of the budget, and how a burst divides the rest.
+SHORT_SHARE = 0.25
+LONG_SHARE = 0.50
+BURST_SHORT_SHARE = 0.25
+
+BURST_SHORT_PER_CPU = 8  # SHORT tasks mostly compute: more than this only makes them all slower
+MOST_WORKERS = 1024  # per schedule; beyond it file descriptors and not memory are the limit
+PIDS_PER_WORKER = 4  # a worker and what an operation commonly starts (uv, git, a compiler)
+PIDS_SHARE = 0.5  # of the pids limit, the rest is for replicas and the user
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many workers of each schedule, and the memory they share. Sizes in bytes."""
+
+    guaranteed_long: int
+    guaranteed_short: int
+    burst_long: int  # most beyond the guaranteed ones
+    burst_short: int
+    budget_bytes: int  # what all workers together may use
+    reserve_bytes: int  # left to everything else
+    worker_bytes: int | None = None  # cap of one worker; None: no cap
+    long_bytes: int = 0  # expected of one LONG worker
+    short_bytes: int = 0
+
+    def guaranteed(self, schedule: str) -> int:
+        """How many workers of `schedule` stay."""
+        return self.guaranteed_long if schedule == LONG else self.guaranteed_short
+
+    def capacity(self, schedule: str) -> int:
+        """How many workers of `schedule` may exist at once."""
+        burst = self.burst_long if schedule == LONG else self.burst_short
+        return self.guaranteed(schedule) + burst
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, for `GET /v1/info`."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """One line for `openenv up`."""
+        cap = "" if self.worker_bytes is None else f", at most {_mb(self.worker_bytes)} each"
+        return (
+            f"{self.guaranteed_long} long and {self.guaranteed_short} short workers, "
+            f"bursting to {self.capacity(LONG)} and {self.capacity(SHORT)}, "
+            f"within {_mb(self.budget_bytes)}{cap}"
+        )
+
+
+def plan_workers(
+    limits: Limits,
+    *,
+    daemon_bytes: int,
+    expected: Mapping[str, int],
+    max_long: int = 0,
+    max_short: int = 0,
+    worker_memory_bytes: int = 0,
+    reserve_bytes: int = 0,
+) -> Plan:
+    """The plan for this machine; a zero among the settings lets the plan decide.
+
+    `daemon_bytes` is what the daemon and the zygote themselves use, `expected` the expected
+    memory of one worker by schedule.
+
+    Raises:
+        PlanError: when one LONG and one SHORT worker do not fit.
+    """
+    long_bytes, short_bytes = max(1, expected[LONG]), max(1, expected[SHORT])
+    reserve = reserve_bytes or default_reserve(limits.memory_bytes)
+    budget = limits.memory_bytes - reserve - daemon_bytes
+    _check_floor(limits.memory_bytes, reserve, daemon_bytes, long_bytes + short_bytes, budget)
+
+    most_long, most_short = _most_workers(limits, max_long, max_short)
+    cores = max(1, math.ceil(limits.cpus))
+    guaranteed_short = _fitting(budget * SHORT_SHARE, short_bytes, min(cores, most_short))
+    guaranteed_long = _fitting(budget * LONG_SHARE, long_bytes, min(cores, most_long))
+
+    rest = max(0, budget - guaranteed_long * long_bytes - guaranteed_short * short_bytes)
+    burst_short = min(
+        int(rest * BURST_SHORT_SHARE / short_bytes),
+        most_short - guaranteed_short,
+        BURST_SHORT_PER_CPU * cores,
+    )
+    rest -= burst_short * short_bytes
+    return Plan(
+        guaranteed_long=guaranteed_long,
+        guaranteed_short=guaranteed_short,
+        burst_long=min(rest // long_bytes, most_long - guaranteed_long),
+        burst_short=burst_short,
+        budget_bytes=budget,
+        reserve_bytes=reserve,
+        worker_bytes=worker_memory_bytes or default_worker_bytes(budget, long_bytes),
+        long_bytes=long_bytes,
+        short_bytes=short_bytes,
+    )
+
+
+def default_reserve(memory_bytes: int) -> int:
+    """What is left to everything else when no setting says so."""
+    share = int(memory_bytes * RESERVE_SHARE)
+    return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, share))
+
+
+def default_worker_bytes(budget_bytes: int, long_bytes: int) -> int:
+    """The cap of one worker: half of the budget, so that one runaway never takes all of it."""
+    return min(budget_bytes, max(2 * long_bytes, budget_bytes // 2))
+
+
+def _check_floor(memory: int, reserve: int, daemon: int, needed: int, budget: int) -> None:
+    if budget >= needed:
+        return
+    raise PlanError(
+        f"{_mb(memory)} of memory are too few: the daemon needs {_mb(daemon)}, {_mb(reserve)} stay "
+        f"in reserve, and one long and one short worker need {_mb(needed)}.",
+        f"Give it {_mb(reserve + daemon + needed)} or more, or lower OPENENV_RESERVE_MB.",
+    )
+
+
+def _most_workers(limits: Limits, max_long: int, max_short: int) -> tuple[int, int]:
+    """The most workers of each schedule that settings and the pids limit allow; at least one."""
+    by_pids = MOST_WORKERS
+    if limits.pids is not None:
+        by_pids = max(2, int(limits.pids * PIDS_SHARE / PIDS_PER_WORKER))
+    most_short = min(max_short or MOST_WORKERS, MOST_WORKERS, max(1, by_pids // 2))
+    most_long = min(max_long or MOST_WORKERS, MOST_WORKERS, max(1, by_pids - most_short))
+    return most_long, most_short
+
+
+def _fitting(share_bytes: float, each_bytes: int, most: int) -> int:
+    """How many of `each_bytes` fit into the share: at least one, at most `most`."""
+    return max(1, min(most, int(share_bytes / each_bytes)))
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / MB:,.0f} MB"
