@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m openenvd.server`: what `openenv up` starts.
+
+First of all it lets go of every descriptor it inherited, except the standard three and the ready
+pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from ending.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from .settings import SETTINGS, Paths, Settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, let go of the starter, and run the daemon."""
+    options = _parser().parse_args(arguments)
+    os.umask(0o077)
+    _close_inherited(keep={0, 1, 2, options.ready_fd})
+    os.chdir("/")
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    settings = Settings(**{item.name: getattr(options, item.name) for item in SETTINGS})
+    from .daemon import run
+
+    return run(Paths.from_environment(), settings, options.ready_fd)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("openenvd.server", description="The openenvd daemon.")
+    parser.add_argument("--ready-fd", type=int, help="write one line there when it answers")
+    defaults = Settings.from_environment()
+    for item in SETTINGS:
+        default = getattr(defaults, item.name)
+        parser.add_argument(item.flag, type=item.type, default=default, help=item.help)
+    return parser
+
+
+def _close_inherited(keep: set[int | None]) -> None:
+    folder = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+    for number in [int(entry.name) for entry in folder.iterdir()]:
+        if number not in keep:
+            try:
+                os.close(number)
+            except OSError:
+                continue  # the folder's own descriptor has gone already
+
+
+if __name__ == "__main__":
+    sys.exit(main())

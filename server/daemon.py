@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's life: from an empty process to one that answers, and back.
+
+    lock ──▶ settings, limits, plan ──▶ database (migrate, recover) ──▶ executor, dispatcher
+         ──▶ reconciler adopts replicas ──▶ sockets bound ──▶ daemon.json, ready line ──▶ serve
+         ──▶ SIGTERM or POST /v1/stop ──▶ the same backwards
+
+One process, one event loop (uvloop) on the main thread. The lock on `daemon.lock` is held for as
+long as the process lives: whoever wants to know whether a daemon runs tries the lock, and never
+trusts a pid alone.
+
+What may go wrong before it answers is told in one line through the ready pipe (`DaemonError`), so
+that `openenv up` can say it; what may go wrong later is in `daemon.log`.
+
+When it stops, requests that still run are left RUNNING: the next daemon's recovery decides. Their
+workers end with the executor. Environments go on: their keepers do not know the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvicorn
+from filelock import FileLock, Timeout
+from setproctitle import setproctitle
+
+from .. import __version__
+from ..executor import BurstableExecutor, Plan, PlanError, plan_workers, sweep_orphans
+from ..operations import registry
+from ..processes.limits import Limits, read_limits
+from ..requests_db.async_store import AsyncStore
+from ..requests_db.errors import DatabaseError
+from ..requests_db.migrate import open_database
+from ..requests_db.store import DispatchStore
+from .api import Services, create_app
+from .dispatcher import Dispatcher
+from .errors import DaemonError
+from .hub import EventHub
+from .log_streams import LogWatcher
+from .reconciler import Reconciler
+from .security import ensure_token
+from .settings import Paths, Settings
+from .submission import Submitter
+
+log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 2048
+SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
+DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
+
+
+def run(paths: Paths, settings: Settings, ready_fd: int | None) -> int:
+    """Be the daemon until told to stop. Returns the exit code."""
+    try:
+        with _hold_lock(paths):
+            asyncio.run(_Daemon(paths, settings, ready_fd).main(), loop_factory=_new_loop)
+    except DaemonError as exc:
+        _tell(ready_fd, exc.to_json())
+        log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
+        return 1
+    return 0
+
+
+class _Daemon:
+    """The parts, and the order in which they come and go."""
+
+    def __init__(self, paths: Paths, settings: Settings, ready_fd: int | None) -> None:
+        self._paths = paths
+        self._settings = settings
+        self._ready_fd = ready_fd
+        self._stopping = asyncio.Event()
+
+    async def main(self) -> None:
+        setproctitle("openenvd: daemon")
+        _mind_signals(self._stopping.set)
+        limits = read_limits()
+        plan = _plan(limits, self._settings)
+        tcp, unix = _bind(self._paths, self._settings)
+        identity = _identity(self._paths, tcp)
+        async with self._parts(plan, limits, identity) as services:
+            app = create_app(services, ensure_token(self._paths.token))
+            server = _new_server(app, self._settings)
+            serving = asyncio.create_task(server.serve(sockets=[tcp, unix]), name="uvicorn")
+            _write_private(self._paths.daemon_file, identity)
+            _tell(self._ready_fd, {"ready": True, **identity})
+            log.info("openenvd %s answers at %s", __version__, identity["address"])
+            await self._until_told(serving)
+            server.should_exit = True
+            await serving
+        self._paths.daemon_file.unlink(missing_ok=True)
+        self._paths.socket.unlink(missing_ok=True)
+
+    async def _until_told(self, serving: asyncio.Task[None]) -> None:
+        told = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([told, serving], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+
+    @asynccontextmanager
+    async def _parts(
+        self, plan: Plan, limits: Limits, identity: dict[str, Any]
+    ) -> AsyncIterator[Services]:
+        loop = asyncio.get_running_loop()
+        hub = EventHub(loop)
+        dispatch_store, store = _open_stores(self._paths)
+        _recover(dispatch_store)
+        executor, dispatcher = self._queue_side(plan, dispatch_store, hub)
+        reconciler = Reconciler(store, hub, self._paths)
+        logs = LogWatcher(loop)
+        submitter = Submitter(store, dispatcher, hub, self._settings, executor.cancel)
+        try:
+            await reconciler.start()
+            executor.start()
+            dispatcher.start()
+            yield Services(
+                paths=self._paths,
+                settings=self._settings,
+                identity=identity,
+                limits=asdict(limits),
+                store=store,
+                executor=executor,
+                reconciler=reconciler,
+                submitter=submitter,
+                hub=hub,
+                logs=logs,
+                stopping=self._stopping,
+                stop=self._stopping.set,
+            )
+        finally:
+            self._stopping.set()
+            await reconciler.stop()
+            await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
+            await asyncio.to_thread(executor.stop, self._settings.cancel_grace_seconds)
+            logs.close()
+            await store.close()
+            dispatch_store.close()
+
+    def _queue_side(
+        self, plan: Plan, store: DispatchStore, hub: EventHub
+    ) -> tuple[BurstableExecutor, Dispatcher]:
+        executor = BurstableExecutor(
+            plan,
+            preload=registry.PRELOAD,
+            home=str(self._paths.home),
+            on_event=lambda event: dispatcher.deliver(event),
+            cancel_grace_seconds=self._settings.cancel_grace_seconds,
+        )
+        dispatcher = Dispatcher(
+            store,
+            executor,
+            publish=hub.publish_from_thread,
+            operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
+            paths=self._paths,
+            settings=self._settings,
+        )
+        return executor, dispatcher
+
+
+# The steps of a start, in their order.
+
+
+@contextmanager
+def _hold_lock(paths: Paths) -> Iterator[None]:
+    try:
+        _make_folders(paths)
+        lock = FileLock(paths.daemon_lock, mode=0o600)
+        lock.acquire(timeout=0)
+    except Timeout as exc:
+        raise DaemonError(
+            "already_running", "a daemon is running already", "openenv status shows it"
+        ) from exc
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make_folders(paths: Paths) -> None:
+    folders = (paths.home, paths.sockets, paths.request_logs, paths.environment_logs, paths.runs)
+    for folder in folders:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if paths.sockets.stat().st_uid != os.getuid():
+        raise DaemonError(
+            "state_unwritable",
+            f"{paths.sockets} belongs to somebody else",
+            "choose a shorter OPENENV_HOME, so that sockets can lie inside it",
+        )
+
+
+def _unwritable(paths: Paths, exc: OSError) -> DaemonError:
+    return DaemonError(
+        "state_unwritable",
+        f"the state folder {paths.home} cannot be written: {exc.strerror}",
+        "free space, mend its permissions, or point OPENENV_HOME at another folder",
+    )
+
+
+def _plan(limits: Limits, settings: Settings) -> Plan:
+    try:
+        return plan_workers(
+            limits,
+            max_long=settings.max_long_workers,
+            max_short=settings.max_short_workers,
+            worker_memory_bytes=settings.worker_memory_mb * 2**20,
+            reserve_bytes=settings.reserve_mb * 2**20,
+            daemon_bytes=DAEMON_BYTES,
+            expected=registry.expected_bytes(),
+        )
+    except PlanError as exc:
+        raise DaemonError("too_small", str(exc), getattr(exc, "hint", None)) from exc
+
+
+def _open_stores(paths: Paths) -> tuple[DispatchStore, AsyncStore]:
+    try:
+        open_database(paths.database)
+        return DispatchStore(paths.database), AsyncStore(paths.database)
+    except DatabaseError as exc:
+        raise DaemonError("database", str(exc), getattr(exc, "hint", None)) from exc
+
+
+def _recover(store: DispatchStore) -> None:
+    running = store.running()
+    workers = [(r.worker_pid, r.worker_started_at) for r in running]
+    survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
+    if survivors:
+        log.warning("ended %d workers of an earlier daemon", len(survivors))
+    idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
+    recovery = store.recover(time.time(), idempotent=idempotent)
+    if recovery.requeued or recovery.failed:
+        log.warning(
+            "recovered: %d requests queued again, %d failed as lost",
+            len(recovery.requeued),
+            len(recovery.failed),
+        )
+
+
+def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket]:
+    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        tcp.bind(("127.0.0.1", settings.port))
+    except OSError as exc:
+        tcp.close()
+        raise DaemonError(
+            "port_in_use",
+            f"port {settings.port} cannot be bound: {_who_listens(settings.port)}",
+            "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
+        ) from exc
+    paths.socket.unlink(missing_ok=True)  # ours: we hold the lock
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(str(paths.socket))
+    paths.socket.chmod(0o600)
+    for bound in (tcp, unix):
+        bound.listen(LISTEN_BACKLOG)
+    return tcp, unix
+
+
+def _who_listens(port: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if listens and connection.pid:
+                name = psutil.Process(connection.pid).name()
+                return f"pid {connection.pid} ({name}) listens there"
+    return "another process listens there"
+
+
+def _identity(paths: Paths, tcp: socket.socket) -> dict[str, Any]:
+    port = tcp.getsockname()[1]
+    return {
+        "pid": os.getpid(),
+        "pid_started_at": psutil.Process().create_time(),
+        "version": __version__,
+        "address": f"http://127.0.0.1:{port}",
+        "port": port,
+        "socket": str(paths.socket),
+        "home": str(paths.home),
+        "started_at": time.time(),
+    }
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: the daemon has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _new_server(app: Any, settings: Settings) -> _Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    return _Server(config)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _mind_signals(stop: Any) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    # The terminal that started us may go; the daemon stays.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _write_private(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
+
+
+def _tell(ready_fd: int | None, line: dict[str, Any]) -> None:
+    """Say how the start went, once, to whoever waits for it."""
+    if ready_fd is None:
+        return
+    with contextlib.suppress(OSError):  # the starter may have gone
+        os.write(ready_fd, json.dumps(line).encode() + b"\n")
+        os.close(ready_fd)

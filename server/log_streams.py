@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log files, read from the end and followed without polling.
+
+Workers and replicas write their logs by file descriptor, so nobody in the daemon sees the writes.
+`LogWatcher` (one thread of `watchdog`: inotify on Linux, FSEvents on macOS) sets an
+`asyncio.Event` of whoever follows a file when it has changed.
+
+A log that shrinks (a keeper cut it to its bound) is read on from its new end of line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver, ObservedWatch
+
+MAX_READ_BYTES = 256 * 1024
+_TAIL_BLOCK_BYTES = 64 * 1024
+
+
+class LogFile:
+    """One log, read on from `offset`."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+
+    def read(self, *, final: bool = False) -> str:
+        """The whole lines since the last call; with `final`, the unfinished one too."""
+        try:
+            with self.path.open("rb") as file:
+                self._mind_truncation(os.fstat(file.fileno()).st_size)
+                file.seek(self.offset)
+                data = file.read(MAX_READ_BYTES)
+        except FileNotFoundError:
+            return ""
+        if not final and len(data) < MAX_READ_BYTES:
+            data = data[: data.rfind(b"\n") + 1]
+        self.offset += len(data)
+        return data.decode("utf-8", "replace")
+
+    def read_all(self) -> Iterator[str]:
+        """Everything up to the end, in pieces."""
+        while text := self.read(final=True):
+            yield text
+
+    def _mind_truncation(self, size: int) -> None:
+        if size < self.offset:
+            self.offset = size
+
+
+def offset_of_last_lines(path: Path, count: int) -> int:
+    """Where the last `count` lines begin, in bytes."""
+    try:
+        with path.open("rb") as file:
+            position = size = file.seek(0, os.SEEK_END)
+            found = -1  # the newline that ends the last line begins no further one
+            while position > 0:
+                step = min(_TAIL_BLOCK_BYTES, position)
+                position -= step
+                file.seek(position)
+                block = file.read(step)
+                if position + step == size and not block.endswith(b"\n"):
+                    found = 0
+                for index in range(len(block) - 1, -1, -1):
+                    if block[index] == 0x0A:
+                        found += 1
+                        if found == count:
+                            return position + index + 1
+            return 0
+    except FileNotFoundError:
+        return 0
+
+
+class LogWatcher:
+    """Wakes followers when their file changes. The thread exists only while somebody follows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._observer: BaseObserver | None = None
+        self._followers: dict[Path, list[asyncio.Event]] = {}
+        self._watches: dict[Path, ObservedWatch] = {}
+
+    @contextmanager
+    def follow(self, path: Path, wake: asyncio.Event) -> Iterator[None]:
+        """Set `wake` at every change of `path`, until the block ends."""
+        self._followers.setdefault(path, []).append(wake)
+        self._watch(path.parent)
+        try:
+            yield
+        finally:
+            self._followers[path].remove(wake)
+            if not self._followers[path]:
+                del self._followers[path]
+            self._unwatch(path.parent)
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+            self._observer = None
+            self._watches.clear()
+
+    def changed(self, path: Path) -> None:
+        """A file has changed; on the loop."""
+        for wake in self._followers.get(path, ()):
+            wake.set()
+
+    def _watch(self, folder: Path) -> None:
+        if folder in self._watches:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._observer is None:
+            self._observer = Observer()
+            self._observer.name = "log-watcher"
+            self._observer.start()
+        self._watches[folder] = self._observer.schedule(_Handler(self, self._loop), str(folder))
+
+    def _unwatch(self, folder: Path) -> None:
+        if any(path.parent == folder for path in self._followers):
+            return
+        if self._observer is not None and (watch := self._watches.pop(folder, None)):
+            self._observer.unschedule(watch)
+
+
+class _Handler(FileSystemEventHandler):
+    """From the watcher's thread to the loop."""
+
+    def __init__(self, watcher: LogWatcher, loop: asyncio.AbstractEventLoop) -> None:
+        self._watcher = watcher
+        self._loop = loop
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.event_type not in ("modified", "created", "moved"):
+            return  # reading a log is an event too
+        path = Path(os.fsdecode(event.dest_path or event.src_path))
+        try:
+            self._loop.call_soon_threadsafe(self._watcher.changed, path)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the executor saw to what the queue records and the user reads. Pure functions."""
+
+from __future__ import annotations
+
+from ..executor.messages import Cancelled, Died, Raised, Succeeded
+from ..processes.exit_reason import ExitKind, ExitReason
+from ..requests_db.records import Outcome, RequestError
+from ..requests_db.states import ErrorKind, RequestState
+
+FinalEvent = Succeeded | Raised | Died | Cancelled
+
+MAX_TRACEBACK_LINES = 20
+
+_KIND_OF_EXIT = {
+    ExitKind.OOM_KILLED: ErrorKind.OOM_KILLED,
+    ExitKind.TIMED_OUT: ErrorKind.TIMED_OUT,
+}
+_HINT_OF_KIND = {
+    ErrorKind.OOM_KILLED: "give it more with --memory, or run fewer at once: "
+    "openenv up --max-long-workers N",
+    ErrorKind.TIMED_OUT: "give it longer with --timeout",
+    ErrorKind.WORKER_LOST: "the log ends with what it last wrote; no other request was harmed",
+}
+
+
+def outcome_of(event: FinalEvent) -> Outcome:
+    """The final state, and the error if any, of the request that `event` ended."""
+    match event:
+        case Succeeded():
+            return Outcome(
+                event.task_id,
+                RequestState.SUCCEEDED,
+                event.at,
+                result=event.result,
+                peak_bytes=event.peak_bytes,
+            )
+        case Raised():
+            return _failed(event, _error_raised(event))
+        case Died():
+            return _failed(event, _error_of_death(event))
+        case Cancelled():
+            return Outcome(event.task_id, RequestState.CANCELLED, event.at)
+
+
+def error_of_exit(subject: str, reason: ExitReason, log_tail: tuple[str, ...]) -> RequestError:
+    """How a death is told: of a worker here, of a replica in the reconciler."""
+    kind = _KIND_OF_EXIT.get(reason.kind, ErrorKind.WORKER_LOST)
+    return RequestError(
+        kind=kind,
+        message=f"{subject} {reason.sentence()}",
+        hint=_HINT_OF_KIND[kind],
+        evidence=reason.to_json(),
+        log_tail=log_tail,
+    )
+
+
+def _failed(event: Raised | Died, error: RequestError) -> Outcome:
+    return Outcome(
+        event.task_id,
+        RequestState.FAILED,
+        event.at,
+        error=error,
+        peak_bytes=event.peak_bytes,
+    )
+
+
+def _error_raised(event: Raised) -> RequestError:
+    error = event.error
+    expected = error.hint is not None or error.kind != ErrorKind.OPERATION_ERROR
+    tail = () if expected else tuple(error.traceback.splitlines()[-MAX_TRACEBACK_LINES:])
+    message = error.message if expected else f"{error.type}: {error.message}"
+    return RequestError(ErrorKind(error.kind), message, error.hint, log_tail=tail)
+
+
+def _error_of_death(event: Died) -> RequestError:
+    subject = f"worker {event.worker} (pid {event.exit.pid})"
+    return error_of_exit(subject, event.exit, event.log_tail)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One replica, watched through its keeper's socket.
+
+    keeper ──status lines──▶ run() ──▶ replica's row
+                               └─ exited ──▶ restart_decision ──▶ pause ──▶ {"op": "start"}
+
+The connection itself is the sign of life: its end is the keeper's death. See `reconciler.py` for
+who is responsible when, and for the failure cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..environments import run_files
+from ..environments.restart_policy import GiveUp, RestartAfter, restart_decision
+from ..environments.run_files import RunFile
+from ..processes.exit_reason import ExitKind, ExitReason
+from ..processes.keeper_link import decode_line, encode_line, read_status_file
+from ..requests_db.records import Json, Replica
+from ..requests_db.states import ReplicaState
+
+if TYPE_CHECKING:
+    from .reconciler import Reconciler
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 1 << 20
+
+_STATE_OF_STATUS = {
+    "starting": ReplicaState.STARTING,
+    "ready": ReplicaState.READY,
+    "stopping": ReplicaState.STOPPED,
+    "stopped": ReplicaState.STOPPED,
+}
+
+
+class ReplicaWatch:
+    """Follows one keeper, and starts its server again when that is due."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, replica: Replica, run_file: RunFile, reconciler: Reconciler) -> None:
+        self.replica = replica
+        self.status: Json = {}
+        self._run_file = run_file
+        self._reconciler = reconciler
+        self._exits: list[float] = []  # when it died, on the monotonic clock
+        self._ready_since: float | None = None
+        self._handled_generation = 0
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> None:
+        """Watch until the replica is stopped for good, or somebody cancels."""
+        while self.replica.state not in (ReplicaState.STOPPED, ReplicaState.FAILED):
+            try:
+                await self._follow_keeper()
+            except OSError:
+                pass  # nobody listens: the same as the end of the connection
+            except Exception:
+                log.exception("cannot follow %s", self.replica.id)
+            if self.replica.state is not ReplicaState.STOPPED:
+                await self._keeper_ended()
+
+    async def _follow_keeper(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(
+            self._run_file.socket_path, limit=MAX_LINE_BYTES
+        )
+        self._writer = writer
+        try:
+            async for line in reader:
+                await self._on_status(decode_line(line))
+        finally:
+            self._writer = None
+            writer.close()
+
+    async def _on_status(self, status: Json) -> None:
+        if status.get("event") != "status":
+            return
+        self.status = status
+        if status["state"] == "exited":
+            await self._on_exit(status)
+            return
+        state = _STATE_OF_STATUS[status["state"]]
+        if state is ReplicaState.READY and self._ready_since is None:
+            self._ready_since = time.monotonic()
+        await self._become(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
+
+    async def _become(self, state: ReplicaState, **changes: object) -> None:
+        changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
+        if changed != self.replica:
+            self.replica = changed
+            await self._reconciler.record(changed)
+
+    async def _keeper_ended(self) -> None:
+        """The keeper's last word is in its status file; without one, it was killed."""
+        status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
+        if status is None or status["state"] == "stopped":
+            await self._become(ReplicaState.STOPPED, pid=None)
+            return
+        lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
+        reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
+        await self._restart_or_give_up(reason, ())
+
+    async def _on_exit(self, status: Json) -> None:
+        if status["generation"] <= self._handled_generation:
+            return
+        self._handled_generation = status["generation"]
+        reason = ExitReason.from_json(status["exit"])
+        await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
+
+    async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
+        if not self._reconciler.serves(self.replica.environment):
+            return  # its launch, or its `down`, sees to it
+        now = time.monotonic()
+        self._exits.append(now)
+        decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
+        self._ready_since = None
+        match decision:
+            case RestartAfter(seconds=seconds):
+                await self._become(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
+                await asyncio.sleep(seconds)
+                if self._reconciler.serves(self.replica.environment):
+                    await self._start_again()
+            case GiveUp():
+                self.replica = replace(
+                    self.replica, state=ReplicaState.FAILED, pid=None, exit=reason.to_json()
+                )
+                await self._reconciler.gave_up(self.replica, reason, tail)
+
+    async def _start_again(self) -> None:
+        if self._writer is not None:
+            self._writer.write(encode_line({"op": "start"}))
+            await self._writer.drain()
+        else:
+            await asyncio.to_thread(run_files.revive, self._run_file)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon about itself: `/v1/status`, `/v1/info`, `/v1/health`, `/v1/stop`, `/metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from ..requests_db.records import Json
+from ..requests_db.states import RequestState
+from .api import Services, ServicesDep
+from .metrics import render_metrics
+from .routes_environments import environment_views
+from .routes_requests import waiting_for
+from .views import daemon_view, request_view
+
+ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
+MAX_ACTIVE = 200
+RECENT = 10
+
+router = APIRouter()
+root = APIRouter()
+
+
+@router.get("/status")
+async def status(services: ServicesDep) -> Json:
+    """The daemon, its environments, and the requests that are active or ended lately."""
+    store = services.store
+    active = await store.list_requests(states=ACTIVE, limit=MAX_ACTIVE)
+    ended = [state for state in RequestState if state.is_final]
+    recent = await store.list_requests(states=ended, limit=RECENT)
+    environments = await environment_views(services)
+    return {
+        "daemon": await _daemon(services, environments),
+        "environments": environments,
+        "requests": [request_view(r, waiting_for(services, r)) for r in [*active, *recent]],
+    }
+
+
+@router.get("/info")
+async def info(services: ServicesDep) -> Json:
+    """What was found on this machine, what is planned with it, and who works."""
+    executor = services.executor.status()
+    return {
+        "daemon": await _daemon(services, await environment_views(services)),
+        "limits": services.limits,
+        "plan": executor.plan,
+        "workers": [asdict(worker) for worker in executor.workers],
+        "settings": asdict(services.settings),
+    }
+
+
+@router.get("/health")
+async def health(services: ServicesDep) -> Json:
+    """Whether the daemon answers."""
+    return {"status": "ok", "version": services.identity["version"]}
+
+
+@router.post("/stop", status_code=202)
+async def stop(services: ServicesDep) -> Json:
+    """End the daemon. Environments go on; queued requests wait for the next one."""
+    services.stop()
+    return {"stopping": True, "pid": services.identity["pid"]}
+
+
+@root.get("/metrics")
+async def metrics(services: ServicesDep) -> PlainTextResponse:
+    """Prometheus' text format."""
+    counts = await services.store.counts()
+    environments = await environment_views(services)
+    workers = services.executor.status().workers
+    return PlainTextResponse(render_metrics(counts, environments, workers))
+
+
+async def _daemon(services: Services, environments: list[Json]) -> Json:
+    sessions = sum(environment["sessions"] for environment in environments)
+    return daemon_view(services.identity, await services.store.counts(), sessions)

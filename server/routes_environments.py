@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/environments`: what runs, where, how full it is, and what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from ..requests_db.records import Environment, Json
+from .api import Services, ServicesDep
+from .errors import NotFound
+from .routes_requests import TEXT, Tail
+from .streams import never_ends, text_stream
+from .views import environment_view
+
+router = APIRouter()
+
+
+@router.get("/environments")
+async def list_environments(services: ServicesDep, include_stopped: bool = False) -> Json:
+    """Every environment that is wanted, or that failed."""
+    return {"environments": await environment_views(services, include_stopped=include_stopped)}
+
+
+@router.get("/environments/{name}")
+async def get_environment(name: str, services: ServicesDep) -> Json:
+    """One environment."""
+    environment = await services.submitter.environment(name)
+    return {"environment": await _view(services, environment)}
+
+
+@router.get("/environments/{name}/logs")
+async def environment_logs(
+    name: str,
+    services: ServicesDep,
+    tail: Tail = None,
+    follow: bool = False,
+    replica: str | None = None,
+) -> StreamingResponse:
+    """What a replica prints, as text: the named one, or the youngest."""
+    environment = await services.submitter.environment(name)
+    path = _log_of(services, environment, replica)
+    ends = never_ends(services) if follow else None
+    return StreamingResponse(text_stream(services, path, tail=tail, ends=ends), media_type=TEXT)
+
+
+async def environment_views(services: Services, *, include_stopped: bool = False) -> list[Json]:
+    """All of them, by name."""
+    found = await services.store.environments(include_stopped=include_stopped)
+    return [await _view(services, environment) for environment in found]
+
+
+async def _view(services: Services, environment: Environment) -> Json:
+    replicas = await services.store.replicas(environment.name)
+    return environment_view(environment, replicas, services.reconciler.live)
+
+
+def _log_of(services: Services, environment: Environment, replica: str | None) -> Path:
+    folder = services.paths.environment_logs / environment.name
+    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    if replica is not None:
+        logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]
+    if not logs:
+        raise NotFound(
+            f"{environment.name} has no log yet",
+            f"its launch has one: openenv logs {environment.request_id}",
+        )
+    return logs[-1]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client that waits is sent: events and log lines, as they come.
+
+    hub ──▶ Subscription.wake ─┐
+    LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
+    daemon stops ──────────────┘
+
+Every item carries `<event seq>:<log offset>` as its id, so that a client that comes back with
+`Last-Event-ID` continues where it was, whatever happened in between. A stream of one request ends
+by itself after the final state and the last byte of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from ..requests_db.records import Event, Json, Request
+from ..requests_db.states import RequestState
+from .api import Services
+from .hub import Subscription
+from .log_streams import LogFile, offset_of_last_lines
+from .views import event_view, request_view
+
+KEEP_ALIVE_SECONDS = 15.0
+REPLAY_LIMIT = 1000
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a client has read."""
+
+    seq: int = 0
+    log_offset: int = 0
+
+    @classmethod
+    def parse(cls, last_event_id: str | None) -> Position:
+        """From `Last-Event-ID`; the beginning when it is absent or not ours."""
+        match = re.fullmatch(r"(\d+):(\d+)", last_event_id or "")
+        return cls(int(match[1]), int(match[2])) if match else cls()
+
+
+def sse(position: Position, event: str, data: Json) -> bytes:
+    """One server-sent event."""
+    head = f"id: {position.seq}:{position.log_offset}\nevent: {event}\ndata: ".encode()
+    return head + orjson.dumps(data) + b"\n\n"
+
+
+async def wait_until_final(services: Services, request: Request, seconds: float) -> Request:
+    """The request once it is final, or as it stands after `seconds`."""
+    if request.state.is_final:
+        return request
+    with services.hub.subscribe(request_id=request.id) as subscription:
+        # Looked up after subscribing: a final state in between is in one or the other.
+        request = await services.submitter.find(request.id)
+        try:
+            async with asyncio.timeout(seconds):
+                while not request.state.is_final:
+                    if any(_is_final(event) for event in await subscription.next()):
+                        request = await services.submitter.find(request.id)
+        except TimeoutError:
+            request = await services.submitter.find(request.id)
+    return request
+
+
+async def request_stream(
+    services: Services, request: Request, position: Position, *, logs: bool
+) -> AsyncIterator[bytes]:
+    """States, progress and log lines of one request, until it is final."""
+    log = LogFile(services.paths.request_log(request.id), position.log_offset)
+    with ExitStack() as stack:
+        subscription = stack.enter_context(services.hub.subscribe(request_id=request.id))
+        if logs and not request.state.is_final:
+            stack.enter_context(services.logs.follow(log.path, subscription.wake))
+        events = await services.store.events_after(
+            position.seq, request_id=request.id, limit=REPLAY_LIMIT
+        )
+        current = await services.submitter.find(request.id)
+        if position.seq == 0:
+            position.seq = max((event.seq for event in events), default=0)
+            yield sse(position, "state", request_view(current))
+            events = []
+        while True:
+            final = current.state.is_final or any(_is_final(event) for event in events)
+            if logs:
+                for text in log.read_all() if final else filter(None, [log.read()]):
+                    position.log_offset = log.offset
+                    yield sse(position, "log", {"text": text})
+            for event in events:
+                if event.seq > position.seq:
+                    position.seq = event.seq
+                    yield await _render(services, position, event)
+            if final or services.stopping.is_set() or subscription.lagged:
+                return
+            events = []
+            while not events and not subscription.wake.is_set():
+                if not await _woken(subscription):
+                    yield b": still here\n\n"
+            subscription.wake.clear()
+            events = subscription.take()
+
+
+async def everything_stream(services: Services, position: Position) -> AsyncIterator[bytes]:
+    """Every event, for whoever draws a picture of the whole."""
+    with services.hub.subscribe() as subscription:
+        position.seq = position.seq or await services.store.last_seq()
+        events = await services.store.events_after(position.seq, limit=REPLAY_LIMIT)
+        yield b": listening\n\n"
+        while not services.stopping.is_set() and not subscription.lagged:
+            for event in events:
+                if event.seq > position.seq:
+                    position.seq = event.seq
+                    yield sse(position, "change", event_view(event))
+            if not await _woken(subscription):
+                yield b": still here\n\n"
+            subscription.wake.clear()
+            events = subscription.take()
+
+
+async def text_stream(
+    services: Services, path: Path, *, tail: int | None, ends: AsyncIterator[None] | None
+) -> AsyncIterator[str]:
+    """A log as text: its last `tail` lines; followed until `ends` does, when that is given."""
+    log = LogFile(path, 0 if tail is None else offset_of_last_lines(path, tail))
+    if ends is None:
+        for text in log.read_all():
+            yield text
+        return
+    wake = asyncio.Event()
+    ended = asyncio.Event()
+    with services.logs.follow(path, wake):
+        watcher = asyncio.create_task(_exhaust(ends, ended, wake))
+        try:
+            while not (ended.is_set() or services.stopping.is_set()):
+                while text := log.read():
+                    yield text
+                await wake.wait()
+                wake.clear()
+            for text in log.read_all():
+                yield text
+        finally:
+            watcher.cancel()
+
+
+async def request_ends(services: Services, request: Request) -> AsyncIterator[None]:
+    """Ends when the request is final."""
+    while not (await wait_until_final(services, request, KEEP_ALIVE_SECONDS)).state.is_final:
+        yield
+
+
+async def never_ends(services: Services) -> AsyncIterator[None]:
+    """Ends with the daemon."""
+    await services.stopping.wait()
+    return
+    yield
+
+
+async def _exhaust(ends: AsyncIterator[None], ended: asyncio.Event, wake: asyncio.Event) -> None:
+    async for _ in ends:
+        pass
+    ended.set()
+    wake.set()
+
+
+async def _render(services: Services, position: Position, event: Event) -> bytes:
+    if event.kind == "request.state" and event.request_id is not None:
+        request = await services.submitter.find(event.request_id)
+        # The row may be ahead of the event: a client must see the states in their order.
+        view = request_view(request)
+        if not _is_final(event):
+            view = {**view, "state": event.data["state"], "result": None, "error": None}
+        return sse(position, "state", view)
+    return sse(position, "progress", event.data)
+
+
+async def _woken(subscription: Subscription) -> bool:
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            await subscription.wake.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _is_final(event: Event) -> bool:
+    return event.kind == "request.state" and RequestState(event.data["state"]).is_final
