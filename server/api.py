@@ -87,7 +87,7 @@ async def _answer_validation_error(request: Request, exc: Exception) -> JSONResp
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
     # The body's path starts with `body`, the operation's tag, `payload`: noise to a reader.
-    path = [str(part) for part in first["loc"][1:] if part not in ("payload",)]
+    path = [str(part) for part in first["loc"][1:] if part != "payload"]
     field = ".".join(path[1:] if len(path) > 1 else path)
     message = f"{field}: {first['msg']}" if field else first["msg"]
     return await _answer_api_error(

@@ -25,7 +25,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -35,6 +34,7 @@ from typing import Any
 
 import psutil
 import uvicorn
+import uvloop
 from filelock import FileLock, Timeout
 from setproctitle import setproctitle
 
@@ -66,8 +66,8 @@ DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
 def run(paths: Paths, settings: Settings, ready_fd: int | None) -> int:
     """Be the daemon until told to stop. Returns the exit code."""
     try:
-        with _hold_lock(paths):
-            asyncio.run(_Daemon(paths, settings, ready_fd).main(), loop_factory=_new_loop)
+        with _hold_lock(paths), asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_Daemon(paths, settings, ready_fd).main())
     except DaemonError as exc:
         _tell(ready_fd, exc.to_json())
         log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
@@ -317,10 +317,6 @@ def _new_server(app: Any, settings: Settings) -> _Server:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
     return uvloop.new_event_loop()
 
 

@@ -45,8 +45,13 @@ class LogFile:
         self.offset += len(data)
         return data.decode("utf-8", "replace")
 
+    def read_lines(self) -> Iterator[str]:
+        """The whole lines that have come, in pieces."""
+        while text := self.read():
+            yield text
+
     def read_all(self) -> Iterator[str]:
-        """Everything up to the end, in pieces."""
+        """Everything up to the end, the unfinished line too, in pieces."""
         while text := self.read(final=True):
             yield text
 

@@ -15,9 +15,9 @@ from .api import Services, ServicesDep
 from .schemas import Submit, submit_union
 from .streams import (
     Position,
+    RequestStream,
     everything_stream,
     request_ends,
-    request_stream,
     text_stream,
     wait_until_final,
 )
@@ -85,8 +85,8 @@ async def events(
 ) -> StreamingResponse:
     """Server-sent events of one request: `state`, `progress` and `log`, until it is final."""
     request = await services.submitter.find(request_id)
-    stream = request_stream(services, request, Position.parse(last_event_id), logs=logs)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    stream = RequestStream(services, request, Position.parse(last_event_id), logs=logs)
+    return StreamingResponse(stream.items(), media_type="text/event-stream")
 
 
 @router.get("/requests/{request_id}/logs")

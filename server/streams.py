@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from .log_streams import LogFile, offset_of_last_lines
 from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE = b": still here\n\n"
 REPLAY_LIMIT = 1000
 
 
@@ -69,41 +70,74 @@ async def wait_until_final(services: Services, request: Request, seconds: float)
     return request
 
 
-async def request_stream(
-    services: Services, request: Request, position: Position, *, logs: bool
-) -> AsyncIterator[bytes]:
+class RequestStream:
     """States, progress and log lines of one request, until it is final."""
-    log = LogFile(services.paths.request_log(request.id), position.log_offset)
-    with ExitStack() as stack:
-        subscription = stack.enter_context(services.hub.subscribe(request_id=request.id))
-        if logs and not request.state.is_final:
-            stack.enter_context(services.logs.follow(log.path, subscription.wake))
-        events = await services.store.events_after(
-            position.seq, request_id=request.id, limit=REPLAY_LIMIT
+
+    def __init__(
+        self, services: Services, request: Request, position: Position, *, logs: bool
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._position = position
+        self._log = LogFile(services.paths.request_log(request.id), position.log_offset)
+        self._logs = logs
+
+    async def items(self) -> AsyncIterator[bytes]:
+        """Server-sent events, each with its place in the stream."""
+        with ExitStack() as stack:
+            subscription = self._subscribe(stack)
+            events, first = await self._catch_up()
+            for item in first:
+                yield item
+            while not self._ends(events, subscription):
+                async for item in self._turn(events, final=False):
+                    yield item
+                while not subscription.wake.is_set():
+                    if not await _woken(subscription):
+                        yield KEEP_ALIVE
+                subscription.wake.clear()
+                events = subscription.take()
+            async for item in self._turn(events, final=True):
+                yield item
+
+    def _subscribe(self, stack: ExitStack) -> Subscription:
+        hub = self._services.hub
+        subscription = stack.enter_context(hub.subscribe(request_id=self._request.id))
+        if self._logs and not self._request.state.is_final:
+            follow = self._services.logs.follow(self._log.path, subscription.wake)
+            stack.enter_context(follow)
+        return subscription
+
+    async def _catch_up(self) -> tuple[list[Event], list[bytes]]:
+        """What a client that comes back has missed; a new one is told how things stand."""
+        events = await self._services.store.events_after(
+            self._position.seq, request_id=self._request.id, limit=REPLAY_LIMIT
         )
-        current = await services.submitter.find(request.id)
-        if position.seq == 0:
-            position.seq = max((event.seq for event in events), default=0)
-            yield sse(position, "state", request_view(current))
-            events = []
-        while True:
-            final = current.state.is_final or any(_is_final(event) for event in events)
-            if logs:
-                for text in log.read_all() if final else filter(None, [log.read()]):
-                    position.log_offset = log.offset
-                    yield sse(position, "log", {"text": text})
-            for event in events:
-                if event.seq > position.seq:
-                    position.seq = event.seq
-                    yield await _render(services, position, event)
-            if final or services.stopping.is_set() or subscription.lagged:
-                return
-            events = []
-            while not events and not subscription.wake.is_set():
-                if not await _woken(subscription):
-                    yield b": still here\n\n"
-            subscription.wake.clear()
-            events = subscription.take()
+        # Looked up after subscribing: a final state in between is in one or the other.
+        self._request = await self._services.submitter.find(self._request.id)
+        if self._position.seq:
+            return events, []
+        self._position.seq = max((event.seq for event in events), default=0)
+        return [], [sse(self._position, "state", request_view(self._request))]
+
+    def _ends(self, events: list[Event], subscription: Subscription) -> bool:
+        over = self._request.state.is_final or any(_is_final(event) for event in events)
+        return over or self._services.stopping.is_set() or subscription.lagged
+
+    async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[bytes]:
+        """The log first: what an operation printed before it ended comes before its end."""
+        for text in self._new_text(final):
+            self._position.log_offset = self._log.offset
+            yield sse(self._position, "log", {"text": text})
+        for event in events:
+            if event.seq > self._position.seq:
+                self._position.seq = event.seq
+                yield await _render(self._services, self._position, event)
+
+    def _new_text(self, final: bool) -> Iterator[str]:
+        if not self._logs:
+            return iter(())
+        return self._log.read_all() if final else self._log.read_lines()
 
 
 async def everything_stream(services: Services, position: Position) -> AsyncIterator[bytes]:
@@ -118,7 +152,7 @@ async def everything_stream(services: Services, position: Position) -> AsyncIter
                     position.seq = event.seq
                     yield sse(position, "change", event_view(event))
             if not await _woken(subscription):
-                yield b": still here\n\n"
+                yield KEEP_ALIVE
             subscription.wake.clear()
             events = subscription.take()
 
@@ -138,7 +172,7 @@ async def text_stream(
         watcher = asyncio.create_task(_exhaust(ends, ended, wake))
         try:
             while not (ended.is_set() or services.stopping.is_set()):
-                while text := log.read():
+                for text in log.read_lines():
                     yield text
                 await wake.wait()
                 wake.clear()

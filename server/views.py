@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+
 from ..processes.exit_reason import ExitReason
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import ReplicaState, RequestState
