@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading logs from the end, and following them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from openenvd.server.log_streams import LogFile, LogWatcher, offset_of_last_lines
+
+
+@pytest.mark.parametrize(
+    ("content", "count", "tail"),
+    [
+        (b"", 3, b""),
+        (b"one\n", 3, b"one\n"),
+        (b"one\ntwo\nthree\n", 2, b"two\nthree\n"),
+        (b"one\ntwo\nthree", 2, b"two\nthree"),
+        (b"one\ntwo\nthree", 1, b"three"),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"one\ntwo\n", 2, b"one\ntwo\n"),
+    ],
+)
+def test_the_last_lines_begin_where_they_begin(
+    tmp_path: Path, content: bytes, count: int, tail: bytes
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert content[offset_of_last_lines(path, count) :] == tail
+
+
+def test_the_last_lines_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = [f"line {number} {'x' * 90}\n".encode() for number in range(5000)]
+    path.write_bytes(b"".join(lines))
+    assert path.read_bytes()[offset_of_last_lines(path, 1500) :] == b"".join(lines[-1500:])
+
+
+def test_no_lines_means_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    assert offset_of_last_lines(path, 0) == 8
+
+
+def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
+    assert offset_of_last_lines(tmp_path / "none", 5) == 0
+    assert LogFile(tmp_path / "none").read() == ""
+
+
+def test_an_unfinished_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LogFile(path)
+    path.write_bytes(b"whole\nhal")
+    assert log.read() == "whole\n"
+    path.write_bytes(b"whole\nhalf\n")
+    assert log.read() == "half\n"
+
+
+def test_the_end_of_a_log_includes_its_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"whole\nhal")
+    assert "".join(LogFile(path).read_all()) == "whole\nhal"
+
+
+def test_a_line_longer_than_one_read_still_arrives(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 600_000 + b"\n")
+    assert len("".join(LogFile(path).read_all())) == 600_001
+
+
+def test_a_log_that_was_cut_is_read_on_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    log = LogFile(path)
+    log.read()
+    path.write_bytes(b"cut\n")
+    assert log.read() == ""
+    with path.open("ab") as file:
+        file.write(b"three\n")
+    assert log.read() == "three\n"
+
+
+@pytest.fixture
+async def watcher() -> AsyncIterator[LogWatcher]:
+    made = LogWatcher(asyncio.get_running_loop())
+    yield made
+    made.close()
+
+
+async def test_a_follower_is_woken_by_a_write(tmp_path: Path, watcher: LogWatcher) -> None:
+    path, wake = tmp_path / "log", asyncio.Event()
+    with watcher.follow(path, wake):
+        path.write_bytes(b"one\n")
+        await asyncio.wait_for(wake.wait(), 10)
+
+
+async def test_a_follower_is_not_woken_by_its_neighbour(
+    tmp_path: Path, watcher: LogWatcher
+) -> None:
+    mine, other = asyncio.Event(), asyncio.Event()
+    with watcher.follow(tmp_path / "a", mine), watcher.follow(tmp_path / "b", other):
+        (tmp_path / "b").write_bytes(b"one\n")
+        await asyncio.wait_for(other.wait(), 10)
+        assert not mine.is_set()
+
+
+async def test_two_followers_of_one_log_are_both_woken(tmp_path: Path, watcher: LogWatcher) -> None:
+    first, second, path = asyncio.Event(), asyncio.Event(), tmp_path / "log"
+    with watcher.follow(path, first):
+        with watcher.follow(path, second):
+            pass
+        with watcher.follow(path, second):
+            path.write_bytes(b"one\n")
+            await asyncio.wait_for(asyncio.gather(first.wait(), second.wait()), 10)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reconciler's decisions: plain values in, one step out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState
+from openenvd.server.reconciler import Step, next_step, observed_state
+
+S = EnvironmentState
+R = RequestState
+
+
+@pytest.mark.parametrize(
+    ("launch", "step"),
+    [
+        (R.PENDING, Step.QUEUED),
+        (R.RUNNING, Step.STARTING),
+        (R.SUCCEEDED, Step.SERVE),
+        (R.FAILED, Step.ABANDON),
+        (R.CANCELLED, Step.CALL_OFF),
+        (None, Step.SERVE),  # its request has been collected, so it had succeeded
+    ],
+)
+@pytest.mark.parametrize("state", [S.PENDING, S.STARTING, S.READY, S.DEGRADED])
+def test_a_live_environment_follows_its_launch(
+    state: EnvironmentState, launch: RequestState | None, step: Step
+) -> None:
+    assert next_step(state, launch, None) is step
+
+
+@pytest.mark.parametrize(
+    ("down", "step"),
+    [
+        (R.PENDING, Step.NOTHING),
+        (R.RUNNING, Step.NOTHING),
+        (R.SUCCEEDED, Step.RETIRE),
+        (R.FAILED, Step.STUCK),
+    ],
+)
+def test_a_stopping_environment_follows_its_down(down: RequestState, step: Step) -> None:
+    assert next_step(S.STOPPING, R.SUCCEEDED, down) is step
+
+
+def test_a_cancelled_down_leaves_the_environment_serving() -> None:
+    assert next_step(S.STOPPING, R.SUCCEEDED, R.CANCELLED) is Step.SERVE
+
+
+@pytest.mark.parametrize(
+    ("launch", "down"), list(product([None, *RequestState], [None, *RequestState]))
+)
+@pytest.mark.parametrize("state", [S.FAILED, S.STOPPED])
+def test_nothing_is_due_for_an_environment_that_has_ended(
+    state: EnvironmentState, launch: RequestState | None, down: RequestState | None
+) -> None:
+    assert next_step(state, launch, down) is Step.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("replicas", "state"),
+    [
+        ([ReplicaState.READY], S.READY),
+        ([ReplicaState.READY, ReplicaState.READY], S.READY),
+        ([ReplicaState.READY, ReplicaState.BACKING_OFF], S.DEGRADED),
+        ([ReplicaState.READY, ReplicaState.FAILED], S.DEGRADED),
+        ([ReplicaState.STARTING], S.DEGRADED),
+        ([ReplicaState.FAILED, ReplicaState.FAILED], S.FAILED),
+        ([ReplicaState.STOPPED], S.FAILED),
+        ([], S.FAILED),
+    ],
+)
+def test_an_environment_is_what_its_replicas_make_of_it(
+    replicas: list[ReplicaState], state: EnvironmentState
+) -> None:
+    assert observed_state(replicas) is state
