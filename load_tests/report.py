@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every load test shares: a daemon of its own, a table with spread, and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPENENV = str(Path(sys.executable).with_name("openenv"))
+
+
+@dataclass
+class Measure:
+    """One line of the table: repeated values of one quantity."""
+
+    name: str
+    unit: str
+    values: list[float]
+
+    def row(self) -> str:
+        low, middle, high = min(self.values), statistics.median(self.values), max(self.values)
+        return f"  {self.name:<52} {middle:>10.4g} {self.unit:<5} ({low:.4g} to {high:.4g})"
+
+
+@dataclass
+class Report:
+    """What a load test found."""
+
+    title: str
+    measures: list[Measure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, unit: str, values: Sequence[float]) -> Measure:
+        """Another line."""
+        measure = Measure(name, unit, list(values))
+        self.measures.append(measure)
+        return measure
+
+    def ratio(self, name: str, over: Measure, under: Measure) -> Measure:
+        """`over` against `under`, pair by pair, so that a drifting machine cancels out."""
+        pairs = zip(over.values, under.values, strict=True)
+        return self.add(name, "x", [a / b for a, b in pairs])
+
+    def note(self, text: str) -> None:
+        """A sentence below the table."""
+        self.notes.append(text)
+
+    def finish(self, json_path: str | None) -> None:
+        """Print the table, write the JSON."""
+        print(f"{self.title}\n  {_machine_line()}")
+        print(f"  {'':<52} {'median':>10}       (min to max)")
+        for measure in self.measures:
+            print(measure.row())
+        for note in self.notes:
+            print(f"  {note}")
+        if json_path:
+            content = {**asdict(self), "machine": machine()}
+            Path(json_path).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What this ran on."""
+    return {
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _machine_line() -> str:
+    facts = machine()
+    return (
+        f"{facts['cores']} cores, {facts['memory_gb']} GB, {facts['system']}, "
+        f"Python {facts['python']}, load {facts['load']:.1f}"
+    )
+
+
+def parse_arguments(description: str, repetitions: int) -> argparse.Namespace:
+    """`--repetitions` and `--json`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    return parser.parse_args()
+
+
+@contextmanager
+def daemon() -> Iterator[dict[str, str]]:
+    """A daemon in a home of its own; yields the environment that reaches it."""
+    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
+        environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
+        subprocess.run([OPENENV, "up"], env=environ, check=True, capture_output=True)
+        try:
+            yield environ
+        finally:
+            subprocess.run(
+                [OPENENV, "down", "--all"], env=environ, check=False, capture_output=True
+            )
+            subprocess.run([OPENENV, "stop"], env=environ, check=True, capture_output=True)
+
+
+@dataclass
+class Run:
+    """One finished command."""
+
+    seconds: float
+    peak_bytes: int
+    output: str
+
+
+def run(command: Sequence[str], environ: dict[str, str] | None = None) -> Run:
+    """Run a command to its end, with the operating system's own account of it."""
+    started = time.perf_counter()
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return Run(seconds, _peak_bytes(usage), output.decode())
+
+
+def _peak_bytes(usage: resource.struct_rusage) -> int:
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
