@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed command, against a real daemon in a home of its own, leaving nothing behind.
+
+Upstream's package comes from the package index into a virtual environment of its own, kept between
+runs (`OPENENVD_SMOKE_CACHE`, or the user's cache folder), and made by the `uv` that we depend on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from filelock import FileLock
+from platformdirs import user_cache_path
+from uv import find_uv_bin
+
+OPENENV = str(Path(sys.executable).with_name("openenv"))
+UPSTREAM_REQUIREMENT = "openenv==0.10.0"
+GRACE_SECONDS = 10.0
+
+
+@dataclass
+class Answer:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def text(self) -> str:
+        """Both streams, for an assertion's message."""
+        return f"exit {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+@dataclass
+class Machine:
+    """One user on one machine: a home, and the command."""
+
+    home: Path
+    environ: dict[str, str]
+    background: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def run(self, *arguments: str, timeout: float = 120, cwd: Path | None = None) -> Answer:
+        """`openenv ARGUMENTS`, to its end."""
+        done = subprocess.run(
+            [OPENENV, *arguments],
+            env=self.environ,
+            cwd=cwd or self.home.parent,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str, timeout: float = 120, cwd: Path | None = None) -> Answer:
+        """The same, where anything but success is a failure of the test."""
+        answer = self.run(*arguments, timeout=timeout, cwd=cwd)
+        assert answer.code == 0, answer.text
+        return answer
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`openenv ARGUMENTS`, in the background, in a process group of its own."""
+        process = subprocess.Popen(
+            [OPENENV, *arguments],
+            env=self.environ,
+            cwd=self.home.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.background.append(process)
+        return process
+
+    def status(self, *arguments: str) -> Any:
+        return self.ok("status", *arguments, "--json").json
+
+    def environment(self, name: str) -> dict[str, Any]:
+        found = [e for e in self.status()["environments"] if e["name"] == name]
+        assert found, f"{name} is not listed"
+        environment: dict[str, Any] = found[0]
+        return environment
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        answer = self.ok("status", request_id, "--json").json
+        request: dict[str, Any] = answer["requests"][0]
+        return request
+
+    @property
+    def daemon_pid(self) -> int:
+        return int(json.loads((self.home / "daemon.json").read_text())["pid"])
+
+    def kill_daemon(self) -> None:
+        """`kill -9`, and wait until it is gone."""
+        process = psutil.Process(self.daemon_pid)
+        process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([process], timeout=GRACE_SECONDS)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that was started for this home."""
+        return [p for p in psutil.process_iter() if self._is_ours(p)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("OPENENV_HOME") == str(self.home)
+        except psutil.Error:
+            return False
+
+
+def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
+    """Wait for something outside that offers no event to wait on."""
+    deadline = time.monotonic() + within
+    while not check():
+        assert time.monotonic() < deadline, f"not within {within} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A home with nothing in it; everything that it started is gone afterwards."""
+    home = tmp_path / "home"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
+    made = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
+    yield made
+    for process in made.background:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    if (home / "daemon.json").exists():
+        made.run("down", "--all")
+        made.run("stop")
+    left = made.processes()
+    _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
+    told = [f"{p.pid} {p.cmdline()}" for p in alive if p.is_running()]
+    for process_left in alive:
+        process_left.kill()
+    assert not told, f"left running: {told}"
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Path:
+    """A Python that has upstream's `openenv` from the package index."""
+    named = os.environ.get("OPENENVD_SMOKE_CACHE")
+    cache = Path(named) if named else user_cache_path("openenvd-smoke")
+    folder = cache / UPSTREAM_REQUIREMENT.replace("==", "-")
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / "upstream.lock"):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            uv = find_uv_bin()
+            subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
+            python = folder / "bin" / "python"
+            install = [uv, "pip", "install", "-q", "--python", str(python), UPSTREAM_REQUIREMENT]
+            subprocess.run(install, check=True)
+            (folder / "complete").touch()
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def project(upstream: Path, tmp_path: Path) -> Path:
+    """A project as upstream's own `openenv init` makes it."""
+    command = [
+        str(upstream.with_name("openenv")),
+        "init",
+        "my_env",
+        "-o",
+        str(tmp_path / "projects"),
+    ]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    return tmp_path / "projects" / "my_env"
+
+
+@pytest.fixture
+def write_environment(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a `module:Class` environment from source; returns what to launch, from `tmp_path`."""
+
+    def write(source: str) -> str:
+        (tmp_path / "sample_env.py").write_text(source)
+        return "sample_env:Sample"
+
+    return write

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon is killed, started twice, finds stale files, a read-only folder, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import OPENENV, Machine, eventually
+from .test_main_job import say_hello
+
+FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
+
+
+def test_a_killed_daemon_loses_no_request_and_no_environment(machine: Machine) -> None:
+    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "2"
+    machine.ok("launch", "echo", "--name", "before")
+    before = machine.environment("before")
+    ids = [
+        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip()
+        for n in range(10)
+    ]
+    machine.kill_daemon()
+    say_hello(before["address"])  # running environments answer while no daemon lives
+    machine.ok("up")
+    for request_id in ids:
+        machine.run("wait", request_id)
+    requests = {r["id"]: r for r in machine.ok("requests", "--json").json["requests"]}
+    assert {requests[i]["state"] for i in ids} <= FINAL
+    after = machine.environment("before")
+    assert (after["state"], after["address"]) == ("READY", before["address"])
+    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
+    say_hello(after["address"])
+    # None ran twice: every environment has exactly the one replica that is listed, and no other.
+    listed = {r["pid"] for e in machine.status()["environments"] for r in e["replicas"]}
+    served = {p.pid for p in machine.processes() if _serves_sessions(p)}
+    assert served == listed
+
+
+def _serves_sessions(process: psutil.Process) -> bool:
+    try:
+        return "OPENENVD_HOST_CONFIG" in process.environ() and not _is_keeper(process)
+    except psutil.Error:
+        return False
+
+
+def _is_keeper(process: psutil.Process) -> bool:
+    return "keeper" in " ".join(process.cmdline())
+
+
+def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
+    machine.ok("check")
+    daemon = psutil.Process(machine.daemon_pid)
+    below = daemon.children(recursive=True)
+    assert below
+    machine.kill_daemon()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == []
+
+
+def test_a_stopped_daemon_leaves_environments_to_the_next(machine: Machine) -> None:
+    machine.ok("launch", "echo")
+    before = machine.environment("echo")
+    machine.ok("stop")
+    say_hello(before["address"])
+    machine.ok("up")
+    after = machine.environment("echo")
+    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
+
+
+def test_a_replica_that_dies_is_replaced_and_says_why(machine: Machine) -> None:
+    machine.ok("launch", "echo")
+    pid = machine.environment("echo")["replicas"][0]["pid"]
+    psutil.Process(pid).kill()
+    eventually(
+        lambda: (
+            (r := machine.environment("echo")["replicas"][0])["state"] == "READY"
+            and r["pid"] != pid
+        )
+    )
+    replica = machine.environment("echo")["replicas"][0]
+    assert replica["restarts"] == 1
+    assert "SIGKILL" in replica["message"]
+    assert "memory" not in replica["message"]
+    say_hello(machine.environment("echo")["address"])
+
+
+def test_a_replica_that_died_while_no_daemon_lived_is_replaced(machine: Machine) -> None:
+    machine.ok("launch", "echo")
+    environment = machine.environment("echo")
+    machine.kill_daemon()
+    psutil.Process(environment["replicas"][0]["pid"]).kill()
+    machine.ok("up")
+    eventually(lambda: machine.environment("echo")["state"] == "READY")
+    say_hello(environment["address"])
+
+
+def test_a_keeper_that_is_killed_is_replaced(machine: Machine) -> None:
+    machine.ok("launch", "echo")
+    environment = machine.environment("echo")
+    server = psutil.Process(environment["replicas"][0]["pid"])
+    keeper = server.parent()
+    assert keeper is not None
+    keeper.kill()
+    psutil.wait_procs([server], timeout=10)
+    eventually(
+        lambda: (
+            machine.environment("echo")["state"] == "READY"
+            and machine.environment("echo")["replicas"][0]["pid"] != server.pid
+        )
+    )
+    say_hello(environment["address"])
+
+
+def test_two_starts_at_once_make_one_daemon(machine: Machine) -> None:
+    starts = [machine.start("up", "--json") for _ in range(4)]
+    answers = [start.communicate(timeout=60) for start in starts]
+    assert [start.returncode for start in starts] == [0] * 4, answers
+    pids = {p.pid for p in machine.processes() if p.name().startswith("openenvd: daemo")}
+    assert len(pids) <= 1
+    assert machine.daemon_pid
+
+
+def test_a_stale_daemon_file_is_no_daemon(machine: Machine) -> None:
+    machine.ok("up")
+    identity = json.loads((machine.home / "daemon.json").read_text())
+    machine.kill_daemon()
+    assert (machine.home / "daemon.json").exists()
+    identity["pid"] = os.getpid()  # a pid that lives, and is not the daemon
+    (machine.home / "daemon.json").write_text(json.dumps(identity))
+    machine.ok("up")
+    assert machine.daemon_pid != os.getpid()
+    machine.ok("stop")
+    assert psutil.pid_exists(os.getpid())
+
+
+def test_up_ends_when_its_output_is_a_pipe(machine: Machine) -> None:
+    piped = subprocess.run(
+        f"'{OPENENV}' up | cat", shell=True, env=machine.environ, timeout=30, capture_output=True
+    )
+    assert piped.returncode == 0
+    assert b"http://127.0.0.1:" in piped.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere; see the file below")
+def test_a_folder_that_cannot_be_written_is_named(machine: Machine) -> None:
+    machine.home.mkdir(mode=0o500)
+    answer = machine.run("up")
+    assert answer.code == 3
+    assert str(machine.home) in answer.err
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(machine: Machine) -> None:
+    machine.home.write_text("a file where the folder should be")
+    answer = machine.run("up")
+    assert answer.code == 3, answer.text
+    assert str(machine.home) in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_taken_port_is_named_with_the_pid(machine: Machine, tmp_path: Path) -> None:
+    machine.ok("up")
+    port = json.loads((machine.home / "daemon.json").read_text())["port"]
+    other = {**machine.environ, "OPENENV_HOME": str(tmp_path / "other")}
+    done = subprocess.run(
+        [OPENENV, "up", "--port", str(port)],
+        env=other,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert str(port) in done.stderr
+    assert str(machine.daemon_pid) in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 8 MB, where the machine lets us make one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_clearly_and_is_survived(machine: Machine, small_disk: Path) -> None:
+    machine.home = small_disk / "home"
+    machine.environ["OPENENV_HOME"] = str(machine.home)
+    machine.ok("launch", "echo")
+    address = machine.environment("echo")["address"]
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space"):
+        filler.write_bytes(b"x" * (8 << 20))
+    refused = None
+    for number in range(200):  # the database may have some pages to spare
+        refused = machine.run("launch", "--async", "echo", "--name", f"echo-{number}")
+        if refused.code != 0:
+            break
+    assert refused is not None
+    assert refused.code == 1, refused.text
+    assert "full" in refused.err
+    say_hello(address)
+    filler.unlink()
+    for request in machine.status()["requests"]:
+        machine.run("wait", request["id"])
+    machine.ok("launch", "echo", "--name", "afterwards")
+    machine.ok("down", "--all")
+    machine.ok("stop")

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job: up, launch, status, logs, down; queued, waited for, cancelled."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import OPENENV, Machine, eventually
+
+SAY_HELLO = Path(__file__).with_name("say_hello.py")
+SLOW_TO_START = """
+import time
+from openenvd.envs.echo import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    pass
+
+time.sleep(120)
+"""
+
+
+def say_hello(address: str) -> None:
+    subprocess.run([sys.executable, str(SAY_HELLO), address], check=True, timeout=60)
+
+
+def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Machine) -> None:
+    answer = machine.ok("launch", "echo")
+    environment = machine.environment("echo")
+    assert environment["address"] in answer.out
+    assert "GenericEnvClient" in answer.out
+    say_hello(environment["address"])
+
+
+def test_launch_json_ends_with_the_environment(machine: Machine) -> None:
+    answer = machine.ok("launch", "echo", "--json").json
+    assert answer["environment"]["state"] == "READY"
+    assert answer["environment"]["name"] == "echo"
+    say_hello(answer["environment"]["address"])
+
+
+def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> None:
+    ids = [
+        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(6)
+    ]
+    states = {r["id"]: r["state"] for r in machine.status()["requests"]}
+    assert set(ids) <= set(states)
+    machine.ok("wait", *ids)
+    names = {e["name"]: e for e in machine.status()["environments"]}
+    assert set(names) == {f"echo-{n}" for n in range(6)}
+    assert len({e["address"] for e in names.values()}) == 6
+    for environment in names.values():
+        say_hello(environment["address"])
+
+
+def test_async_json_is_the_request_id_alone(machine: Machine) -> None:
+    answer = machine.ok("launch", "--async", "--json", "echo").json
+    assert list(answer) == ["request_id"]
+    machine.ok("wait", answer["request_id"])
+
+
+def test_status_of_one_environment_and_of_one_request(machine: Machine) -> None:
+    request_id = machine.ok("launch", "--async", "echo").out.strip()
+    machine.ok("wait", request_id)
+    by_name = machine.status("echo")
+    assert [e["name"] for e in by_name["environments"]] == ["echo"]
+    assert machine.request(request_id)["state"] == "SUCCEEDED"
+    assert machine.request(request_id[:6])["id"] == request_id
+
+
+def test_logs_are_followed_from_another_process(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+    request_id = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
+    follower = machine.start("logs", request_id, "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline()
+    machine.ok("cancel", request_id)
+    assert follower.wait(timeout=30) is not None
+    assert machine.request(request_id)["state"] == "CANCELLED"
+
+
+def test_a_running_launch_is_cancelled_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+    request_id = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
+    eventually(lambda: machine.request(request_id)["state"] == "RUNNING")
+    machine.ok("cancel", request_id)
+    assert machine.run("wait", request_id).code == 1
+    assert machine.request(request_id)["state"] == "CANCELLED"
+    eventually(lambda: not [e for e in machine.status()["environments"] if e["name"] == "slow"])
+    machine.ok("launch", "echo", "--name", "slow")  # its name is free again
+
+
+def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
+    first = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
+    eventually(lambda: machine.request(first)["state"] == "RUNNING")
+    second = machine.ok("launch", "--async", "echo").out.strip()
+    pending = machine.request(second)
+    assert (pending["state"], bool(pending["waiting"])) == ("PENDING", True)
+    machine.ok("cancel", second)
+    assert machine.request(second)["state"] == "CANCELLED"
+    machine.ok("check")  # a SHORT request is answered in a full house
+    machine.ok("cancel", first)
+
+
+def test_down_takes_an_environment_down_and_frees_its_name_and_port(machine: Machine) -> None:
+    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    machine.ok("down", "echo")
+    assert machine.status()["environments"] == []
+    port = address.rpartition(":")[2]
+    again = machine.ok("launch", "echo", "--port", port, "--json").json
+    assert again["environment"]["address"] == address
+    machine.ok("down", "--all")
+    assert machine.status()["environments"] == []
+
+
+def test_replicas_share_one_address(machine: Machine) -> None:
+    machine.ok("launch", "echo", "--replicas", "3")
+    environment = machine.environment("echo")
+    assert [r["state"] for r in environment["replicas"]] == ["READY"] * 3
+    assert len({r["pid"] for r in environment["replicas"]}) == 3
+    say_hello(environment["address"])
+
+
+def test_interrupting_a_launch_detaches_and_says_how_to_come_back(
+    machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+    machine.ok("up")
+    launch = machine.start("launch", "slow_env:Sample", "--name", "slow")
+    eventually(lambda: [r for r in machine.status()["requests"] if r["state"] == "RUNNING"])
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=30)
+    assert launch.returncode == 130
+    assert "openenv logs -f" in err
+    [request] = [r for r in machine.status()["requests"] if r["operation"] == "launch"]
+    assert request["state"] == "RUNNING"
+    machine.ok("cancel", request["id"])
+
+
+def test_the_same_command_under_the_name_nobody_else_owns(machine: Machine) -> None:
+    other = subprocess.run(
+        [OPENENV + "d", "status", "--json"],
+        env=machine.environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert set(json.loads(other.stdout)) == {"daemon", "environments", "requests"}
+
+
+def test_a_secret_in_the_environment_is_not_shown(machine: Machine) -> None:
+    machine.ok("launch", "echo", "-e", "API_KEY=hunter2", "-e", "MODEL=small")
+    shown = machine.ok("requests", "--json").out + machine.ok("status", "--json").out
+    assert "hunter2" not in shown
+    assert "small" in shown
+
+
+@pytest.mark.parametrize("command", [["status"], ["requests"], ["info"], ["check"]])
+def test_json_is_alone_on_stdout(machine: Machine, command: list[str]) -> None:
+    json.loads(machine.ok(*command, "--json").out)

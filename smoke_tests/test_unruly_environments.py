@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that misbehave, and input that cannot work: each gets what a user needs to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from .conftest import Machine, eventually
+
+HEAD = """
+import os, sys, time
+from openenvd.envs.echo import EchoEnvironment
+
+"""
+RESET_RAISES = (
+    HEAD
+    + """
+class Sample(EchoEnvironment):
+    def reset(self, **kwargs):
+        raise RuntimeError("the level file is missing")
+"""
+)
+IMPORT_FAILS = "import a_module_that_nobody_has\n"
+EXITS_AT_ONCE = 'import os, sys\nprint("cannot go on: no licence", flush=True)\nos._exit(7)\n'
+NEVER_READY = "import time\nprint('loading weights', flush=True)\ntime.sleep(600)\n"
+EXITS_IN_STEP = (
+    HEAD
+    + """
+class Sample(EchoEnvironment):
+    def step(self, action, **kwargs):
+        print("about to crash", flush=True)
+        os._exit(9)
+"""
+)
+ONE_AT_A_TIME = (
+    HEAD
+    + """
+class Sample(EchoEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+"""
+)
+
+
+def ask(address: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    answers = []
+    with connect(address.replace("http", "ws", 1) + "/ws") as socket:
+        for message in messages:
+            socket.send(json.dumps(message))
+            answers.append(json.loads(socket.recv()))
+    return answers
+
+
+def test_a_reset_that_raises_is_told_to_the_client(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    machine.ok("launch", write_environment(RESET_RAISES), "--name", "sample")
+    [answer] = ask(machine.environment("sample")["address"], {"type": "reset", "data": {}})
+    assert answer["type"] == "error"
+    assert answer["data"]["code"] == "EXECUTION_ERROR"
+    assert "the level file is missing" in answer["data"]["message"]
+
+
+def test_an_import_that_fails_is_told_with_its_last_lines(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    answer = machine.run("launch", write_environment(IMPORT_FAILS), "--name", "sample")
+    assert answer.code == 1, answer.text
+    assert "a_module_that_nobody_has" in answer.err
+    assert machine.status()["environments"][0]["state"] == "FAILED"
+    assert not [p for p in machine.processes() if "keeper" in " ".join(p.cmdline())]
+
+
+def test_an_environment_that_exits_at_once_fails_at_once(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    answer = machine.run("launch", write_environment(EXITS_AT_ONCE), "--name", "sample", timeout=30)
+    assert answer.code == 1, answer.text
+    assert "exited with code 7" in answer.err
+    assert "no licence" in answer.err
+
+
+def test_an_environment_that_is_never_ready_is_given_up_with_its_last_words(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    source = write_environment(NEVER_READY)
+    answer = machine.run("launch", source, "--name", "sample", "--ready-timeout", "3", timeout=60)
+    assert answer.code == 1, answer.text
+    assert "not ready" in answer.err
+    assert "loading weights" in answer.err
+    eventually(lambda: not [p for p in machine.processes() if "keeper" in " ".join(p.cmdline())])
+
+
+def test_a_crash_in_a_step_is_explained_and_survived(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    machine.ok("launch", write_environment(EXITS_IN_STEP), "--name", "sample")
+    address = machine.environment("sample")["address"]
+    with pytest.raises(ConnectionClosed):
+        ask(address, {"type": "reset", "data": {}}, {"type": "step", "data": {"message": "x"}})
+    eventually(lambda: machine.environment("sample")["replicas"][0]["restarts"] == 1)
+    eventually(lambda: machine.environment("sample")["state"] == "READY")
+    replica = machine.environment("sample")["replicas"][0]
+    assert "exited with code 9" in replica["message"]
+    assert "about to crash" in machine.ok("logs", "sample").out
+    [answer] = ask(address, {"type": "reset", "data": {}})
+    assert answer["type"] == "observation"
+
+
+def test_a_second_session_of_a_class_that_allows_one_is_refused_clearly(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample")
+    address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
+    with connect(address) as first, connect(address) as second:
+        first.send('{"type": "reset", "data": {}}')
+        assert json.loads(first.recv())["type"] == "observation"
+        assert json.loads(second.recv())["data"]["code"] == "CAPACITY_REACHED"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["launch", "ehco"], 1, ["ehco", "echo"]),
+        (["launch", "./empty"], 1, ["openenv.yaml"]),
+        (["launch", "./broken"], 1, ["openenv.yaml", "line 2"]),
+        (["launch", "./nameless"], 1, ["openenv.yaml", "name"]),
+        (["launch", "echo", "--name", "../escape"], 2, ["name"]),
+        (["launch", "echo", "--replicas", "0"], 2, ["replicas"]),
+        (["launch", "echo", "-e", "NOVALUE=", "--provider", "nowhere"], 2, ["nowhere", "local"]),
+        (["lanuch", "echo"], 2, ["launch"]),
+        (["down", "nobody"], 4, ["nobody"]),
+        (["status", "nobody"], 4, ["nobody"]),
+        (["logs", "nobody"], 4, ["nobody"]),
+        (["wait", "ffffffffffffffff"], 4, ["ffffffffffffffff"]),
+        (["cancel", "ffffffffffffffff"], 4, ["ffffffffffffffff"]),
+    ],
+)
+def test_bad_input_gets_a_clear_line_and_leaves_nothing(
+    machine: Machine, tmp_path: Path, arguments: list[str], code: int, words: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "openenv.yaml").write_text("name: x\n  bad: [indent\n")
+    (tmp_path / "nameless").mkdir()
+    (tmp_path / "nameless" / "openenv.yaml").write_text("spec_version: 1\napp: server.app:app\n")
+    answer = machine.run(*arguments)
+    assert answer.code == code, answer.text
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err, answer.text
+
+
+def test_a_taken_name_says_where_it_runs(machine: Machine) -> None:
+    machine.ok("launch", "echo")
+    answer = machine.run("launch", "echo")
+    assert answer.code == 1, answer.text
+    assert machine.environment("echo")["address"] in answer.err
+    assert "openenv down echo" in answer.err
+
+
+def test_a_taken_port_says_by_whom(machine: Machine) -> None:
+    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    port = address.rpartition(":")[2]
+    answer = machine.run("launch", "echo", "--name", "other", "--port", port)
+    assert answer.code == 1, answer.text
+    assert port in answer.err
+    assert "pid" in answer.err
+
+
+def test_a_daemon_of_another_version_is_named(machine: Machine) -> None:
+    machine.ok("up")
+    path = machine.home / "daemon.json"
+    identity = json.loads(path.read_text())
+    path.write_text(json.dumps({**identity, "version": "0.0.1"}))
+    answer = machine.run("status")
+    assert answer.code == 3, answer.text
+    assert "0.0.1" in answer.err
+    assert "openenv stop" in answer.err
+    path.write_text(json.dumps(identity))
