@@ -64,6 +64,7 @@ class Request:
     peak_bytes: int | None = None
     result: Any = None
     error: RequestError | None = None
+    seq: int = 0  # the order of arrival, and the place in a list that is read page by page
 
 
 @dataclass(frozen=True, slots=True)

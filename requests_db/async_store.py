@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`AsyncStore`: the queue as the API's event loop sees it.
+
+    loop ──await──▶ writer thread ──▶ one transaction, from BEGIN to COMMIT ──▶ back to the loop
+              └───▶ reader thread ──▶ one query (never waits for a writer: WAL)
+
+A call crosses to its thread once, with a whole transaction. An asynchronous driver would cross
+for every statement, and hold SQLite's write lock across each crossing, that is for as long as the
+loop is busy with something else; the dispatcher would wait for the loop.
+
+Raises, everywhere: `DatabaseError`. Nothing of a transaction that raised has been done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from . import observing, queries, submitting
+from .connections import Link
+from .records import Environment, Event, NewRequest, Replica, Request, RequestError
+from .results import CancelResult, GetResult, SubmitResult
+from .states import EnvironmentState, RequestState
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncStore:
+    """Submits, cancels, finds, lists, and keeps what is observed."""
+
+    def __init__(self, where: Path | str) -> None:
+        """`where` is the database's file, or its address. Connects when first used."""
+        self._write = _Lane(where, "requests-db-writer", writes=True)
+        self._read = _Lane(where, "requests-db-reader", writes=False)
+
+    async def close(self) -> None:
+        """Finish what has begun, and let go of the file."""
+        await self._read.close()
+        await self._write.close()
+
+    # Requests.
+
+    async def submit(
+        self,
+        new: NewRequest,
+        *,
+        environment: Environment | None = None,
+        now: float,
+        max_pending: int | None = None,
+    ) -> SubmitResult:
+        """Write a request; it is durable when this returns `Submitted`.
+
+        With `environment`, its name is taken in the same transaction, and the row points to the
+        new request. The same idempotency key finds the request that has it already.
+        """
+        return await self._write.run(submitting.submit, new, environment, now, max_pending)
+
+    async def cancel(self, request_id: str, now: float) -> CancelResult:
+        """End a pending request; write down that a running one is to end."""
+        return await self._write.run(submitting.cancel, request_id, now)
+
+    async def get(self, id_or_prefix: str) -> GetResult:
+        """The request with this id, or the only one whose id begins so."""
+        return await self._read.run(queries.get, id_or_prefix)
+
+    async def list_requests(
+        self,
+        states: Collection[RequestState] | None = None,
+        operation: str | None = None,
+        environment: str | None = None,
+        limit: int = 100,
+        before_seq: int | None = None,
+    ) -> list[Request]:
+        """Requests, newest first; those before `before_seq` (a `Request.seq`) for a next page."""
+        return await self._read.run(
+            queries.list_requests, states, operation, environment, limit, before_seq
+        )
+
+    async def counts(self) -> dict[str, int]:
+        """How many requests stand in each state; every state is named."""
+        return await self._read.run(queries.counts)
+
+    # Events.
+
+    async def events_after(
+        self,
+        seq: int,
+        *,
+        request_id: str | None = None,
+        environment: str | None = None,
+        limit: int = 1000,
+    ) -> list[Event]:
+        """The next events after number `seq`, oldest first."""
+        return await self._read.run(queries.events_after, seq, request_id, environment, limit)
+
+    async def last_seq(self) -> int:
+        """The number of the last event; 0 before the first."""
+        return await self._read.run(queries.last_seq)
+
+    # Environments and replicas.
+
+    async def environment(self, name: str) -> Environment | None:
+        """The environment of this name, ended or not."""
+        return await self._read.run(queries.environment, name)
+
+    async def environments(self, include_stopped: bool = False) -> list[Environment]:
+        """Environments by name."""
+        return await self._read.run(queries.environments, include_stopped)
+
+    async def names(self) -> list[str]:
+        """The names of all environments, ended ones included."""
+        return await self._read.run(queries.names)
+
+    async def set_environment_state(
+        self,
+        name: str,
+        to_state: EnvironmentState,
+        *,
+        address: str | None = None,
+        error: RequestError | None = None,
+        request_id: str | None = None,
+        now: float,
+    ) -> Event | None:
+        """Move an environment on; None when that changes nothing, or does not follow any more.
+
+        An address or request id of None stays what it was. An error is kept while the state stays
+        FAILED, and cleared by any other.
+        """
+        return await self._write.run(
+            observing.set_environment_state, name, to_state, address, error, request_id, now
+        )
+
+    async def upsert_replica(self, replica: Replica, *, now: float) -> Event | None:
+        """Write how a replica is; None when that is known."""
+        return await self._write.run(observing.upsert_replica, replica, now)
+
+    async def replicas(self, environment: str | None = None) -> list[Replica]:
+        """The replicas of one environment, or of all, by ordinal."""
+        return await self._read.run(queries.replicas, environment)
+
+    async def delete_replicas(self, environment: str) -> None:
+        """Forget the replicas of an environment that has ended."""
+        await self._write.run(observing.delete_replicas, environment)
+
+
+class _Lane:
+    """One thread with one connection: transactions run on it one after another."""
+
+    def __init__(self, where: Path | str, name: str, *, writes: bool) -> None:
+        self._link = Link(where, writes=writes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """What `work` returns, given a connection in a transaction of its own."""
+
+        def transaction() -> R:
+            with self._link.transaction() as connection:
+                return work(connection, *args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        self._link.close()

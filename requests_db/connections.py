@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that live as long as their store, and whose turn it is to write.
+
+A `Link` is one connection, opened when first needed and again after an error, for whichever single
+thread uses it at the moment. Errors of the driver leave here as ours.
+
+The lock: all links that write to one database within this process share one `threading.Lock`, held
+from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
+loop: a transaction is one function that runs on one thread from end to end.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import URL, Connection
+from sqlalchemy.exc import DBAPIError
+
+from . import dialect
+
+
+class _Turn:
+    """The right to write; weakly held by address, so that it goes with the last link."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
+_turns_lock = threading.Lock()
+
+
+def _turn_of(url: URL) -> _Turn:
+    key = str(Path(url.database).resolve()) if url.database else str(url)
+    with _turns_lock:
+        return _turns.setdefault(key, _Turn())
+
+
+class Link:
+    """One connection that writes, or one that only reads."""
+
+    def __init__(self, where: Path | str, *, writes: bool) -> None:
+        self._url = dialect.database_url(where)
+        self._engine = dialect.create_engine(self._url, writes=writes)
+        self._turn = _turn_of(self._url) if writes else _Turn()
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing: committed at the end of the block, rolled back when it raises.
+
+        Raises:
+            DatabaseError
+        """
+        with self._turn.lock:
+            try:
+                connection = self._open()
+                with connection.begin():
+                    yield connection
+            except DBAPIError as exc:
+                self._drop()  # what an error leaves of a connection is not worth guessing
+                raise dialect.error_of(exc.orig, self._url) from exc
+
+    def close(self) -> None:
+        """Close the connection; the next transaction would open another."""
+        with self._turn.lock:
+            self._drop()
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError):
+                connection.close()

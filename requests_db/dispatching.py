@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claiming, recording and releasing: functions over a connection, in batches.
+
+What the supervisor reports may come late: about a request that was recovered meanwhile, or twice.
+So a batch first reads how its requests stand (`_standing`), then writes what still applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from . import statements
+from .dialect import MAX_PARAMETERS
+from .errors import InvalidTransition
+from .journal import REQUEST_PROGRESS, Journal
+from .records import Event, Json, Outcome
+from .results import Claim, NotRunning, OutcomeResult, Recorded
+from .rows import error_to_json, request_of, to_json
+from .states import RequestState, Schedule
+
+StartedRow = tuple[str, str, int, float, float]  # id, worker, pid, pid_started_at, at
+ProgressRow = tuple[str, Json, float]  # id, data, at
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How a request stands before, and while, a batch is recorded."""
+
+    state: RequestState
+    environment: str | None
+    cancel_requested: bool
+
+
+def claim(connection: Connection, schedule: Schedule, limit: int, now: float) -> Claim:
+    """Move up to `limit` pending requests to RUNNING, the most urgent and oldest first."""
+    parameters = {"of_schedule": schedule.value, "up_to": limit, "now": now}
+    rows = connection.execute(statements.CLAIM, parameters).all()
+    # RETURNING has no order of its own.
+    requests = sorted((request_of(row) for row in rows), key=lambda r: (-r.priority, r.seq))
+    journal = Journal()
+    for request in requests:
+        journal.moved(
+            request.id, request.environment, RequestState.PENDING, RequestState.RUNNING, now
+        )
+    return Claim(tuple(requests), journal.write(connection))
+
+
+def record(
+    connection: Connection,
+    started: Sequence[StartedRow],
+    progress: Sequence[ProgressRow],
+    outcomes: Sequence[Outcome],
+) -> tuple[tuple[Event, ...], list[OutcomeResult]]:
+    """Write what was reported, in the order in which it happens to one request."""
+    ids = {row[0] for row in progress}
+    ids.update(outcome.request_id for outcome in outcomes)
+    standing = _standing(connection, ids)
+    journal = Journal()
+    _record_started(connection, started)
+    _note_progress(journal, progress, standing)
+    applied = _record_outcomes(connection, journal, outcomes, standing)
+    events = journal.write(connection)
+    return events, _results(outcomes, applied, standing, events)
+
+
+def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
+    """Give back what was claimed and never began. What was cancelled meanwhile ends here."""
+    standing = _standing(connection, ids)
+    running = {i: s for i, s in standing.items() if s.state is RequestState.RUNNING}
+    back = [i for i, s in running.items() if not s.cancel_requested]
+    cancelled = [
+        Outcome(i, RequestState.CANCELLED, now) for i, s in running.items() if s.cancel_requested
+    ]
+    journal = Journal()
+    for request_id in back:
+        environment = running[request_id].environment
+        journal.moved(request_id, environment, RequestState.RUNNING, RequestState.PENDING, now)
+    _execute_each(connection, statements.RELEASE, [{"of_id": i} for i in back])
+    _record_outcomes(connection, journal, cancelled, standing)
+    return journal.write(connection)
+
+
+def finish_values(outcome: Outcome) -> dict[str, Any]:
+    """What `FINISH` is given."""
+    return {
+        "of_id": outcome.request_id,
+        "to_state": outcome.state.value,
+        "to_finished_at": outcome.finished_at,
+        "to_result": None if outcome.result is None else to_json(outcome.result),
+        "to_error": error_to_json(outcome.error),
+        "to_peak_bytes": outcome.peak_bytes,
+    }
+
+
+def _standing(connection: Connection, ids: Iterable[str]) -> dict[str, _Standing]:
+    wanted = list(ids)
+    found: dict[str, _Standing] = {}
+    for start in range(0, len(wanted), MAX_PARAMETERS):
+        part = wanted[start : start + MAX_PARAMETERS]
+        for id_, state, environment, asked in connection.execute(
+            statements.STANDING, {"ids": part}
+        ):
+            found[id_] = _Standing(RequestState(state), environment, asked is not None)
+    return found
+
+
+def _record_started(connection: Connection, started: Sequence[StartedRow]) -> None:
+    rows = [
+        {
+            "of_id": request_id,
+            "to_worker": worker,
+            "to_worker_pid": pid,
+            "to_worker_started_at": pid_started_at,
+            "to_started_at": at,
+        }
+        for request_id, worker, pid, pid_started_at, at in started
+    ]
+    _execute_each(connection, statements.STARTED, rows)
+
+
+def _note_progress(
+    journal: Journal, progress: Sequence[ProgressRow], standing: dict[str, _Standing]
+) -> None:
+    for request_id, data, at in progress:
+        known = standing.get(request_id)
+        if known is not None and known.state is RequestState.RUNNING:
+            journal.noted(
+                REQUEST_PROGRESS,
+                at,
+                data,
+                request_id=request_id,
+                environment=known.environment,
+            )
+
+
+def _record_outcomes(
+    connection: Connection,
+    journal: Journal,
+    outcomes: Sequence[Outcome],
+    standing: dict[str, _Standing],
+) -> list[bool]:
+    """Write each outcome whose request still runs; which of them were. Updates `standing`."""
+    rows, applied = [], []
+    for outcome in outcomes:
+        known = standing.get(outcome.request_id)
+        applies = known is not None and known.state is RequestState.RUNNING
+        applied.append(applies)
+        if known is None or not applies:
+            continue
+        _must_end(outcome)
+        journal.moved(
+            outcome.request_id,
+            known.environment,
+            known.state,
+            outcome.state,
+            outcome.finished_at,
+        )
+        known.state = outcome.state  # a second outcome for it, in this batch, comes too late
+        rows.append(finish_values(outcome))
+    _execute_each(connection, statements.FINISH, rows)
+    return applied
+
+
+def _must_end(outcome: Outcome) -> None:
+    if not outcome.state.is_final:
+        subject = f"request {outcome.request_id}"
+        raise InvalidTransition(subject, RequestState.RUNNING.value, f"{outcome.state.value} (end)")
+
+
+def _results(
+    outcomes: Sequence[Outcome],
+    applied: Sequence[bool],
+    standing: dict[str, _Standing],
+    events: Sequence[Event],
+) -> list[OutcomeResult]:
+    # The outcomes' events are the last ones written, in the outcomes' order.
+    ends = iter(events[len(events) - sum(applied) :])
+    results: list[OutcomeResult] = []
+    for outcome, applies in zip(outcomes, applied, strict=True):
+        if applies:
+            results.append(Recorded(outcome.request_id, next(ends)))
+        else:
+            known = standing.get(outcome.request_id)
+            results.append(NotRunning(outcome.request_id, known.state if known else None))
+    return results
+
+
+def _execute_each(connection: Connection, statement: Any, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(statement, rows)

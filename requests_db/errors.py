@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can go wrong with the database.
+
+    DatabaseError             any of the below; the transaction has been rolled back
+    ├── DatabaseFull          the disk is full; works again as soon as it is not
+    ├── DatabaseUnwritable    the file or its folder cannot be opened or written
+    ├── DatabaseCorrupt       the file is damaged, or no database of ours
+    ├── DatabaseBusy          another process holds it for too long
+    └── DatabaseTooNew        a newer openenvd has migrated it
+    InvalidTransition         a state that does not follow from the one before: a defect of ours
+
+`hint` says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class DatabaseError(Exception):
+    """The database could not do what was asked; nothing of it has been done."""
+
+    default_hint = "look at the daemon's log; `openenv check` examines the state folder"
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint or self.default_hint
+
+
+class DatabaseFull(DatabaseError):
+    """The disk is full. Nothing is lost; the next write after space is freed succeeds."""
+
+    default_hint = "free some space on that disk; no restart is needed"
+
+
+class DatabaseUnwritable(DatabaseError):
+    """The file or its folder cannot be opened or written."""
+
+    default_hint = "mend the folder's permissions, or point OPENENV_HOME at another folder"
+
+
+class DatabaseCorrupt(DatabaseError):
+    """The file is damaged, or was never a database of ours."""
+
+    default_hint = (
+        "stop the daemon and move the file away together with its -wal and -shm files; "
+        "the next start makes a new one, and running environments go on"
+    )
+
+
+class DatabaseBusy(DatabaseError):
+    """Another process has held the database for longer than we wait."""
+
+    default_hint = "close whatever else has opened the file (a sqlite3 shell, a backup)"
+
+
+class DatabaseTooNew(DatabaseError):
+    """A newer version has migrated the database; this one cannot read it safely."""
+
+    default_hint = "upgrade openenvd, or point OPENENV_HOME at another folder"
+
+
+class InvalidTransition(Exception):
+    """A state was asked for that does not follow from the present one."""
+
+    def __init__(self, subject: str, before: str, after: str) -> None:
+        super().__init__(f"{subject} cannot go from {before} to {after}")
+        self.subject = subject
+        self.before = before
+        self.after = after

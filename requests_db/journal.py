@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events of one transaction, and the tally that they change.
+
+A transaction notes what it does, and writes it all at its end:
+
+    journal = Journal()
+    journal.moved(request_id, environment, PENDING, RUNNING, now)     # checks the transition
+    events = journal.write(connection)                                # numbers, rows, tally
+
+The tally's one row gives out the numbers: see `tables.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sqlalchemy import Connection
+
+from . import statements
+from .records import Event, Json
+from .rows import to_json
+from .states import RequestState
+from .transitions import check_transition
+
+REQUEST_STATE = "request.state"
+REQUEST_PROGRESS = "request.progress"
+ENVIRONMENT_STATE = "environment.state"
+REPLICA_STATE = "replica.state"
+
+_STATE_TEXTS = {state: to_json({"state": state}) for state in RequestState}
+
+_Draft = tuple[float, str, str | None, str | None, Json, str]
+
+
+class Journal:
+    """What one transaction has to tell."""
+
+    def __init__(self) -> None:
+        self._drafts: list[_Draft] = []
+        self._moves: Counter[str] = Counter()
+
+    def created(self, request_id: str, environment: str | None, at: float) -> None:
+        """A request was written."""
+        self._moves[RequestState.PENDING] += 1
+        self._state(request_id, environment, RequestState.PENDING, at)
+
+    def moved(
+        self,
+        request_id: str,
+        environment: str | None,
+        before: RequestState,
+        after: RequestState,
+        at: float,
+    ) -> None:
+        """A request goes from one state to another.
+
+        Raises:
+            InvalidTransition
+        """
+        check_transition(request_id, before, after)
+        self._moves[before] -= 1
+        self._moves[after] += 1
+        self._state(request_id, environment, after, at)
+
+    def removed(self, state: RequestState) -> None:
+        """A request was collected: nobody need hear of it, but it counts no longer."""
+        self._moves[state] -= 1
+
+    def noted(
+        self,
+        kind: str,
+        at: float,
+        data: Json,
+        *,
+        request_id: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        """Anything else that somebody may wait for."""
+        self._drafts.append((at, kind, request_id, environment, data, to_json(data)))
+
+    def write(self, connection: Connection) -> tuple[Event, ...]:
+        """Write the events and the tally; the events as they will be read."""
+        if not self._drafts and not self._moves:
+            return ()
+        added = {f"add_{state.value.lower()}": self._moves[state] for state in RequestState}
+        added["add_last_event"] = len(self._drafts)
+        last: int = connection.execute(statements.ADD_TO_TALLY, added).scalar_one()
+        if not self._drafts:
+            return ()
+        first = last - len(self._drafts) + 1
+        connection.execute(statements.INSERT_EVENT, self._rows(first))
+        return tuple(
+            Event(seq, at, kind, request_id, environment, data)
+            for seq, (at, kind, request_id, environment, data, _) in enumerate(self._drafts, first)
+        )
+
+    def _rows(self, first: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "seq": seq,
+                "at": at,
+                "kind": kind,
+                "request_id": request_id,
+                "environment": environment,
+                "data": text,
+            }
+            for seq, (at, kind, request_id, environment, _, text) in enumerate(self._drafts, first)
+        ]
+
+    def _state(
+        self, request_id: str, environment: str | None, state: RequestState, at: float
+    ) -> None:
+        data = {"state": state.value}
+        text = _STATE_TEXTS[state]
+        self._drafts.append((at, REQUEST_STATE, request_id, environment, data, text))

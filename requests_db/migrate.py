@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`open_database`: whatever is at the path, a database at this code's version comes of it.
+
+    nothing there            the tables as they are today, stamped with the latest revision
+    at the latest revision   nothing to do (one query)
+    at an earlier one        Alembic's upgrade; Alembic is imported only here and only then
+    at one unknown to us     DatabaseTooNew: a newer openenvd wrote it
+    something else           DatabaseCorrupt
+
+Each is one transaction: a daemon killed in the middle leaves what was there before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, insert, inspect, text
+
+from . import dialect
+from .connections import Link
+from .errors import DatabaseCorrupt, DatabaseTooNew
+from .states import RequestState
+from .tables import metadata, tally
+
+# In their order; a test compares them with the files in `migrations/versions`.
+REVISIONS = ("0001",)
+LATEST = REVISIONS[-1]
+
+_VERSION_TABLE = "alembic_version"
+
+
+def open_database(where: Path | str) -> None:
+    """Create the database, or bring it up to date.
+
+    Raises:
+        DatabaseError: its subclass says whether the disk is full, the folder unwritable, the file
+            damaged or written by a newer version; `hint` says what to do.
+    """
+    url = dialect.database_url(where)
+    dialect.create_file(url)
+    link = Link(where, writes=True)
+    try:
+        with link.transaction() as connection:
+            _bring_up_to_date(connection, str(where))
+    finally:
+        link.close()
+
+
+def _bring_up_to_date(connection: Connection, where: str) -> None:
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        _create(connection)
+        return
+    found = _revision(connection) if _VERSION_TABLE in tables else None
+    if found == LATEST:
+        return
+    if found in REVISIONS:
+        upgrade(connection)
+    elif found is not None and found.isdigit() and found > LATEST:
+        raise DatabaseTooNew(
+            f"{where} is at revision {found}; this version knows revisions up to {LATEST}"
+        )
+    else:
+        raise DatabaseCorrupt(f"{where} is a database, but not one of openenvd's")
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Apply the numbered migrations up to `revision`, in the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    command.upgrade(config, revision)
+
+
+def _create(connection: Connection) -> None:
+    metadata.create_all(connection)
+    zeros = {state.value.lower(): 0 for state in RequestState}
+    connection.execute(insert(tally).values(id=1, last_event=0, **zeros))
+    # As Alembic would write it; a test lets Alembic read it.
+    connection.execute(
+        text(
+            f"CREATE TABLE {_VERSION_TABLE} (version_num VARCHAR(32) NOT NULL,"
+            f" CONSTRAINT {_VERSION_TABLE}_pkc PRIMARY KEY (version_num))"
+        )
+    )
+    stamp = text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:revision)")  # noqa: S608
+    connection.execute(stamp, {"revision": LATEST})
+
+
+def _revision(connection: Connection) -> str | None:
+    query = text(f"SELECT version_num FROM {_VERSION_TABLE}")  # noqa: S608
+    revision: str | None = connection.execute(query).scalar()
+    return revision

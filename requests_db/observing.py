@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is observed of environments and replicas: functions over a connection.
+
+The reconciler reads, thinks and writes later: what it asks for may be overtaken. A step that does
+not follow from how the row stands by then is dropped, as is one that changes nothing; both return
+None.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from . import statements
+from .journal import ENVIRONMENT_STATE, REPLICA_STATE, Journal
+from .records import Environment, Event, Replica, RequestError
+from .rows import environment_of, environment_values, replica_of, replica_values
+from .states import EnvironmentState
+from .transitions import may_follow
+
+log = logging.getLogger(__name__)
+
+
+def set_environment_state(
+    connection: Connection,
+    name: str,
+    to_state: EnvironmentState,
+    address: str | None,
+    error: RequestError | None,
+    request_id: str | None,
+    now: float,
+) -> Event | None:
+    """Move an environment on. What is None stays as it is; an error stays while it is FAILED."""
+    found = connection.execute(
+        statements.LOCKED_ENVIRONMENT_BY_NAME, {"of_name": name}
+    ).one_or_none()
+    if found is None:
+        return None
+    before = environment_of(found)
+    if before.state is not to_state and not may_follow(before.state, to_state):
+        log.debug("%s is %s by now, and does not become %s", name, before.state, to_state)
+        return None
+    after = _after(before, to_state, address, error, request_id)
+    if after == before:
+        return None
+    after = replace(after, updated_at=now)
+    _move(connection, before, after)
+    return _tell_environment(connection, after)
+
+
+def upsert_replica(connection: Connection, replica: Replica, now: float) -> Event | None:
+    """Write how a replica is."""
+    found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
+    values = replica_values(replica)
+    if found is None:
+        connection.execute(statements.INSERT_REPLICA, values)
+    elif replica_of(found) == replica:
+        return None
+    else:
+        given = {f"to_{column}": value for column, value in values.items()}
+        connection.execute(statements.UPDATE_REPLICA, given)
+    return _tell_replica(connection, replica, now)
+
+
+def delete_replicas(connection: Connection, environment: str) -> None:
+    """Forget the replicas of an environment that has ended."""
+    connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment})
+
+
+def _after(
+    before: Environment,
+    to_state: EnvironmentState,
+    address: str | None,
+    error: RequestError | None,
+    request_id: str | None,
+) -> Environment:
+    kept = before.error if to_state is before.state is EnvironmentState.FAILED else None
+    return replace(
+        before,
+        state=to_state,
+        address=address if address is not None else before.address,
+        error=error if error is not None else kept,
+        request_id=request_id if request_id is not None else before.request_id,
+    )
+
+
+def _move(connection: Connection, before: Environment, after: Environment) -> None:
+    values = environment_values(after)
+    columns = ("state", "updated_at", "address", "error", "request_id")
+    given = {f"to_{column}": values[column] for column in columns}
+    guard = {"of_name": before.name, "from_state": before.state.value}
+    connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
+
+
+def _tell_environment(connection: Connection, environment: Environment) -> Event:
+    data = {"state": environment.state.value, "address": environment.address}
+    if environment.error is not None:
+        data["error"] = environment.error.message
+    journal = Journal()
+    journal.noted(ENVIRONMENT_STATE, environment.updated_at, data, environment=environment.name)
+    return journal.write(connection)[0]
+
+
+def _tell_replica(connection: Connection, replica: Replica, now: float) -> Event:
+    data = {
+        "id": replica.id,
+        "ordinal": replica.ordinal,
+        "state": replica.state.value,
+        "pid": replica.pid,
+        "restarts": replica.restarts,
+        "exit": replica.exit,
+    }
+    journal = Journal()
+    journal.noted(REPLICA_STATE, now, data, environment=replica.environment)
+    return journal.write(connection)[0]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of requests that a lost daemon left RUNNING: decided once, before a daemon claims.
+
+The caller first ends the workers that may still be alive (`DispatchStore.running` names them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from . import statements
+from .dispatching import finish_values
+from .journal import Journal
+from .records import Outcome, Request, RequestError
+from .results import Recovery
+from .rows import request_of
+from .states import ErrorKind, RequestState
+
+
+def fate(request: Request, idempotent: Set[str]) -> RequestState:
+    """PENDING again, FAILED or CANCELLED: where a request goes whose daemon was lost."""
+    if request.cancel_requested_at is not None:
+        return RequestState.CANCELLED
+    again = request.operation in idempotent and request.attempts < request.max_attempts
+    return RequestState.PENDING if again else RequestState.FAILED
+
+
+def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recovery:
+    """Move every running request to its fate."""
+    running = [request_of(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
+    moved = [_after(request, fate(request, idempotent), now) for request in running]
+    journal = Journal()
+    for request in moved:
+        journal.moved(request.id, request.environment, RequestState.RUNNING, request.state, now)
+    by_state = {state: tuple(r for r in moved if r.state is state) for state in RequestState}
+    requeued = by_state[RequestState.PENDING]
+    ended = [request for request in moved if request.state.is_final]
+    if requeued:
+        connection.execute(statements.REQUEUE, [{"of_id": request.id} for request in requeued])
+    if ended:
+        connection.execute(statements.FINISH, [_finish(request, now) for request in ended])
+    return Recovery(
+        requeued=requeued,
+        failed=by_state[RequestState.FAILED],
+        cancelled=by_state[RequestState.CANCELLED],
+        events=journal.write(connection),
+    )
+
+
+def _after(request: Request, state: RequestState, now: float) -> Request:
+    if state is RequestState.PENDING:
+        return replace(
+            request,
+            state=state,
+            started_at=None,
+            worker=None,
+            worker_pid=None,
+            worker_started_at=None,
+        )
+    error = _lost(request) if state is RequestState.FAILED else None
+    return replace(request, state=state, finished_at=now, error=error)
+
+
+def _lost(request: Request) -> RequestError:
+    message = "the daemon was lost while this request ran"
+    if request.attempts > 1:
+        message += f"; it was attempt {request.attempts} of {request.max_attempts}"
+    hint = "ask for it again; its log has what it last wrote"
+    return RequestError(ErrorKind.WORKER_LOST, message, hint)
+
+
+def _finish(request: Request, now: float) -> dict[str, object]:
+    return finish_values(Outcome(request.id, request.state, now, error=request.error))

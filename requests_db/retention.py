@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removing what is old: ended requests with their events, environments that ended long ago."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from . import statements
+from .journal import Journal
+from .states import RequestState
+
+BATCH = 500  # requests per transaction: others want to write too
+
+
+def collect(
+    connection: Connection, now: float, keep_requests: int, keep_seconds: float
+) -> list[str]:
+    """Remove up to `BATCH` ended requests beyond the newest `keep_requests`, or older than
+    `keep_seconds`; never the launch of a live environment. Their ids."""
+    bound = connection.execute(statements.COLLECT_UP_TO, {"keep": keep_requests}).scalar()
+    parameters = {
+        "finished_before": now - keep_seconds,
+        "up_to_seq": bound or 0,
+        "up_to": BATCH,
+    }
+    rows = connection.execute(statements.COLLECTABLE, parameters).all()
+    if not rows:
+        return []
+    ids = [row.id for row in rows]
+    journal = Journal()
+    for row in rows:
+        journal.removed(RequestState(row.state))
+    connection.execute(statements.DELETE_EVENTS_OF, {"ids": ids})
+    connection.execute(statements.DELETE_REQUESTS, {"ids": ids})
+    journal.write(connection)
+    return ids
+
+
+def collect_old_events(connection: Connection, now: float, keep_seconds: float) -> None:
+    """Remove the events of environments and replicas that are older than `keep_seconds`."""
+    connection.execute(statements.DELETE_OLD_EVENTS, {"before": now - keep_seconds})
+
+
+def collect_environments(connection: Connection, now: float, keep_seconds: float) -> list[str]:
+    """Remove environments that ended longer than `keep_seconds` ago. Their names."""
+    parameters = {"before": now - keep_seconds}
+    names = list(connection.execute(statements.FORGOTTEN_ENVIRONMENTS, parameters).scalars())
+    for name in names:
+        connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": name})
+        connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
+    return names

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every statement, built once. Portable SQL; what is SQLite's alone is in `dialect.py`.
+
+Each UPDATE of a state repeats its rule as a guard (`WHERE state = …`). States that a partial index
+depends on are literals: see `tables.py`. `FOR UPDATE` is left out by SQLAlchemy where the database
+has no such thing, as SQLite, whose write transactions exclude each other anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    Column,
+    ColumnElement,
+    Select,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from .rows import ENVIRONMENT_COLUMNS, EVENT_COLUMNS, REPLICA_COLUMNS, REQUEST_COLUMNS
+from .states import EnvironmentState, RequestState
+from .tables import environments, events, replicas, requests, tally
+
+_r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
+_waiting = requests.alias("waiting")
+
+
+def _literal(state: RequestState) -> ColumnElement[str]:
+    return literal_column(f"'{state.value}'")
+
+
+def _given(*columns: Column[Any]) -> dict[Column[Any], BindParameter[Any]]:
+    """Each column takes a parameter named after it: `to_state`."""
+    return {column: bindparam(f"to_{column.name}") for column in columns}
+
+
+_PENDING, _RUNNING = _literal(RequestState.PENDING), _literal(RequestState.RUNNING)
+_is_live = _e.state.not_in([s.value for s in EnvironmentState if not s.is_live])
+
+# The queue.
+
+INSERT_REQUEST = insert(requests).returning(_r.seq)
+
+CLAIM = (
+    update(requests)
+    .where(
+        _r.state == _PENDING,
+        _r.seq.in_(
+            select(_waiting.c.seq)
+            .where(_waiting.c.state == _PENDING, _waiting.c.schedule == bindparam("of_schedule"))
+            .order_by(_waiting.c.priority.desc(), _waiting.c.seq)
+            .limit(bindparam("up_to"))
+            .with_for_update(skip_locked=True)
+            .scalar_subquery()
+        ),
+    )
+    .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
+    .returning(*REQUEST_COLUMNS)
+)
+
+STARTED = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
+    .values(_given(_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at))
+)
+
+FINISH = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
+    .values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
+)
+
+# Before it began: the attempt does not count.
+RELEASE = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
+    .values(state=_PENDING, attempts=_r.attempts - 1, started_at=None)
+)
+
+# After a lost daemon: the attempt counts.
+REQUEUE = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
+    .values(state=_PENDING, started_at=None, worker=None, worker_pid=None, worker_started_at=None)
+)
+
+CANCEL_PENDING = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _PENDING)
+    .values(
+        state=RequestState.CANCELLED.value,
+        finished_at=bindparam("now"),
+        cancel_requested_at=bindparam("now"),
+    )
+)
+
+ASK_TO_CANCEL = (
+    update(requests)
+    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING, _r.cancel_requested_at.is_(None))
+    .values(cancel_requested_at=bindparam("now"))
+)
+
+# Looking at requests.
+
+REQUEST_BY_ID = select(*REQUEST_COLUMNS).where(_r.id == bindparam("of_id"))
+LOCKED_REQUEST_BY_ID = REQUEST_BY_ID.with_for_update()
+REQUEST_BY_KEY = select(*REQUEST_COLUMNS).where(_r.idempotency_key == bindparam("key"))
+REQUESTS_BY_PREFIX = (
+    select(*REQUEST_COLUMNS)
+    .where(_r.id >= bindparam("lowest"), _r.id < bindparam("beyond"))
+    .order_by(_r.seq.desc())
+    .limit(bindparam("up_to"))
+)
+# `finished_at IS NULL` lets both read the index of unfinished requests alone.
+RUNNING_REQUESTS = (
+    select(*REQUEST_COLUMNS)
+    .where(_r.finished_at.is_(None), _r.state == _RUNNING)
+    .order_by(_r.seq)
+    .with_for_update()
+)
+STANDING = (
+    select(_r.id, _r.state, _r.environment, _r.cancel_requested_at)
+    .where(_r.id.in_(bindparam("ids", expanding=True)))
+    .with_for_update()
+)
+COUNT_PENDING = select(func.count()).where(
+    _r.state == _PENDING, _r.schedule == bindparam("of_schedule")
+)
+RECENT_PEAKS = (
+    select(_r.peak_bytes)
+    .where(_r.operation == bindparam("of_operation"), _r.peak_bytes.is_not(None))
+    .order_by(_r.seq.desc())
+    .limit(bindparam("up_to"))
+)
+
+
+def newest_requests(
+    *, by_state: bool, unfinished: bool, operation: bool, environment: bool, before: bool
+) -> Select[Any]:
+    """Requests, newest first; each flag adds a condition with parameters of its own."""
+    query = select(*REQUEST_COLUMNS)
+    if by_state:
+        query = query.where(_r.state.in_(bindparam("states", expanding=True)))
+    if unfinished:
+        query = query.where(_r.finished_at.is_(None))
+    if operation:
+        query = query.where(_r.operation == bindparam("of_operation"))
+    if environment:
+        query = query.where(_r.environment == bindparam("of_environment"))
+    if before:
+        query = query.where(_r.seq < bindparam("before_seq"))
+    return query.order_by(_r.seq.desc()).limit(bindparam("up_to"))
+
+
+# Events and the tally.
+
+ADD_TO_TALLY = (
+    update(tally)
+    .where(_t.id == 1)
+    .values(
+        {column: column + bindparam(f"add_{column.name}") for column in _t if column is not _t.id}
+    )
+    .returning(_t.last_event)
+)
+TALLY = select(*(_t[state.value.lower()] for state in RequestState))
+PENDING_TALLY = select(_t.pending)
+LAST_EVENT = select(_t.last_event)
+INSERT_EVENT = insert(events)
+
+
+def events_after(*, request: bool, environment: bool) -> Select[Any]:
+    """Events in their order; each flag adds a condition with a parameter of its own."""
+    query = select(*EVENT_COLUMNS).where(_v.seq > bindparam("after_seq"))
+    if request:
+        query = query.where(_v.request_id == bindparam("of_request"))
+    if environment:
+        query = query.where(_v.environment == bindparam("of_environment"))
+    return query.order_by(_v.seq).limit(bindparam("up_to"))
+
+
+# Environments and replicas.
+
+ENVIRONMENT_BY_NAME = select(*ENVIRONMENT_COLUMNS).where(_e.name == bindparam("of_name"))
+LOCKED_ENVIRONMENT_BY_NAME = ENVIRONMENT_BY_NAME.with_for_update()
+ALL_ENVIRONMENTS = select(*ENVIRONMENT_COLUMNS).order_by(_e.name)
+ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
+NAMES = select(_e.name).order_by(_e.name)
+INSERT_ENVIRONMENT = insert(environments)
+DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
+MOVE_ENVIRONMENT = (
+    update(environments)
+    .where(_e.name == bindparam("of_name"), _e.state == bindparam("from_state"))
+    .values(_given(_e.state, _e.updated_at, _e.address, _e.error, _e.request_id))
+)
+FORGOTTEN_ENVIRONMENTS = (
+    select(_e.name)
+    .where(~_is_live, _e.updated_at < bindparam("before"))
+    .order_by(_e.name)
+    .with_for_update()
+)
+
+REPLICA_BY_ID = select(*REPLICA_COLUMNS).where(_p.id == bindparam("of_id")).with_for_update()
+ALL_REPLICAS = select(*REPLICA_COLUMNS).order_by(_p.environment, _p.ordinal, _p.id)
+REPLICAS_OF = ALL_REPLICAS.where(_p.environment == bindparam("of_environment"))
+INSERT_REPLICA = insert(replicas)
+UPDATE_REPLICA = (
+    update(replicas).where(_p.id == bindparam("to_id")).values(_given(*REPLICA_COLUMNS))
+)
+DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
+
+# Collecting what is old.
+
+# The newest ended request that is beyond the number to keep.
+COLLECT_UP_TO = (
+    select(_r.seq)
+    .where(_r.finished_at.is_not(None))
+    .order_by(_r.seq.desc())
+    .limit(1)
+    .offset(bindparam("keep"))
+)
+COLLECTABLE = (
+    select(_r.id, _r.state)
+    .where(
+        _r.finished_at.is_not(None),
+        or_(_r.finished_at < bindparam("finished_before"), _r.seq <= bindparam("up_to_seq")),
+        _r.id.not_in(select(_e.request_id).where(_is_live, _e.request_id.is_not(None))),
+    )
+    .order_by(_r.seq)
+    .limit(bindparam("up_to"))
+)
+DELETE_REQUESTS = delete(requests).where(_r.id.in_(bindparam("ids", expanding=True)))
+DELETE_EVENTS_OF = delete(events).where(_v.request_id.in_(bindparam("ids", expanding=True)))
+# Events that belong to no request (an environment's, a replica's) go by age.
+DELETE_OLD_EVENTS = delete(events).where(_v.request_id.is_(None), _v.at < bindparam("before"))

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submitting and cancelling: functions over a connection, each one transaction's work."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from . import statements
+from .journal import ENVIRONMENT_STATE, Journal
+from .records import Environment, NewRequest
+from .results import (
+    AlreadyFinal,
+    CancelledPending,
+    CancelResult,
+    CancelRunning,
+    Duplicate,
+    NameTaken,
+    NotFound,
+    QueueFull,
+    SubmitResult,
+    Submitted,
+)
+from .rows import (
+    environment_of,
+    environment_values,
+    insert_values,
+    new_request,
+    request_of,
+)
+from .states import RequestState
+
+_ID_BYTES = 8
+
+
+def submit(
+    connection: Connection,
+    new: NewRequest,
+    environment: Environment | None,
+    now: float,
+    max_pending: int | None,
+) -> SubmitResult:
+    """Write a request, and take the environment's name for it."""
+    refusal = _refusal(connection, new, environment, max_pending)
+    if refusal is not None:
+        return refusal
+    request = new_request(secrets.token_hex(_ID_BYTES), new, now)
+    seq = connection.execute(statements.INSERT_REQUEST, insert_values(request)).scalar_one()
+    journal = Journal()
+    journal.created(request.id, request.environment, now)
+    if environment is not None:
+        _take_name(connection, replace(environment, request_id=request.id), journal)
+    return Submitted(replace(request, seq=seq), journal.write(connection))
+
+
+def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
+    """End a pending request; note the wish for a running one."""
+    row = connection.execute(statements.LOCKED_REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
+    if row is None:
+        return NotFound(request_id)
+    request = request_of(row)
+    if request.state.is_final:
+        return AlreadyFinal(request)
+    parameters = {"of_id": request_id, "now": now}
+    if request.state is RequestState.RUNNING:
+        connection.execute(statements.ASK_TO_CANCEL, parameters)
+        asked_at = request.cancel_requested_at or now
+        return CancelRunning(replace(request, cancel_requested_at=asked_at))
+    connection.execute(statements.CANCEL_PENDING, parameters)
+    journal = Journal()
+    journal.moved(request.id, request.environment, request.state, RequestState.CANCELLED, now)
+    cancelled = replace(
+        request, state=RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
+    )
+    return CancelledPending(cancelled, journal.write(connection))
+
+
+def _refusal(
+    connection: Connection,
+    new: NewRequest,
+    environment: Environment | None,
+    max_pending: int | None,
+) -> Duplicate | NameTaken | QueueFull | None:
+    """Why nothing is written. A request that exists already is told apart first."""
+    if new.idempotency_key is not None:
+        known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
+        if known is not None:
+            return Duplicate(request_of(known))
+    if environment is not None:
+        name = environment.name
+        found = _one(connection, statements.LOCKED_ENVIRONMENT_BY_NAME, of_name=name)
+        if found is not None and (holder := environment_of(found)).state.is_live:
+            return NameTaken(holder)
+    if max_pending is not None:
+        pending: int = connection.execute(statements.PENDING_TALLY).scalar_one()
+        if pending >= max_pending:
+            return QueueFull(pending)
+    return None
+
+
+def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
+    return connection.execute(statement, parameters).one_or_none()
+
+
+def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
+    """Write the environment in the place of one that ended under the same name."""
+    connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
+    connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
+    connection.execute(statements.INSERT_ENVIRONMENT, environment_values(environment))
+    journal.noted(
+        ENVIRONMENT_STATE,
+        environment.created_at,
+        {"state": environment.state.value, "address": environment.address},
+        environment=environment.name,
+    )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables. `migrations/` must lead to exactly these; a test compares the two.
+
+Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows.py` encodes.
+
+The database itself holds the invariants: a state is one of the enum's, only a final request has
+`finished_at`, only a running one has an attempt behind it. Three indexes are partial, so that what
+a daemon asks all day costs the same whether ten requests have ended or a million: the claim reads
+`ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`.
+Their conditions are literals, because a planner cannot match a bound parameter to them.
+
+`tally` is one row: how many requests stand in each state, and the last event's number. Every
+transaction that writes an event updates it, so a count costs one row, and numbers of events are
+given out in the order of commits: who resumes after number n has missed nothing below n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+from .states import FINAL_STATES, EnvironmentState, ReplicaState, RequestState, Schedule
+
+metadata = MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "ck": "%(constraint_name)s"}
+)
+
+# SQLite numbers rows by itself only where the type is spelled INTEGER.
+_Sequence = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _one_of(column: str, values: Iterable[StrEnum]) -> str:
+    listed = ", ".join(f"'{value.value}'" for value in values)
+    return f"{column} IN ({listed})"
+
+
+_FINAL = _one_of("state", [state for state in RequestState if state in FINAL_STATES])
+_IS_PENDING = text("state = 'PENDING'")
+_IS_UNFINISHED = text("finished_at IS NULL")
+_HAS_KEY = text("idempotency_key IS NOT NULL")
+_HAS_ENVIRONMENT = text("environment IS NOT NULL")
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("seq", _Sequence, primary_key=True, autoincrement=True),  # the order of arrival
+    Column("id", String(16), nullable=False),
+    Column("operation", Text, nullable=False),
+    Column("schedule", Text, nullable=False),
+    Column("payload", Text, nullable=False),  # JSON
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("environment", Text),
+    Column("priority", Integer, nullable=False),
+    Column("idempotency_key", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("timeout_seconds", Double),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("cancel_requested_at", Double),
+    Column("worker", Text),
+    Column("worker_pid", Integer),
+    Column("worker_started_at", Double),
+    Column("peak_bytes", BigInteger),
+    Column("result", Text),  # JSON
+    Column("error", Text),  # JSON: a RequestError
+    CheckConstraint(_one_of("state", RequestState), name="ck_requests_state"),
+    CheckConstraint(_one_of("schedule", Schedule), name="ck_requests_schedule"),
+    CheckConstraint(f"(finished_at IS NOT NULL) = ({_FINAL})", name="ck_requests_finished_at"),
+    CheckConstraint(
+        "state != 'RUNNING' OR (started_at IS NOT NULL AND attempts > 0)",
+        name="ck_requests_started_at",
+    ),
+    CheckConstraint("error IS NULL OR state = 'FAILED'", name="ck_requests_error"),
+    sqlite_autoincrement=True,  # a number is never given twice, even after rows were collected
+)
+Index("ix_requests_id", requests.c.id, unique=True)
+Index(
+    "ix_requests_idempotency_key",
+    requests.c.idempotency_key,
+    unique=True,
+    sqlite_where=_HAS_KEY,
+    postgresql_where=_HAS_KEY,
+)
+Index(
+    "ix_requests_claim",
+    requests.c.schedule,
+    requests.c.priority.desc(),
+    requests.c.seq,
+    sqlite_where=_IS_PENDING,
+    postgresql_where=_IS_PENDING,
+)
+Index(
+    "ix_requests_unfinished",
+    requests.c.seq,
+    sqlite_where=_IS_UNFINISHED,
+    postgresql_where=_IS_UNFINISHED,
+)
+Index(
+    "ix_requests_environment",
+    requests.c.environment,
+    requests.c.seq,
+    sqlite_where=_HAS_ENVIRONMENT,
+    postgresql_where=_HAS_ENVIRONMENT,
+)
+
+environments = Table(
+    "environments",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("spec", Text, nullable=False),  # JSON
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("request_id", String(16)),
+    Column("address", Text),
+    Column("error", Text),  # JSON: a RequestError
+    CheckConstraint(_one_of("state", EnvironmentState), name="ck_environments_state"),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("environment", Text, nullable=False, index=True),
+    Column("ordinal", Integer, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("run_dir", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("pid", Integer),
+    Column("restarts", Integer, nullable=False),
+    Column("exit", Text),  # JSON: an ExitReason
+    CheckConstraint(_one_of("state", ReplicaState), name="ck_replicas_state"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", _Sequence, primary_key=True, autoincrement=False),  # numbered by `tally`
+    Column("at", Double, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("request_id", String(16), index=True),
+    Column("environment", Text),
+    Column("data", Text, nullable=False),  # JSON
+)
+
+tally = Table(
+    "tally",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("last_event", BigInteger, nullable=False),
+    *(Column(state.value.lower(), BigInteger, nullable=False) for state in RequestState),
+    CheckConstraint("id = 1", name="ck_tally_one_row"),
+)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which state may follow which: the only place that decides it.
+
+The statements repeat each rule as their guard (`WHERE state = …`), so that the database refuses
+what this table refuses; a test walks the whole product of states and compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .errors import InvalidTransition
+from .states import EnvironmentState, RequestState
+
+REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
+    RequestState.PENDING: frozenset({RequestState.RUNNING, RequestState.CANCELLED}),
+    RequestState.RUNNING: frozenset(
+        {
+            RequestState.PENDING,  # released before it began, or requeued after a lost daemon
+            RequestState.SUCCEEDED,
+            RequestState.FAILED,
+            RequestState.CANCELLED,
+        }
+    ),
+    RequestState.SUCCEEDED: frozenset(),
+    RequestState.FAILED: frozenset(),
+    RequestState.CANCELLED: frozenset(),
+}
+
+_OBSERVED = frozenset({EnvironmentState.READY, EnvironmentState.DEGRADED, EnvironmentState.FAILED})
+_ENDS = frozenset({EnvironmentState.STOPPING, EnvironmentState.STOPPED})
+
+# A name that is taken again by a new launch is a new row, not a transition of the old one.
+ENVIRONMENT_TRANSITIONS: Mapping[EnvironmentState, frozenset[EnvironmentState]] = {
+    EnvironmentState.PENDING: _OBSERVED | _ENDS | {EnvironmentState.STARTING},
+    # Back to PENDING: its launch was queued again after a lost daemon.
+    EnvironmentState.STARTING: _OBSERVED | _ENDS | {EnvironmentState.PENDING},
+    EnvironmentState.READY: _OBSERVED - {EnvironmentState.READY} | _ENDS,
+    EnvironmentState.DEGRADED: _OBSERVED - {EnvironmentState.DEGRADED} | _ENDS,
+    EnvironmentState.FAILED: _ENDS,
+    # Whoever still observes replicas that go down must not bring the environment back to life.
+    EnvironmentState.STOPPING: frozenset({EnvironmentState.STOPPED, EnvironmentState.FAILED}),
+    EnvironmentState.STOPPED: frozenset(),
+}
+
+
+def may_follow(before: EnvironmentState, after: EnvironmentState) -> bool:
+    """Whether an environment may go from `before` to `after`."""
+    return after in ENVIRONMENT_TRANSITIONS[before]
+
+
+def check_transition(request_id: str, before: RequestState, after: RequestState) -> None:
+    """Refuse what a request may not do.
+
+    Raises:
+        InvalidTransition
+    """
+    if after not in REQUEST_TRANSITIONS[before]:
+        raise InvalidTransition(f"request {request_id}", before.value, after.value)
