@@ -32,11 +32,11 @@ class PlanError(ExecutorError):
         self.hint = hint
 
 
-class NoRoom(ExecutorError):  # noqa: N818 - the word the contract and the dispatcher use
+class NoRoom(ExecutorError):
     """Every worker that may exist has a task; ask `room()` before submitting."""
 
 
-class NotRunning(ExecutorError):  # noqa: N818
+class NotRunning(ExecutorError):
     """The executor has not been started, or has been stopped."""
 
 
@@ -44,7 +44,7 @@ class FrameError(ExecutorError):
     """A pipe carried something that is not one of our frames."""
 
 
-class TaskCancelled(BaseException):  # noqa: N818
+class TaskCancelled(BaseException):
     """Raised in a worker's main thread while its operation runs: the task was cancelled.
 
     A `BaseException`, as `KeyboardInterrupt` is one: an operation's `except Exception` must not

@@ -10,7 +10,7 @@ The data flow, and who owns what:
     │                  │ wake-up │  wait: wake-up           │◀─ pipe ──────────┘ progress, outcome
     │ cancel(id) ──────┼────────▶│        every pipe        │◀─ pidfd ───────── its death
     │   └─ SIGTERM ────┼─────────┼────────every sentinel────┼──────────────▶
-    │                  │         │        the zygote's      │◀─ socket ─────── zygote: forked, exited
+    │                  │         │        the zygote's      │◀─ socket ────── zygote: forked, exited
     │                  │◀────────┼─ on_event(event)         │── "fork" ──────▶   └─ forks workers
     └──────────────────┘         └──────────────────────────┘
                                                      lifeline (held open by the daemon, never
@@ -58,17 +58,34 @@ ever meet its own task.
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from .messages import EventSink, ExecutorStatus, Task
+from .cgroup_factory import cgroup_factory
+from .errors import NoRoom, NotRunning
+from .messages import Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
 from .plan import Plan
+from .pool import Pool, Pools, Run, StopReason, task_frame
+from .sources import SourceFactory, WorkerSource
+from .spawn import Spawner
+from .supervisor import Supervisor
+from .worker_cgroups import WorkerCgroups
+from .zygote_link import ZygoteLink
+
+FORK_IS_SAFE = sys.platform == "linux"
 
 
 class BurstableExecutor:
     """Runs tasks in worker processes within a plan.
 
-    Thread-safe, except that `start` and `stop` belong to one thread. Every event reaches
-    `on_event` on the supervisor thread, and `Started` comes before the outcome of its task.
+    Thread-safe, except that `start` and `stop` belong to one thread (never the supervisor's).
+    Every event reaches `on_event` on the supervisor thread, and `Started` comes before the outcome
+    of its task. `on_event` must return at once, and may call everything but `start` and `stop`.
+    An executor runs once.
     """
 
     def __init__(
@@ -80,17 +97,44 @@ class BurstableExecutor:
         on_event: EventSink,
         cancel_grace_seconds: float = 5.0,
         log_tail_lines: int = 20,
+        use_zygote: bool = FORK_IS_SAFE,
     ) -> None:
         self._plan = plan
+        self._preload = preload
+        self._home = home
         self._on_event = on_event
+        self._grace_seconds = cancel_grace_seconds
+        self._log_tail_lines = log_tail_lines
+        self._use_zygote = use_zygote
+        self._pools = Pools(plan)
+        self._running = False  # under the pools' lock
+        self._supervisor: Supervisor | None = None
+        self._lifeline: tuple[int, int] = (-1, -1)
 
     def start(self) -> None:
-        """Start the zygote and the guaranteed workers; returns before they are ready."""
-        raise NotImplementedError
+        """Start the zygote and the guaranteed workers; returns before they are ready.
+
+        Raises:
+            OSError: this interpreter cannot be started a second time.
+        """
+        # Nobody writes to it. The workers hold the reading end, we alone the writing one.
+        self._lifeline = os.pipe()
+        self._supervisor = Supervisor(
+            self._pools,
+            make_source=self._source_factory(self._lifeline[0]),
+            cgroups=WorkerCgroups(cgroup_factory(), limit_bytes=self._plan.worker_bytes),
+            on_event=self._on_event,
+            grace_seconds=self._grace_seconds,
+            log_tail_lines=self._log_tail_lines,
+        )
+        self._supervisor.start()
+        with self._pools.lock:
+            self._running = True
 
     def room(self, schedule: str) -> int:
         """How many tasks of `schedule` may be submitted right now."""
-        raise NotImplementedError
+        with self._pools.lock:
+            return self._pools.by_schedule[schedule].room() if self._running else 0
 
     def submit(self, task: Task) -> None:
         """Run `task`; its worker may still have to be forked.
@@ -98,17 +142,79 @@ class BurstableExecutor:
         Raises:
             NoRoom: `room` was 0.
             NotRunning: before `start` or after `stop`.
+            TypeError, FrameError: the payload is no JSON, or too much of it.
         """
-        raise NotImplementedError
+        run = Run(task, task_frame(task))
+        with self._pools.lock:
+            if not self._running or self._supervisor is None:
+                raise NotRunning("the executor is not running")
+            pool = self._pools.by_schedule[task.schedule]
+            if not pool.room():
+                raise NoRoom(f"{pool.capacity} {task.schedule} tasks are under way already")
+            self._pools.runs[task.id] = run
+            self._place(self._supervisor, pool, run)
+        self._supervisor.ring()
 
     def cancel(self, task_id: str) -> bool:
         """Cancel at once; False when no such task is waiting or running here."""
-        raise NotImplementedError
+        with self._pools.lock:
+            run = self._pools.runs.get(task_id)
+            if run is None or self._supervisor is None:
+                return False
+            if run.worker is not None:
+                self._supervisor.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
+                return True
+            del self._pools.runs[task_id]
+            self._pools.by_schedule[run.task.schedule].waiting.remove(run)
+            self._supervisor.notify(Cancelled(task_id, time.time()))
+        self._supervisor.ring()
+        return True
 
     def status(self) -> ExecutorStatus:
-        """Every worker, and the plan."""
-        raise NotImplementedError
+        """Every worker with its memory, and the plan."""
+        with self._pools.lock:
+            workers = [worker.status() for worker in self._pools.workers()]
+        return ExecutorStatus([_with_memory(worker) for worker in workers], self._plan.to_json())
 
     def stop(self, grace_seconds: float = 5.0) -> None:
         """End every task, worker, the zygote and the thread; returns when all are gone."""
-        raise NotImplementedError
+        with self._pools.lock:
+            was_running, self._running = self._running, False
+        if not was_running or self._supervisor is None:
+            return
+        self._supervisor.stop(grace_seconds)
+        for end in self._lifeline:
+            os.close(end)
+
+    def _place(self, supervisor: Supervisor, pool: Pool, run: Run) -> None:
+        """Hand the task to an idle worker, here and now; else it waits for one. Under the lock."""
+        worker = pool.idle_worker()
+        if worker is None:
+            pool.waiting.append(run)
+            return
+        # Noted first: the worker's outcome must not be told before.
+        supervisor.notify(supervisor.started(worker, run))
+        if not supervisor.assign(pool, worker, run, time.monotonic()):
+            supervisor.unclog(worker)
+
+    def _source_factory(self, lifeline: int) -> SourceFactory:
+        if self._use_zygote:
+            return partial(self._make_zygote, lifeline)
+        return partial(self._make_spawner, lifeline)
+
+    def _make_zygote(self, lifeline: int, may_preload: bool) -> WorkerSource:
+        preload = self._preload if may_preload else ()
+        return ZygoteLink(lifeline=lifeline, home=self._home, preload=preload)
+
+    def _make_spawner(self, lifeline: int, _may_preload: bool) -> WorkerSource:
+        return Spawner(lifeline=lifeline, home=self._home)
+
+
+def _with_memory(worker: WorkerStatus) -> WorkerStatus:
+    """The status with what is resident now; as it is when the worker is gone meanwhile."""
+    try:
+        with open(f"/proc/{worker.pid}/statm", "rb") as file:
+            pages = int(file.read().split()[1])
+    except OSError:
+        return worker
+    return replace(worker, rss_bytes=pages * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policy: plain values in, a number or a reason out. Effects happen in `supervisor.py`.
+
+The seams for memory: whether a burst worker may start now is `workers_wanted`, whether a worker may
+stay is `reason_to_recycle`.
+"""
+
+from __future__ import annotations
+
+from .messages import SHORT
+
+# A burst worker that had nothing to do for so long leaves, so that memory falls back after a burst.
+BURST_IDLE_SECONDS = 10.0
+
+# What a worker may have grown by since it was forked (leaks, caches, fragmentation).
+MOST_GROWTH_BYTES = 96 * 2**20
+
+# SHORT workers are forked one after another: those that exist mostly clear the queue before the
+# next one is up, and a flood of tiny tasks must not fork a process for each.
+MOST_SHORT_FORKS_AT_ONCE = 1
+MOST_LONG_FORKS_AT_ONCE = 16
+
+_FIRST_BACK_OFF_SECONDS = 0.05
+_MOST_BACK_OFF_SECONDS = 5.0
+
+# After so many starts in vain, waiting tasks are told rather than left to hang.
+MOST_FAILED_STARTS = 6
+# The preload itself may be what kills the zygote: then workers start without it.
+FAILED_STARTS_BEFORE_BARE = 3
+
+
+def workers_wanted(
+    *,
+    schedule: str,
+    guaranteed: int,
+    capacity: int,
+    living: int,
+    leaving: int,
+    idle: int,
+    waiting: int,
+    asked: int,
+) -> int:
+    """How many workers to ask for now.
+
+    `living` are those that take tasks, `leaving` those on their way out, `asked` those asked for.
+    A guaranteed worker is replaced once it is gone, a burst worker only when a task waits.
+    """
+    below_guarantee = guaranteed - living - leaving - asked
+    for_work = waiting - idle - asked
+    if schedule == SHORT and living > 0:
+        for_work = min(for_work, MOST_SHORT_FORKS_AT_ONCE - asked)
+    most_now = MOST_LONG_FORKS_AT_ONCE - asked
+    return max(0, min(max(below_guarantee, for_work), capacity - living - asked, most_now))
+
+
+def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
+    """Why a worker that has finished its task must leave; None when it may stay."""
+    if grown_bytes is not None and grown_bytes > MOST_GROWTH_BYTES:
+        return f"it had grown by {grown_bytes / 2**20:.0f} MB"
+    return None
+
+
+def back_off_seconds(failures: int) -> float:
+    """How long to wait before the next start, after so many that failed in a row."""
+    if failures == 0:
+        return 0.0
+    doubled: float = _FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 16)
+    return min(_MOST_BACK_OFF_SECONDS, doubled)

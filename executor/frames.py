@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON over a worker's pipe: four bytes of length, then the JSON.
+
+Both ends use it; what the frames say stands in `worker.py`. A length comes first, so that a
+10 MB result is parsed once, when it is complete.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import orjson
+
+from .errors import FrameError
+
+_LENGTH = struct.Struct("<I")
+HEADER_BYTES = _LENGTH.size
+
+# Beyond this a result is a file, not a message; the daemon must hold it in memory.
+MAX_FRAME_BYTES = 256 * 2**20
+MAX_RESULT_BYTES = MAX_FRAME_BYTES - 2**20  # leaves room for what is told around it
+
+
+def encode_frame(message: Any) -> bytes:
+    """`message` as one frame.
+
+    Raises:
+        TypeError: it is not JSON.
+        FrameError: it is larger than `MAX_FRAME_BYTES`.
+    """
+    body = orjson.dumps(message)
+    if len(body) > MAX_FRAME_BYTES:
+        size, most = len(body) / 2**20, MAX_FRAME_BYTES // 2**20
+        raise FrameError(f"{size:,.0f} MB of JSON are too much for a pipe, which takes {most} MB")
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(header: bytes | bytearray) -> int:
+    """How long the body after this header is.
+
+    Raises:
+        FrameError: no frame of ours is that long.
+    """
+    (length,) = _LENGTH.unpack_from(header)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes was announced")
+    return int(length)
+
+
+def encode_result(result: Any) -> orjson.Fragment:
+    """`result`, encoded once, to be put into a message as it is.
+
+    Raises:
+        TypeError: it is not JSON.
+        FrameError: it is larger than `MAX_RESULT_BYTES`.
+    """
+    body = orjson.dumps(result)
+    if len(body) > MAX_RESULT_BYTES:
+        size, most = len(body) / 2**20, MAX_RESULT_BYTES // 2**20
+        raise FrameError(f"the result is {size:,.0f} MB of JSON; {most} MB can be returned")
+    return orjson.Fragment(body)
+
+
+class FrameReader:
+    """Makes frames of what a pipe delivers, however it was cut."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The frames that `data` completed.
+
+        Raises:
+            FrameError: the other end does not speak our frames.
+        """
+        self._buffer += data
+        frames = []
+        while (body := self._next_body()) is not None:
+            frames.append(parse_body(body))
+        return frames
+
+    def _next_body(self) -> bytes | None:
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return None
+        end = HEADER_BYTES + body_length(buffer)
+        if len(buffer) < end:
+            return None
+        body = bytes(buffer[HEADER_BYTES:end])
+        del buffer[:end]
+        return body
+
+
+def parse_body(body: bytes) -> Any:
+    """What the body of one frame says.
+
+    Raises:
+        FrameError: it is not JSON.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise FrameError("a frame held no JSON") from exc

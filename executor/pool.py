@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books: who is idle, who runs what, who waits. No effects beyond a frame in a pipe.
+
+Everything here is used under `Pools.lock`. The stages of a worker:
+
+    IDLE ──task──▶ RUNNING ──cancel, time-out, stop──▶ STOPPING ──grace over──▶ KILLED
+     ▲  │             │                                   │                       │
+     │  └─ idle out ──┼────▶ LEAVING ◀── must retire ─────┘                       ▼
+     └── outcome ─────┘         └────────────────── its death, from any stage ──▶ DEAD
+
+A stage has at most one deadline; what happens at it stands in `supervisor.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import math
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .decisions import workers_wanted
+from .frames import FrameReader, encode_frame
+from .messages import LONG, SHORT, Task, WorkerStatus
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from .sources import Exited
+    from .worker_cgroups import WorkerCgroup
+
+
+class Stage(enum.Enum):
+    """Where a worker stands; the deadline, where there is one, is in brackets."""
+
+    IDLE = enum.auto()  # [burst: leaves]
+    RUNNING = enum.auto()  # [the task's time-out: told to stop]
+    STOPPING = enum.auto()  # told to stop [killed]
+    LEAVING = enum.auto()  # has no task and is given none [killed]
+    KILLED = enum.auto()  # SIGKILL was sent to its tree
+    DEAD = enum.auto()  # waits for the word of who reaped it [buried without]
+
+
+class StopReason(enum.Enum):
+    """Why a running task was told to stop."""
+
+    CANCELLED = enum.auto()
+    TIMED_OUT = enum.auto()
+    SHUT_DOWN = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One task on its way: waiting for a worker, or in one."""
+
+    task: Task
+    frame: bytes
+    worker: PooledWorker | None = None
+    started: float = 0.0  # monotonic
+    stop_reason: StopReason | None = None
+    machine_oom_kills: int | None = None  # of the whole machine, when it was handed over
+
+
+@dataclass(eq=False, slots=True)
+class PooledWorker:
+    """A worker, as the daemon sees it."""
+
+    name: str
+    schedule: str
+    ordinal: int
+    guaranteed: bool
+    pid: int
+    started_at: float  # with the pid, its identity
+    pipe: socket.socket
+    sentinel: int | None
+    source_number: int  # which zygote forked it
+    born: float  # monotonic
+    cgroup: WorkerCgroup | None = None
+    reader: FrameReader = field(default_factory=FrameReader)
+    unsent: bytearray = field(default_factory=bytearray)
+    stage: Stage = Stage.IDLE
+    deadline: float = math.inf  # monotonic
+    run: Run | None = None
+    tasks_run: int = 0
+    first_rss_bytes: int | None = None
+    rss_bytes: int | None = None
+    pipe_ended: bool = False
+    watched: bool = True  # its sentinel is waited for
+    died_idle: bool = False  # of its own, with nothing to do
+    exited: Exited | None = None
+
+    def send(self, frame: bytes) -> bool:
+        """Write without waiting; False when some of it has to wait for room in the pipe."""
+        try:
+            sent = 0 if self.unsent else self.pipe.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it is dying, which is noticed elsewhere
+            return True
+        if sent < len(frame):
+            self.unsent += memoryview(frame)[sent:]
+        return not self.unsent
+
+    def send_rest(self) -> bool:
+        """Go on writing; True when all is out."""
+        try:
+            sent = self.pipe.send(self.unsent)
+            del self.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()
+        return not self.unsent
+
+    @property
+    def grown_bytes(self) -> int | None:
+        """What it has grown by since its first task."""
+        if self.rss_bytes is None or self.first_rss_bytes is None:
+            return None
+        return self.rss_bytes - self.first_rss_bytes
+
+    def status(self) -> WorkerStatus:
+        """For people; without the memory, which has to be read."""
+        task = None if self.run is None else self.run.task
+        return WorkerStatus(
+            name=self.name,
+            schedule=self.schedule,
+            pid=self.pid,
+            guaranteed=self.guaranteed,
+            task_id=None if task is None else task.id,
+            label="" if task is None else task.label,
+            tasks_run=self.tasks_run,
+        )
+
+
+class Pool:
+    """The workers of one schedule, and the tasks that wait for one of them."""
+
+    def __init__(self, schedule: str, *, guaranteed: int, capacity: int) -> None:
+        self.schedule = schedule
+        self.guaranteed = guaranteed
+        self.capacity = capacity
+        self.workers: dict[int, PooledWorker] = {}  # by ordinal
+        self.asked: set[int] = set()
+        self.waiting: deque[Run] = deque()
+        self._idle: list[int] = []  # heap of ordinals; may name workers that are idle no more
+        self._idle_count = 0
+        self._busy_count = 0
+        self._leaving_count = 0
+
+    def room(self) -> int:
+        """How many tasks may still be taken on."""
+        return max(0, self.capacity - self._busy_count - len(self.waiting))
+
+    def wanted(self) -> int:
+        """How many workers to ask for now."""
+        return workers_wanted(
+            schedule=self.schedule,
+            guaranteed=self.guaranteed,
+            capacity=self.capacity,
+            living=len(self.workers) - self._leaving_count,
+            leaving=self._leaving_count,
+            idle=self._idle_count,
+            waiting=len(self.waiting),
+            asked=len(self.asked),
+        )
+
+    def next_ordinal(self) -> int:
+        """The smallest that is free, so that guaranteed workers keep their names."""
+        ordinal = 1
+        while ordinal in self.workers or ordinal in self.asked:
+            ordinal += 1
+        return ordinal
+
+    def enter(self, worker: PooledWorker, stage: Stage, *, deadline: float = math.inf) -> None:
+        """Move a worker to a stage: the one place where stages and counts change."""
+        self._count(worker, -1)
+        worker.stage, worker.deadline = stage, deadline
+        self._count(worker, +1)
+        if stage is Stage.IDLE:
+            heapq.heappush(self._idle, worker.ordinal)
+
+    def add(self, worker: PooledWorker) -> None:
+        """A worker was born; it is idle."""
+        self.asked.discard(worker.ordinal)
+        self.workers[worker.ordinal] = worker
+        self._count(worker, +1)
+        heapq.heappush(self._idle, worker.ordinal)
+
+    def remove(self, worker: PooledWorker) -> None:
+        """A worker was buried."""
+        self._count(worker, -1)
+        del self.workers[worker.ordinal]
+
+    def idle_worker(self) -> PooledWorker | None:
+        """The idle worker of the smallest ordinal: burst workers get to idle out."""
+        while self._idle:
+            worker = self.workers.get(heapq.heappop(self._idle))
+            if worker is not None and worker.stage is Stage.IDLE:
+                return worker
+        return None
+
+    def assign(self, worker: PooledWorker, run: Run, now: float) -> bool:
+        """Hand the task to the worker; False when some of the frame has to wait."""
+        timeout = run.task.timeout_seconds
+        deadline = math.inf if timeout is None else now + timeout
+        worker.run, run.worker, run.started = run, worker, now
+        self.enter(worker, Stage.RUNNING, deadline=deadline)
+        return worker.send(run.frame)
+
+    def unassign(self, worker: PooledWorker) -> Run | None:
+        """Its task is over."""
+        run = worker.run
+        if run is not None:
+            self._count(worker, -1)
+            worker.run = run.worker = None
+            self._count(worker, +1)
+        return run
+
+    def _count(self, worker: PooledWorker, change: int) -> None:
+        if worker.run is not None:
+            self._busy_count += change
+        if worker.stage is Stage.IDLE:
+            self._idle_count += change
+        elif worker.stage is not Stage.RUNNING:
+            self._leaving_count += change
+
+
+class Pools:
+    """Both pools, the tasks in them, and the lock over all of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.lock = threading.Lock()
+        self.by_schedule = {
+            schedule: Pool(
+                schedule,
+                guaranteed=plan.guaranteed(schedule),
+                capacity=plan.capacity(schedule),
+            )
+            for schedule in (LONG, SHORT)
+        }
+        self.runs: dict[str, Run] = {}
+
+    def of(self, worker: PooledWorker) -> Pool:
+        """The pool the worker belongs to."""
+        return self.by_schedule[worker.schedule]
+
+    def workers(self) -> list[PooledWorker]:
+        """All of both pools."""
+        return [worker for pool in self.by_schedule.values() for worker in pool.workers.values()]
+
+
+def task_frame(task: Task) -> bytes:
+    """The task as a worker reads it.
+
+    Raises:
+        TypeError, FrameError: the payload is no JSON, or too much of it.
+    """
+    return encode_frame(
+        {
+            "task": task.id,
+            "operation": task.operation,
+            "payload": task.payload,
+            "log_path": task.log_path,
+            "label": task.label,
+        }
+    )

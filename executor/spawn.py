@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers without a zygote: each is a program of its own. Slower and larger; right everywhere.
+
+On macOS a forked process must not touch much of the system's frameworks, so nothing may be
+preloaded and forked there. The interface is the zygote's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+
+from .sources import Exited, Forked, Refused, SourceEvent, worker_environment
+
+_DEATH_SECONDS = 1.0  # from the end of a process's files to its being reaped
+
+
+class Spawner:
+    """Starts workers as children of the daemon, as a `WorkerSource`."""
+
+    def __init__(self, *, lifeline: int, home: str) -> None:
+        self._lifeline = lifeline
+        self._home = home
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._events: deque[SourceEvent] = deque()
+        self._bell, self._button = socket.socketpair()
+        self._bell.setblocking(False)
+
+    def fileno(self) -> int:
+        """Readable when `read` has something to say."""
+        return self._bell.fileno()
+
+    def ask(self, name: str) -> None:
+        """Start a worker."""
+        try:
+            self._tell(self._start(name))
+        except OSError as exc:
+            self._tell(Refused(name, f"{exc.strerror} ({type(exc).__name__})"))
+
+    def read(self) -> list[SourceEvent] | None:
+        """What happened since."""
+        self._bell.recv(4096)
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def noticed_death(self, pid: int) -> None:
+        """Reap the worker, and tell how it ended."""
+        child = self._children.get(pid)
+        if child is None:
+            return
+        try:
+            code = child.wait(_DEATH_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its pipe and lives
+            return
+        del self._children[pid]
+        self._tell(Exited(pid, -code if code < 0 else code << 8, None))
+
+    def close(self, grace_seconds: float) -> None:
+        """Workers were ended before; what is left is killed."""
+        for child in self._children.values():
+            child.kill()
+            child.wait()
+        self._children.clear()
+        self._bell.close()
+        self._button.close()
+
+    def _start(self, name: str) -> Forked:
+        ours, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        config = {
+            "name": name,
+            "pipe": workers.fileno(),
+            "lifeline": self._lifeline,
+            "home": self._home,
+        }
+        with workers:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "openenvd.executor.worker", json.dumps(config)],
+                pass_fds=(workers.fileno(), self._lifeline),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=worker_environment(os.environ),
+                cwd=self._home,
+            )
+        self._children[child.pid] = child
+        ours.setblocking(False)
+        sentinel = os.pidfd_open(child.pid) if sys.platform == "linux" else None
+        return Forked(name, child.pid, ours, sentinel)
+
+    def _tell(self, event: SourceEvent) -> None:
+        self._events.append(event)
+        self._button.send(b"!")

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in a worker: one task at a time, from its pipe to its pipe.
+
+Frames the worker reads (see `frames.py`):
+
+    {"task": id, "operation": "package.module:callable", "payload", "log_path", "label"}
+
+and writes:
+
+    {"task": id, "kind": "progress", "data"}
+    {"task": id, "kind": "succeeded", "result", …usage}
+    {"task": id, "kind": "raised", "error": {type, message, hint, kind, traceback}, …usage}
+    {"task": id, "kind": "cancelled", …usage}
+
+where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not be used again.
+
+The callable is called as `callable(payload, request_id, home, progress)`. Its stdout and stderr are
+the task's log by file descriptor, so that what it and its children wrote survives any death.
+
+SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`
+in the main thread; a worker that is idle or still receiving dies of it; one that reports its
+outcome finishes that. It is never given another task afterwards.
+
+A worker ends with its daemon in two ways: its pipe is at its end; and, should it be busy, the
+lifeline ends, on which the kernel sends SIGKILL to its whole process group (`lifeline.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+import setproctitle
+
+from . import frames
+from .errors import FrameError, TaskCancelled
+from .lifeline import tie_to_lifeline
+
+Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
+
+# The kernel picks workers before the daemon, its zygote and the replicas when memory runs out.
+WORKER_OOM_SCORE_ADJ = 600
+
+# Peaks are told apart only when a task used this much more than the worker did before: resetting
+# the kernel's high-water mark costs more than a quick task.
+PEAK_RESOLUTION_BYTES = 2**20
+
+MOST_MESSAGE_CHARS = 10_000
+MOST_TRACEBACK_CHARS = 32_000
+
+EXIT_PIPE_LOST = 74  # the pipe cannot be used any more: nobody could be told anything (EX_IOERR)
+
+
+class Phase(enum.Enum):
+    """What SIGTERM would meet."""
+
+    IDLE = enum.auto()  # waiting for a task or receiving one: it dies of it
+    RUNNING = enum.auto()  # inside the operation: `TaskCancelled` is raised
+    REPORTING = enum.auto()  # around the operation: what is under way is finished
+
+
+def serve(name: str, pipe: socket.socket, *, lifeline: int, home: str) -> NoReturn:
+    """Be the worker `name` until the pipe ends. SIGTERM is blocked until then; never returns."""
+    exit_code = EXIT_PIPE_LOST
+    try:
+        os.setsid()
+        tie_to_lifeline(lifeline)
+        with contextlib.suppress(OSError):  # not on macOS; and raising it is always allowed
+            Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE_ADJ))
+        Worker(name, pipe, home=home).run()
+        exit_code = 0
+    except (OSError, FrameError):  # the daemon is gone, or the operation closed our pipe
+        pass
+    finally:
+        # Not sys.exit: threads, atexit hooks and buffers an operation left must not hold us up.
+        os._exit(exit_code)
+
+
+class Worker:
+    """One worker's life: receive, run, report."""
+
+    def __init__(self, name: str, pipe: socket.socket, *, home: str) -> None:
+        self._name = name
+        self._pipe = pipe
+        self._home = home
+        self._phase = Phase.IDLE
+        self._told_to_stop = False
+        self._shielded = False  # the main thread is writing a frame, which must stay whole
+        self._write_lock = threading.Lock()  # progress may come from the operation's threads
+        self._main_thread = threading.get_ident()
+        self._own_threads = threading.active_count()
+        self._gauge = MemoryGauge()
+        self._folder = Path.cwd()
+
+    def run(self) -> None:
+        """Serve until the pipe ends."""
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._show_title()
+        while (task := self._receive()) is not None:
+            self._phase = Phase.REPORTING
+            self._serve(task)
+            self._phase = Phase.IDLE
+
+    def _serve(self, task: dict[str, Any]) -> None:
+        self._show_title(task["label"])
+        write_to_log(task["log_path"])
+        outcome = self._outcome(task)
+        flush_streams()
+        with contextlib.suppress(OSError):
+            os.chdir(self._folder)
+        usage = self._gauge.read() | {"retire": self._why_retire()}
+        self._send({"task": task["task"], **outcome, **usage})
+        self._show_title()
+
+    def _outcome(self, task: dict[str, Any]) -> dict[str, Any]:
+        try:
+            try:
+                self._phase = Phase.RUNNING
+                # After the phase: a signal that came before it has only left this mark.
+                if self._told_to_stop:
+                    raise TaskCancelled
+                result = self._call(task)
+            finally:
+                self._phase = Phase.REPORTING
+            return {"kind": "succeeded", "result": checked_result(result)}
+        except TaskCancelled:
+            return {"kind": "cancelled"}
+        except BaseException as exc:
+            print_traceback(exc)
+            return {"kind": "raised", "error": describe_error(exc)}
+
+    def _call(self, task: dict[str, Any]) -> Any:
+        operation = find_operation(task["operation"])
+        task_id = task["task"]
+
+        def progress(data: dict[str, Any]) -> None:
+            self._send({"task": task_id, "kind": "progress", "data": data})
+
+        return operation(task["payload"], task_id, self._home, progress)
+
+    def _why_retire(self) -> str | None:
+        """Why a fresh worker must take this one's place; None when it is as good as new."""
+        if (left := threading.active_count() - self._own_threads) > 0:
+            return f"the operation left {left} threads running"
+        if children_are_left():
+            return "the operation left child processes running"
+        return "it was told to stop" if self._told_to_stop else None
+
+    def _receive(self) -> dict[str, Any] | None:
+        header = self._read(frames.HEADER_BYTES)
+        if header is None:
+            return None
+        body = self._read(frames.body_length(header))
+        return None if body is None else frames.parse_body(body)
+
+    def _read(self, size: int) -> bytes | None:
+        """Exactly `size` bytes, or None at the end of the pipe."""
+        data = self._pipe.recv(size)
+        if len(data) == size:
+            return data
+        parts = bytearray(data)
+        while data and len(parts) < size:
+            data = self._pipe.recv(min(size - len(parts), 2**20))
+            parts += data
+        return bytes(parts) if len(parts) == size else None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        frame = frames.encode_frame(message)
+        if threading.get_ident() != self._main_thread:
+            self._write(frame)
+            return
+        self._shielded = True
+        try:
+            self._write(frame)
+        finally:
+            self._shielded = False
+        if self._told_to_stop and self._phase is Phase.RUNNING:
+            self._interrupt()
+
+    def _write(self, frame: bytes) -> None:
+        with self._write_lock:
+            self._pipe.sendall(frame)
+
+    def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        first, self._told_to_stop = not self._told_to_stop, True
+        if self._phase is Phase.IDLE:
+            die_of(signal.SIGTERM)
+        if first and self._phase is Phase.RUNNING and not self._shielded:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        # Once only: the operation's own clean-up must be able to finish.
+        self._phase = Phase.REPORTING
+        raise TaskCancelled
+
+    def _show_title(self, label: str = "") -> None:
+        suffix = f" ({label})" if label else ""
+        setproctitle.setproctitle(f"openenvd: worker {self._name}{suffix}")
+
+
+class MemoryGauge:
+    """Peak and present resident memory of this process, per task."""
+
+    def __init__(self) -> None:
+        self._floor_bytes = 0
+        self._statm: int | None = None
+        with contextlib.suppress(OSError):
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page_bytes = resource.getpagesize()
+        self._restart()
+
+    def read(self) -> dict[str, int | None]:
+        """The peak since the last reading, and what is resident now; in bytes."""
+        peak_bytes = high_water_bytes()
+        if peak_bytes > self._floor_bytes + PEAK_RESOLUTION_BYTES:
+            self._restart()
+        return {"peak_bytes": peak_bytes, "rss_bytes": self._resident_bytes()}
+
+    def _restart(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_bytes(b"5")  # resets the high-water mark
+        self._floor_bytes = high_water_bytes()
+
+    def _resident_bytes(self) -> int | None:
+        if self._statm is None:
+            return None
+        try:
+            return int(os.pread(self._statm, 256, 0).split()[1]) * self._page_bytes
+        except OSError:  # the operation closed it
+            self._statm = None
+            return None
+
+
+def high_water_bytes() -> int:
+    """The most that was ever resident (Linux: since the mark was last reset)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def find_operation(name: str) -> Operation:
+    """The callable that `package.module:callable` names; a dotted attribute will do.
+
+    Raises:
+        ImportError, AttributeError: it cannot be imported.
+    """
+    module_name, _, path = name.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in path.split("."):
+        found = getattr(found, part)
+    operation: Operation = found
+    return operation
+
+
+def checked_result(result: Any) -> Any:
+    """`result`, known to be JSON.
+
+    Raises:
+        TypeError: naming what is not JSON.
+        FrameError: it is too large for a pipe.
+    """
+    try:
+        return frames.encode_result(result)
+    except TypeError as exc:
+        raise TypeError(f"the operation's result is not JSON: {exc}") from exc
+
+
+def describe_error(exc: BaseException) -> dict[str, Any]:
+    """A `TaskError` as JSON. An exception may say more by its attributes `kind` and `hint`."""
+    kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
+    return {
+        "type": qualified_name(type(exc)),
+        "message": sendable(message_of(exc), MOST_MESSAGE_CHARS),
+        "hint": None if hint is None else sendable(str(hint), MOST_MESSAGE_CHARS),
+        "kind": "operation_error" if kind is None else sendable(str(kind), MOST_MESSAGE_CHARS),
+        "traceback": sendable("".join(traceback.format_exception(exc)), MOST_TRACEBACK_CHARS),
+    }
+
+
+def message_of(exc: BaseException) -> str:
+    """What the exception says; exceptions that say nothing are named."""
+    if isinstance(exc, SystemExit):
+        return f"the operation called sys.exit({exc.code!r})"
+    try:
+        return str(exc) or qualified_name(type(exc))
+    except Exception as broken:
+        return f"{qualified_name(type(exc))} (its message raised {qualified_name(type(broken))})"
+
+
+def qualified_name(kind: type) -> str:
+    """`ValueError`, `package.module.SomeError`."""
+    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{prefix}{kind.__qualname__}"
+
+
+def sendable(text: str, most_chars: int) -> str:
+    """`text` without lone surrogates, its middle cut out when it is too long."""
+    if len(text) > most_chars:
+        half = most_chars // 2
+        text = f"{text[:half]}\n…\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def print_traceback(exc: BaseException) -> None:
+    """Into the task's log, unless the exception is the operation's own way to say no."""
+    if getattr(exc, "kind", None) is None:
+        with contextlib.suppress(Exception):  # the log may be closed, or its disk full
+            traceback.print_exception(exc)
+
+
+def children_are_left() -> bool:
+    """Whether a child process still runs; collects those that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def write_to_log(path: str) -> None:
+    """Point stdout and stderr at the end of the file; at nothing when it cannot be opened."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        log = os.open(path, flags, 0o600)
+    except OSError:  # a full disk must not fail a task that may be able to do without
+        log = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if log > 2:  # an operation may have closed 1 or 2, so that the log was opened as one of them
+        os.close(log)
+    sys.stdout = usable_stream(sys.stdout, 1)
+    sys.stderr = usable_stream(sys.stderr, 2)
+
+
+_STREAMS: dict[int, TextIO] = {}
+
+
+def usable_stream(current: Any, descriptor: int) -> TextIO:
+    """The stream over `descriptor`: made once, and again when an operation has closed it."""
+    ours = _STREAMS.get(descriptor)
+    if ours is None or ours.closed:
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        buffered = io.BufferedWriter(raw)
+        ours = io.TextIOWrapper(
+            buffered, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+        _STREAMS[descriptor] = ours
+    return ours if current is not ours else current
+
+
+def flush_streams() -> None:
+    """What the operation printed is in its log before its outcome is told."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def die_of(number: signal.Signals) -> None:
+    """End as if the signal had never been handled, so that the exit status tells the truth."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def main() -> NoReturn:
+    """Where fork is unsafe, a worker is a program of its own (`spawn.py`)."""
+    config = json.loads(sys.argv[1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    pipe = socket.socket(fileno=config["pipe"])
+    pipe.set_inheritable(False)
+    serve(config["name"], pipe, lifeline=config["lifeline"], home=config["home"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One memory cgroup per worker, kept by name: `long-1` gets the group of the `long-1` before it.
+
+Where the system allows no cgroups, every method does nothing and `reading` says so. Counters only
+ever grow, so a reading tells what moved since the last one. Used by the supervisor thread, and by
+whoever submits (`apply_limit`, under the pools' lock).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .pool import PooledWorker
+
+log = logging.getLogger(__name__)
+
+
+class WorkerCgroup(Protocol):
+    """What is needed of a `processes.cgroups.Cgroup`."""
+
+    def add(self, pid: int) -> None: ...
+    def set_limit(self, limit_bytes: int | None) -> None: ...
+    def oom_kills(self) -> int: ...
+    def peak_bytes(self) -> int | None: ...
+    def pids(self) -> list[int]: ...
+    def remove(self) -> None: ...
+
+
+# Makes the group of that name with that limit; None where there are no cgroups.
+CgroupFactory = Callable[[str, int | None], WorkerCgroup | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupReading:
+    """What a worker's cgroup tells at the end of a task. Sizes in bytes."""
+
+    name: str
+    oom_kills_before: int
+    oom_kills_after: int
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the kernel killed something in it for memory."""
+        return self.oom_kills_after > self.oom_kills_before
+
+    @property
+    def evidence(self) -> str:
+        """For people: `cgroup openenvd/long-3, oom_kill 0→1`."""
+        return (
+            f"cgroup openenvd/{self.name}, oom_kill {self.oom_kills_before}→{self.oom_kills_after}"
+        )
+
+
+class WorkerCgroups:
+    """The workers' cgroups, by the workers' names."""
+
+    def __init__(self, create: CgroupFactory | None, *, limit_bytes: int | None) -> None:
+        self._create = create
+        self._limit_bytes = limit_bytes
+        self._groups: dict[str, WorkerCgroup] = {}
+        self._limits: dict[str, int | None] = {}
+        self._oom_kills: dict[str, int] = {}
+
+    def join(self, worker: PooledWorker) -> None:
+        """Put a new worker into its group, before it is given anything to do."""
+        if self._create is None:
+            return
+        try:
+            group = self._groups.get(worker.name) or self._make(worker.name, self._create)
+            if group is not None:
+                group.add(worker.pid)
+                worker.cgroup = group
+        except OSError as exc:
+            log.warning("worker %s runs outside its cgroup: %s", worker.name, exc)
+
+    def apply_limit(self, worker: PooledWorker, limit_bytes: int | None) -> None:
+        """The cap that the next task asked for; None for the plan's."""
+        group = worker.cgroup
+        if group is None:
+            return
+        limit = self._limit_bytes if limit_bytes is None else limit_bytes
+        try:
+            group.set_limit(limit)
+            self._limits[worker.name] = limit
+        except OSError as exc:
+            log.warning("the limit of worker %s could not be set: %s", worker.name, exc)
+
+    def reading(self, worker: PooledWorker, *, always: bool) -> CgroupReading | None:
+        """What the worker's group tells now; None when it has none.
+
+        A SHORT task that simply succeeded is not worth the reading, unless `always`.
+        """
+        group = worker.cgroup
+        if group is None or not (always or worker.schedule == "LONG"):
+            return None
+        try:
+            after, peak = group.oom_kills(), group.peak_bytes()
+        except OSError:
+            return None
+        before = self._oom_kills.get(worker.name, 0)
+        self._oom_kills[worker.name] = after
+        return CgroupReading(worker.name, before, after, peak, self._limits.get(worker.name))
+
+    def close(self) -> None:
+        """Remove every group; one that something still lives in stays."""
+        for name, group in self._groups.items():
+            try:
+                group.remove()
+            except OSError as exc:
+                log.info("the cgroup of worker %s stays: %s", name, exc)
+        self._groups.clear()
+
+    def _make(self, name: str, create: CgroupFactory) -> WorkerCgroup | None:
+        group = create(name, self._limit_bytes)
+        if group is not None:
+            self._groups[name] = group
+            self._limits[name] = self._limit_bytes
+            self._oom_kills[name] = group.oom_kills()
+        return group

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zygote: a small, single-threaded process that has imported what operations need, and forks.
+
+It imports nothing of the daemon, and nothing it does can harm a worker: workers do not share a
+file, a lock or their fate with it. What it does:
+
+    on its control socket (one message each, SOCK_SEQPACKET, JSON):
+        ◀ {"fork": name}            ▶ {"forked": name, "pid"} + the pipe and a pidfd
+                                    ▶ {"refused": name, "error"}      the system will not fork
+        ◀ its end                   exits; the daemon is gone or does not want it any more
+    when a child ended:             ▶ {"exited": pid, "status", "peak_bytes"}
+    once, after preloading:         ▶ {"ready": seconds it took}
+
+Its memory is frozen (`gc.freeze`) before the first fork, so that workers share its pages for as
+long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
+it ends, also in a container whose pid 1 reaps nothing.
+
+Run as `python -P -m openenvd.executor.zygote CONFIG`, where CONFIG is JSON: `control` and
+`lifeline` (descriptors), `home`, `preload` (modules).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+import setproctitle
+
+from .worker import serve
+
+MOST_MESSAGE_BYTES = 65_536
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Zygote:
+    """Waits on its control socket and on SIGCHLD; forks, reaps, tells."""
+
+    def __init__(self, control: socket.socket, *, lifeline: int, home: str) -> None:
+        self._control = control
+        self._lifeline = lifeline
+        self._home = home
+        self._wakeup, wakeup_end = os.pipe()
+        for end in (self._wakeup, wakeup_end):
+            os.set_blocking(end, False)
+        self._wakeup_end = wakeup_end
+        # The handler only has to exist: what wakes us is the byte the interpreter writes.
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the control socket ends."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._wakeup in ready:
+                self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                return
+
+    def tell(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """One message to the daemon."""
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+    def _obey(self) -> bool:
+        """Do what one message says; False at the end."""
+        data = self._control.recv(MOST_MESSAGE_BYTES)
+        if not data:
+            return False
+        name = json.loads(data)["fork"]
+        try:
+            self._fork(name)
+        except OSError as exc:
+            self.tell({"refused": name, "error": f"{exc.strerror} ({type(exc).__name__})"})
+        return True
+
+    def _fork(self, name: str) -> None:
+        ours, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours, workers:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(name, ours, workers)
+            # Before it can be reaped, and so before its pid can be another's.
+            pidfd = os.pidfd_open(pid)
+            try:
+                self.tell({"forked": name, "pid": pid}, (ours.fileno(), pidfd))
+            finally:
+                os.close(pidfd)
+
+    def _become_worker(
+        self, name: str, daemons_end: socket.socket, pipe: socket.socket
+    ) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            daemons_end.close()
+            self._control.close()
+            os.close(self._wakeup)
+            os.close(self._wakeup_end)
+            gc.enable()
+            serve(name, pipe, lifeline=self._lifeline, home=self._home)
+        finally:
+            # Never back into the zygote's loop, whatever happened.
+            os._exit(70)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self.tell({"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024})
+
+
+def preload(modules: list[str]) -> None:
+    """Import what operations need. One that cannot be imported must not keep the others waiting:
+    the task that needs it will say so.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except BaseException:  # also a module that calls sys.exit
+            traceback.print_exc()
+
+
+def adopt_orphans() -> None:
+    """Make the zygote the parent of what a dead worker leaves behind (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main() -> NoReturn:
+    """Preload, freeze, serve."""
+    began = time.monotonic()
+    config = json.loads(sys.argv[1])
+    setproctitle.setproctitle("openenvd: zygote")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A worker is born with SIGTERM blocked and lets it in when it can answer it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    control = socket.socket(fileno=config["control"])
+    for descriptor in (config["control"], config["lifeline"]):
+        os.set_inheritable(descriptor, False)
+    gc.disable()
+    adopt_orphans()
+    preload(config["preload"])
+    zygote = Zygote(control, lifeline=config["lifeline"], home=config["home"])
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError):  # the daemon may be gone at any moment
+        zygote.tell({"ready": time.monotonic() - began})
+        zygote.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
