@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claiming, recording and releasing, through the dispatcher's store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Executable
+
+from openenvd.requests_db import queries, statements, submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.errors import InvalidTransition
+from openenvd.requests_db.records import Outcome, Request, RequestError
+from openenvd.requests_db.results import NotRunning, Recorded
+from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+
+Make = Callable[..., Request]
+
+
+def read(link: Link, request_id: str) -> Request:
+    with link.transaction() as connection:
+        found = queries.get(connection, request_id)
+    assert isinstance(found, Request)
+    return found
+
+
+def plan_of(link: Link, statement: Executable, **parameters: Any) -> str:
+    """What SQLite says it does, with every parameter bound as in real use."""
+    compiled: Any = statement.compile(link._engine)  # type: ignore[attr-defined]
+    values = compiled.construct_params(parameters)
+    bound = tuple(values[name] for name in compiled.positiontup)
+    with link.transaction() as connection:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", bound).all()
+    return " ".join(str(row) for row in rows)
+
+
+def test_claim_takes_the_oldest_first(make_request: Make, dispatch: DispatchStore) -> None:
+    ids = [make_request().id for _ in range(5)]
+    assert [r.id for r in dispatch.claim(Schedule.SHORT, 3, 200.5).requests] == ids[:3]
+    assert [r.id for r in dispatch.claim(Schedule.SHORT, 3, 200.5).requests] == ids[3:]
+
+
+def test_claim_prefers_a_higher_priority(make_request: Make, dispatch: DispatchStore) -> None:
+    low, high, lowest = (make_request(priority=p).id for p in (0, 5, -5))
+    claim = dispatch.claim(Schedule.SHORT, 3, 200.5)
+    assert [r.id for r in claim.requests] == [high, low, lowest]
+
+
+def test_claim_takes_its_own_schedule_alone(make_request: Make, dispatch: DispatchStore) -> None:
+    make_request(schedule=Schedule.LONG)
+    assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
+    assert dispatch.pending_count(Schedule.LONG) == 1
+
+
+def test_claim_skips_cancelled_requests(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request()
+    with link.transaction() as connection:
+        submitting.cancel(connection, request.id, 150.5)
+    assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
+
+
+def test_a_claimed_request_runs_and_its_attempt_counts(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(payload={"a": 1})
+    claim = dispatch.claim(Schedule.SHORT, 3, 200.5)
+    assert claim.requests == (read(link, request.id),)
+    [claimed] = claim.requests
+    assert (claimed.state, claimed.attempts, claimed.started_at) == (
+        RequestState.RUNNING,
+        1,
+        200.5,
+    )
+    assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
+
+
+def test_two_connections_never_claim_the_same_request(make_request: Make, path: Path) -> None:
+    expected = {make_request().id for _ in range(200)}
+    claimed: list[str] = []
+
+    def drain() -> None:
+        store = DispatchStore(path)
+        while requests := store.claim(Schedule.SHORT, 7, 200.5).requests:
+            claimed.extend(request.id for request in requests)
+        store.close()
+
+    threads = [threading.Thread(target=drain) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == len(expected)
+    assert set(claimed) == expected
+
+
+def test_the_claim_reads_the_index_of_pending_requests(link: Link) -> None:
+    told = plan_of(link, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
+    assert "ix_requests_claim" in told
+    assert "TEMP B-TREE" not in told
+
+
+def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(link: Link) -> None:
+    query = statements.newest_requests(
+        by_state=False, unfinished=True, operation=False, environment=False, before=False
+    )
+    assert "ix_requests_unfinished" in plan_of(link, query, up_to=5)
+    assert "ix_requests_unfinished" in plan_of(link, statements.RUNNING_REQUESTS)
+
+
+def test_started_says_which_worker_runs_the_request(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
+    found = read(link, request.id)
+    assert (found.worker, found.worker_pid, found.worker_started_at) == ("short-1", 4711, 190.5)
+    assert found.started_at == 201.5
+
+
+def test_progress_of_a_running_request_becomes_an_event(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    request = make_request(RequestState.RUNNING, environment="trial")
+    [event] = dispatch.record_progress([(request.id, {"phase": "starting"}, 201.5)])
+    assert (event.kind, event.at, event.data) == ("request.progress", 201.5, {"phase": "starting"})
+    assert (event.request_id, event.environment) == (request.id, "trial")
+
+
+def test_progress_of_an_ended_request_is_dropped(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    request = make_request(RequestState.SUCCEEDED)
+    assert dispatch.record_progress([(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == []
+
+
+def test_an_outcome_is_written_with_everything_it_says(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    error = RequestError(
+        ErrorKind.OOM_KILLED, "out of memory", "give it more", {"pid": 7}, ("last", "words")
+    )
+    outcome = Outcome(request.id, RequestState.FAILED, 300.5, error=error, peak_bytes=2**40)
+    [result] = dispatch.record_outcomes([outcome])
+    assert isinstance(result, Recorded)
+    assert result.event.data == {"state": "FAILED"}
+    found = read(link, request.id)
+    assert (found.state, found.finished_at) == (RequestState.FAILED, 300.5)
+    assert (found.error, found.peak_bytes) == (error, 2**40)
+
+
+def test_a_second_outcome_comes_too_late(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    first = Outcome(request.id, RequestState.SUCCEEDED, 300.5, result="first")
+    second = Outcome(request.id, RequestState.CANCELLED, 301.5)
+    written, dropped = dispatch.record_outcomes([first, second])
+    assert isinstance(written, Recorded)
+    assert dropped == NotRunning(request.id, RequestState.SUCCEEDED)
+    assert dispatch.record(outcomes=[second]) == []
+    assert read(link, request.id).result == "first"
+
+
+def test_an_outcome_of_an_unknown_request_is_dropped(dispatch: DispatchStore) -> None:
+    outcome = Outcome("0" * 16, RequestState.SUCCEEDED, 300.5)
+    assert dispatch.record_outcomes([outcome]) == [NotRunning("0" * 16, None)]
+
+
+def test_an_outcome_that_is_no_end_is_refused_and_nothing_of_the_batch_is_written(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    good, bad = make_request(RequestState.RUNNING), make_request(RequestState.RUNNING)
+    batch = [
+        Outcome(good.id, RequestState.SUCCEEDED, 300.5),
+        Outcome(bad.id, RequestState.PENDING, 300.5),
+    ]
+    with pytest.raises(InvalidTransition, match=bad.id):
+        dispatch.record(outcomes=batch)
+    assert read(link, good.id).state is RequestState.RUNNING
+
+
+def test_one_batch_tells_its_events_in_order(make_request: Make, dispatch: DispatchStore) -> None:
+    request = make_request(RequestState.RUNNING)
+    events = dispatch.record(
+        started=[(request.id, "short-1", 1, 1.5, 201.5)],
+        progress=[(request.id, {"n": n}, 202.5) for n in range(3)],
+        outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 203.5)],
+    )
+    assert [event.data for event in events] == [
+        {"n": 0},
+        {"n": 1},
+        {"n": 2},
+        {"state": "SUCCEEDED"},
+    ]
+    assert [event.seq for event in events] == list(range(events[0].seq, events[0].seq + 4))
+
+
+def test_a_batch_may_be_larger_than_sqlite_takes_parameters(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    ids = [make_request().id for _ in range(1100)]
+    dispatch.claim(Schedule.SHORT, len(ids), 200.5)
+    outcomes = [Outcome(id_, RequestState.SUCCEEDED, 300.5) for id_ in ids]
+    assert len(dispatch.record(outcomes=outcomes)) == len(ids)
+
+
+def test_a_released_request_waits_again_in_its_old_place(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    first, second = make_request(), make_request()
+    dispatch.claim(Schedule.SHORT, 1, 200.5)
+    [event] = dispatch.release([first.id], 201.5)
+    assert event.data == {"state": "PENDING"}
+    assert read(link, first.id) == first
+    claim = dispatch.claim(Schedule.SHORT, 2, 202.5)
+    assert [request.id for request in claim.requests] == [first.id, second.id]
+
+
+def test_a_request_cancelled_between_claim_and_release_ends_there(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    with link.transaction() as connection:
+        submitting.cancel(connection, request.id, 201.5)
+    [event] = dispatch.release([request.id], 202.5)
+    assert event.data == {"state": "CANCELLED"}
+    assert read(link, request.id).finished_at == 202.5
+
+
+def test_recent_peaks_are_those_of_the_operation_newest_first(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    for peak in (1, 2, 3):
+        request = make_request(RequestState.RUNNING, operation="launch")
+        outcome = Outcome(request.id, RequestState.SUCCEEDED, 300.5, peak_bytes=peak)
+        dispatch.record(outcomes=[outcome])
+    make_request(RequestState.SUCCEEDED, operation="launch")  # not measured
+    assert dispatch.recent_peaks("launch", 2) == [3, 2]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was acknowledged survives the death of the process that acknowledged it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from openenvd.requests_db import queries
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.records import Request
+from openenvd.requests_db.states import RequestState
+from openenvd.requests_db.store import DispatchStore
+
+SUBMITTER = """
+import asyncio, sys
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.states import Schedule
+
+async def main():
+    store = AsyncStore(sys.argv[1])
+    while True:
+        result = await store.submit(NewRequest("noop", Schedule.SHORT, {}), now=1.5)
+        print(result.request.id, flush=True)
+
+asyncio.run(main())
+"""
+
+HALF_DONE = """
+import os, signal, sys
+from openenvd.requests_db import submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.states import Schedule
+
+with Link(sys.argv[1], writes=True).transaction() as connection:
+    submitting.submit(connection, NewRequest("noop", Schedule.SHORT, {}), None, 1.5, None)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        acknowledged = [process.stdout.readline().strip() for _ in range(200)]
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
+    assert process.returncode == -signal.SIGKILL
+    link = Link(path, writes=True)
+    with link.transaction() as connection:
+        assert all(isinstance(queries.get(connection, id_), Request) for id_ in acknowledged)
+        # What was written and not yet acknowledged is there as a whole or not at all.
+        assert queries.counts(connection)["PENDING"] - len(acknowledged) in (0, 1)
+        assert queries.last_seq(connection) == queries.counts(connection)["PENDING"]
+    link.close()
+    check = sqlite3.connect(path)
+    assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    check.close()
+
+
+def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HALF_DONE, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    link = Link(path, writes=True)
+    with link.transaction() as connection:
+        assert queries.list_requests(connection, None, None, None, 10, None) == []
+        assert queries.last_seq(connection) == 0
+    link.close()
+
+
+def test_a_claim_survives_the_claimer(
+    make_request: Callable[..., Request], dispatch: DispatchStore, path: Path
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    dispatch.close()
+    other = DispatchStore(path)
+    assert [found.id for found in other.running()] == [request.id]
+    other.close()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments and replicas as the reconciler writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import (
+    Environment,
+    NewRequest,
+    Replica,
+    RequestError,
+)
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaState, Schedule
+
+MakeEnvironment = Callable[..., Environment]
+
+ERROR = RequestError(ErrorKind.WORKER_LOST, "it is gone", "launch it again")
+REPLICA = Replica("trial-0-7f3a", "trial", 0, "local", ReplicaState.STARTING, "/run/x", 1.5)
+
+
+@pytest.fixture
+async def trial(store: AsyncStore, make_environment: MakeEnvironment) -> Environment:
+    """An environment whose launch is pending."""
+    launch = NewRequest("launch", Schedule.LONG, {}, environment="trial")
+    result = await store.submit(launch, environment=make_environment("trial"), now=100.5)
+    assert isinstance(result, Submitted)
+    found = await store.environment("trial")
+    assert found is not None
+    return found
+
+
+async def test_a_change_is_written_and_told(store: AsyncStore, trial: Environment) -> None:
+    event = await store.set_environment_state(
+        "trial", EnvironmentState.READY, address="http://127.0.0.1:21000", now=200.5
+    )
+    assert event is not None
+    assert (event.kind, event.environment, event.at) == ("environment.state", "trial", 200.5)
+    assert event.data == {"state": "READY", "address": "http://127.0.0.1:21000"}
+    assert await store.environment("trial") == replace(
+        trial,
+        state=EnvironmentState.READY,
+        address="http://127.0.0.1:21000",
+        updated_at=200.5,
+    )
+
+
+@pytest.mark.usefixtures("trial")
+async def test_what_changes_nothing_is_not_told(store: AsyncStore) -> None:
+    last = await store.last_seq()
+    assert await store.set_environment_state("trial", EnvironmentState.PENDING, now=200.5) is None
+    assert await store.last_seq() == last
+
+
+@pytest.mark.usefixtures("trial")
+async def test_a_late_observation_does_not_revive_what_is_going_down(store: AsyncStore) -> None:
+    await store.set_environment_state("trial", EnvironmentState.STOPPING, now=200.5)
+    assert await store.set_environment_state("trial", EnvironmentState.READY, now=300.5) is None
+    environment = await store.environment("trial")
+    assert environment is not None
+    assert environment.state is EnvironmentState.STOPPING
+
+
+async def test_an_unknown_environment_has_no_state_to_change(store: AsyncStore) -> None:
+    assert await store.set_environment_state("nobody", EnvironmentState.READY, now=1.5) is None
+    assert await store.environment("nobody") is None
+
+
+@pytest.mark.usefixtures("trial")
+async def test_an_error_stays_while_the_environment_is_failed(store: AsyncStore) -> None:
+    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
+    event = await store.set_environment_state(
+        "trial", EnvironmentState.FAILED, error=ERROR, now=201.5
+    )
+    assert event is not None
+    assert event.data["error"] == "it is gone"
+    assert await store.set_environment_state("trial", EnvironmentState.FAILED, now=202.5) is None
+    environment = await store.environment("trial")
+    assert environment is not None
+    assert environment.error == ERROR
+
+
+@pytest.mark.usefixtures("trial")
+async def test_another_state_clears_the_error(store: AsyncStore) -> None:
+    await store.set_environment_state("trial", EnvironmentState.DEGRADED, error=ERROR, now=200.5)
+    await store.set_environment_state("trial", EnvironmentState.READY, now=201.5)
+    environment = await store.environment("trial")
+    assert environment is not None
+    assert environment.error is None
+
+
+@pytest.mark.usefixtures("trial")
+async def test_stopped_environments_are_listed_only_on_request(store: AsyncStore) -> None:
+    assert [e.name for e in await store.environments()] == ["trial"]
+    await store.set_environment_state("trial", EnvironmentState.STOPPED, now=200.5)
+    assert await store.environments() == []
+    assert [e.name for e in await store.environments(include_stopped=True)] == ["trial"]
+    assert await store.names() == ["trial"]
+
+
+async def test_a_replica_is_written_once_and_told_on_every_change(store: AsyncStore) -> None:
+    assert await store.upsert_replica(REPLICA, now=2.5) is not None
+    assert await store.upsert_replica(REPLICA, now=3.5) is None
+    died = replace(
+        REPLICA, state=ReplicaState.BACKING_OFF, restarts=1, pid=7, exit={"kind": "exited"}
+    )
+    event = await store.upsert_replica(died, now=4.5)
+    assert event is not None
+    assert (event.kind, event.environment) == ("replica.state", "trial")
+    assert event.data == {
+        "id": REPLICA.id,
+        "ordinal": 0,
+        "state": "BACKING_OFF",
+        "pid": 7,
+        "restarts": 1,
+        "exit": {"kind": "exited"},
+    }
+    assert await store.replicas("trial") == [died]
+
+
+async def test_replicas_are_listed_by_environment_and_ordinal(store: AsyncStore) -> None:
+    for name, ordinal in (("b", 0), ("a", 1), ("a", 0)):
+        other = replace(REPLICA, id=f"{name}-{ordinal}", environment=name, ordinal=ordinal)
+        await store.upsert_replica(other, now=2.5)
+    assert [replica.id for replica in await store.replicas()] == ["a-0", "a-1", "b-0"]
+    assert [replica.id for replica in await store.replicas("a")] == ["a-0", "a-1"]
+    await store.delete_replicas("a")
+    assert [replica.id for replica in await store.replicas()] == ["b-0"]
+
+
+@pytest.mark.usefixtures("trial")
+async def test_a_new_launch_under_an_old_name_starts_without_its_replicas(
+    store: AsyncStore, make_environment: MakeEnvironment
+) -> None:
+    await store.upsert_replica(REPLICA, now=2.5)
+    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
+    launch = NewRequest("launch", Schedule.LONG, {}, environment="trial")
+    await store.submit(launch, environment=make_environment("trial"), now=300.5)
+    assert await store.replicas("trial") == []

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at requests and events, through the API's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import func, select
+
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.records import Request
+from openenvd.requests_db.results import Ambiguous, NotFound
+from openenvd.requests_db.states import RequestState
+from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.tables import requests
+
+Make = Callable[..., Request]
+
+
+async def test_a_unique_beginning_of_an_id_finds_its_request(
+    store: AsyncStore, make_request: Make
+) -> None:
+    request = make_request()
+    assert await store.get(request.id) == request
+    assert await store.get(request.id[:1]) == request
+    assert await store.get(request.id[:5].upper()) == request
+
+
+async def test_a_beginning_that_fits_several_names_them(
+    store: AsyncStore, make_request: Make
+) -> None:
+    ids = [make_request().id for _ in range(17)]  # two of them begin with the same digit
+    digit = next(d for d in "0123456789abcdef" if sum(id_[0] == d for id_ in ids) > 1)
+    found = await store.get(digit)
+    assert isinstance(found, Ambiguous)
+    assert set(found.ids) == {id_ for id_ in ids if id_[0] == digit}
+
+
+async def test_what_cannot_be_an_id_is_not_found(store: AsyncStore, make_request: Make) -> None:
+    make_request()
+    for text in ("", "xyz", "0" * 16, "%", "0" * 17, "'; --"):
+        assert await store.get(text) == NotFound(text)
+
+
+async def test_requests_are_listed_newest_first_and_page_by_page(
+    store: AsyncStore, make_request: Make
+) -> None:
+    made = [make_request() for _ in range(5)]
+    first = await store.list_requests(limit=2)
+    second = await store.list_requests(limit=2, before_seq=first[-1].seq)
+    assert [*first, *second] == list(reversed(made))[:4]
+
+
+async def test_requests_are_listed_by_state_operation_and_environment(
+    store: AsyncStore, make_request: Make
+) -> None:
+    pending = make_request(operation="down", environment="a")
+    running = make_request(RequestState.RUNNING, operation="launch", environment="a")
+    failed = make_request(RequestState.FAILED, operation="launch", environment="b")
+
+    async def ids(**conditions: object) -> list[str]:
+        found = await store.list_requests(**conditions)  # type: ignore[arg-type]
+        return [request.id for request in found]
+
+    active = [RequestState.PENDING, RequestState.RUNNING]
+    assert await ids(states=active) == [running.id, pending.id]
+    assert await ids(states=[RequestState.PENDING, RequestState.FAILED]) == [failed.id, pending.id]
+    assert await ids(operation="launch") == [failed.id, running.id]
+    assert await ids(environment="a") == [running.id, pending.id]
+    assert await ids(operation="launch", environment="a", states=active) == [running.id]
+
+
+async def test_every_change_of_state_is_one_event_in_the_order_of_commits(
+    store: AsyncStore, make_request: Make
+) -> None:
+    requests_ = [make_request(state) for state in RequestState]
+    events = await store.events_after(0)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    for request in requests_:
+        found = await store.get(request.id)
+        assert isinstance(found, Request)
+        told = [e.data["state"] for e in events if e.request_id == request.id]
+        expected = [RequestState.PENDING, RequestState.RUNNING, found.state]
+        assert told == expected[: len(told)]
+        assert told[-1] == found.state
+
+
+async def test_events_resume_after_a_number(store: AsyncStore, make_request: Make) -> None:
+    for _ in range(4):
+        make_request()
+    last = await store.last_seq()
+    assert last == 4
+    assert [event.seq for event in await store.events_after(2)] == [3, 4]
+    assert [event.seq for event in await store.events_after(0, limit=2)] == [1, 2]
+    assert await store.events_after(last) == []
+
+
+async def test_events_of_one_request_or_environment_alone(
+    store: AsyncStore, make_request: Make
+) -> None:
+    first = make_request(environment="a")
+    second = make_request(environment="b")
+    assert [e.request_id for e in await store.events_after(0, request_id=first.id)] == [first.id]
+    assert [e.request_id for e in await store.events_after(0, environment="b")] == [second.id]
+
+
+async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
+    assert await store.last_seq() == 0
+    assert await store.events_after(0) == []
+
+
+async def test_counts_name_every_state_and_agree_with_the_rows(
+    store: AsyncStore, dispatch: DispatchStore, make_request: Make, link: Link
+) -> None:
+    assert await store.counts() == dict.fromkeys(RequestState, 0)
+    for number, state in enumerate(RequestState, 1):
+        for _ in range(number):
+            make_request(state)
+    await store.cancel(make_request().id, 400.5)
+    dispatch.release([make_request(RequestState.RUNNING).id], 400.5)
+    dispatch.recover(400.5, idempotent=set())
+    dispatch.collect(400.5, 2, 1e9)
+    with link.transaction() as connection:
+        query = select(requests.c.state, func.count()).group_by(requests.c.state)
+        real = {row[0]: row[1] for row in connection.execute(query)}
+    assert await store.counts() == dict.fromkeys(RequestState, 0) | real

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of requests whose daemon was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from openenvd.requests_db import queries, submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.records import Request
+from openenvd.requests_db.recovery import fate
+from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+
+Make = Callable[..., Request]
+
+AGAIN = frozenset({"launch"})
+
+
+def lost(**fields: object) -> Request:
+    values: dict[str, object] = {"operation": "launch", "attempts": 1, "max_attempts": 2} | fields
+    return Request(
+        id="7f3a",
+        schedule=Schedule.LONG,
+        payload={},
+        state=RequestState.RUNNING,
+        created_at=1.5,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (lost(), RequestState.PENDING),
+        (lost(attempts=2), RequestState.FAILED),
+        (lost(operation="down"), RequestState.FAILED),
+        (lost(cancel_requested_at=2.5), RequestState.CANCELLED),
+        (lost(operation="down", cancel_requested_at=2.5), RequestState.CANCELLED),
+    ],
+    ids=["idempotent", "attempts spent", "not idempotent", "to be cancelled", "both"],
+)
+def test_the_fate_of_a_lost_request(request_: Request, expected: RequestState) -> None:
+    assert fate(request_, AGAIN) is expected
+
+
+def test_running_names_the_workers_of_a_lost_daemon(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    make_request()
+    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
+    [found] = dispatch.running()
+    assert (found.id, found.worker_pid, found.worker_started_at) == (request.id, 4711, 190.5)
+
+
+def test_an_idempotent_request_is_queued_again_and_forgets_its_worker(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING, operation="launch", max_attempts=2)
+    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
+    recovery = dispatch.recover(400.5, idempotent=AGAIN)
+    [requeued] = recovery.requeued
+    with link.transaction() as connection:
+        assert queries.get(connection, request.id) == requeued
+    assert (requeued.state, requeued.attempts) == (RequestState.PENDING, 1)
+    assert (requeued.worker, requeued.worker_pid, requeued.started_at) == (None, None, None)
+    assert [event.data for event in recovery.events] == [{"state": "PENDING"}]
+
+
+def test_any_other_request_fails_as_lost(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING, operation="down")
+    [failed] = dispatch.recover(400.5, idempotent=AGAIN).failed
+    with link.transaction() as connection:
+        assert queries.get(connection, request.id) == failed
+    assert failed.error is not None
+    assert failed.error.kind is ErrorKind.WORKER_LOST
+    assert failed.finished_at == 400.5
+
+
+def test_a_request_that_was_to_be_cancelled_is(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING, operation="launch", max_attempts=2)
+    with link.transaction() as connection:
+        submitting.cancel(connection, request.id, 300.5)
+    [cancelled] = dispatch.recover(400.5, idempotent=AGAIN).cancelled
+    assert (cancelled.id, cancelled.state) == (request.id, RequestState.CANCELLED)
+
+
+def test_recovery_touches_running_requests_alone_and_once(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    for state in RequestState:
+        make_request(state)
+    assert len(dispatch.recover(400.5, idempotent=AGAIN).failed) == 1
+    assert dispatch.recover(400.5, idempotent=AGAIN).events == ()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Full disks, folders without permission, damaged files: named, and mended without a restart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from openenvd.requests_db import dialect
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.errors import (
+    DatabaseBusy,
+    DatabaseCorrupt,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseUnwritable,
+)
+from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.records import NewRequest, Outcome
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+
+SMALL_DISK_BYTES = 2 * 2**20
+PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of two megabytes."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        pytest.skip("a small tmpfs is mounted by root on Linux")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take whatever is left of the disk."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    return ballast
+
+
+async def submit_until_full(store: AsyncStore) -> list[str]:
+    ids: list[str] = []
+    while True:
+        try:
+            result = await store.submit(PAGE_OF_TEXT, now=1.5)
+        except DatabaseFull:
+            return ids
+        assert isinstance(result, Submitted)
+        ids.append(result.request.id)
+
+
+async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
+    file = small_disk / "requests.db"
+    open_database(file)
+    store, dispatch = AsyncStore(file), DispatchStore(file)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"\0" * 2**19)
+    queued = await submit_until_full(store)
+    with pytest.raises(DatabaseFull) as caught:
+        dispatch.claim(Schedule.SHORT, 100, 2.5)
+    assert "no restart" in str(caught.value.hint)
+    assert (await store.counts())["PENDING"] == len(queued)  # reading still works
+    with pytest.raises(DatabaseFull):
+        await store.submit(PAGE_OF_TEXT, now=1.5)
+
+    ballast.unlink()
+    claimed = dispatch.claim(Schedule.SHORT, 10, 2.5).requests
+    assert [request.id for request in claimed] == queued[:10]
+    outcomes = [Outcome(request.id, RequestState.SUCCEEDED, 3.5) for request in claimed]
+    assert len(dispatch.record(outcomes=outcomes)) == 10
+    await store.close()
+    dispatch.close()
+
+
+async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(small_disk: Path) -> None:
+    file = small_disk / "requests.db"
+    open_database(file)
+    store, dispatch = AsyncStore(file), DispatchStore(file)
+    result = await store.submit(PAGE_OF_TEXT, now=1.5)
+    assert isinstance(result, Submitted)
+    dispatch.claim(Schedule.SHORT, 1, 2.5)
+    ballast = fill(small_disk)
+    outcome = Outcome(result.request.id, RequestState.SUCCEEDED, 3.5, result="y" * 200_000)
+    with pytest.raises(DatabaseFull):
+        dispatch.record(outcomes=[outcome])
+    ballast.unlink()
+    [event] = dispatch.record(outcomes=[outcome])
+    assert event.data == {"state": "SUCCEEDED"}
+    await store.close()
+    dispatch.close()
+
+
+def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
+    ballast = fill(small_disk)
+    with pytest.raises(DatabaseFull):
+        open_database(small_disk / "requests.db")
+    ballast.unlink()
+    open_database(small_disk / "requests.db")
+
+
+@pytest.fixture
+def read_only(path: Path) -> Iterator[Path]:
+    """A database on a file system that lets even root only read."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        path.chmod(0o400)
+        path.parent.chmod(0o500)
+        yield path
+        path.parent.chmod(0o700)
+        return
+    folder = str(path.parent)
+    for options in (["--bind", folder, folder], ["-o", "remount,ro,bind", folder]):
+        if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+            pytest.skip("this machine does not let us mount")
+    yield path
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named(read_only: Path) -> None:
+    with pytest.raises(DatabaseUnwritable) as caught:
+        open_database(read_only)
+    assert "permissions" in str(caught.value.hint)
+    with pytest.raises(DatabaseUnwritable):
+        open_database(read_only.with_name("other.db"))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnwritable, match="No such file") as caught:
+        open_database(tmp_path / "nowhere" / "requests.db")
+    assert "OPENENV_HOME" in str(caught.value.hint)
+
+
+def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnwritable, match="Is a directory"):
+        open_database(tmp_path)
+
+
+def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) -> None:
+    store = DispatchStore(path.parent / "gone" / "requests.db")
+    with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
+        store.running()
+    store.close()
+
+
+def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "requests.db"
+    file.write_bytes(b"not a database" * 1000)
+    with pytest.raises(DatabaseCorrupt, match="no SQLite database") as caught:
+        open_database(file)
+    assert "move the file away" in str(caught.value.hint)
+    assert file.read_bytes().startswith(b"not a database")
+
+
+def test_a_damaged_file_is_named(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    store = DispatchStore(path)
+    with pytest.raises(DatabaseCorrupt, match="damaged"):
+        store.claim(Schedule.SHORT, 1, 1.5)
+    store.close()
+
+
+def test_another_process_that_holds_the_file_too_long_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = dialect.create_engine(dialect.database_url(path), writes=True)
+    monkeypatch.setattr(dialect, "BUSY_TIMEOUT_SECONDS", 0.0)
+    store = DispatchStore(path)
+    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
+        store.running()
+    assert store.running() == []
+    store.close()
+
+
+def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(path: Path) -> None:
+    link = Link(path, writes=True)
+
+    def fail() -> None:
+        with link.transaction() as connection:
+            connection.exec_driver_sql("UPDATE tally SET last_event = 7")
+            connection.exec_driver_sql("SELECT * FROM songs")
+
+    with pytest.raises(DatabaseError, match="no such table"):
+        fail()
+    with link.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT last_event FROM tally").scalar() == 0
+    link.close()
+
+
+def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:
+    store = DispatchStore(path)
+    store.close()
+    store.close()
+    assert store.running() == []
+    store.close()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of transitions, the guards in the SQL and the constraints of the tables agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from openenvd.requests_db import observing, submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.errors import DatabaseError, InvalidTransition
+from openenvd.requests_db.records import Environment, Outcome, Request
+from openenvd.requests_db.rows import environment_values
+from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.tables import environments, replicas, requests
+from openenvd.requests_db.transitions import (
+    ENVIRONMENT_TRANSITIONS,
+    REQUEST_TRANSITIONS,
+    check_transition,
+)
+
+PAIRS = list(product(RequestState, RequestState))
+NAMES = [f"{before}-{after}" for before, after in PAIRS]
+
+
+def state_of(link: Link, request_id: str) -> RequestState:
+    with link.transaction() as connection:
+        query = select(requests.c.state).where(requests.c.id == request_id)
+        return RequestState(connection.execute(query).scalar_one())
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
+def test_the_sql_moves_a_request_exactly_where_the_table_allows(
+    before: RequestState,
+    after: RequestState,
+    make_request: Callable[..., Request],
+    dispatch: DispatchStore,
+    link: Link,
+) -> None:
+    request = make_request(before)
+    if after is RequestState.PENDING:
+        dispatch.release([request.id], 400.5)
+    elif after is RequestState.RUNNING:
+        dispatch.claim(Schedule.SHORT, 10, 400.5)
+    else:
+        dispatch.record_outcomes([Outcome(request.id, after, 400.5)])
+        if after is RequestState.CANCELLED and before is RequestState.PENDING:
+            with link.transaction() as connection:
+                submitting.cancel(connection, request.id, 400.5)
+    moves = before is not after and after in REQUEST_TRANSITIONS[before]
+    assert state_of(link, request.id) is (after if moves else before)
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
+def test_check_transition_refuses_what_the_table_does_not_list(
+    before: RequestState, after: RequestState
+) -> None:
+    if after in REQUEST_TRANSITIONS[before]:
+        check_transition("7f3a", before, after)
+        return
+    with pytest.raises(InvalidTransition, match=f"7f3a cannot go from {before} to {after}"):
+        check_transition("7f3a", before, after)
+
+
+def test_a_final_state_never_changes() -> None:
+    for state in RequestState:
+        assert state.is_final == (not REQUEST_TRANSITIONS[state])
+
+
+@pytest.mark.parametrize("state", [*RequestState, "LIMBO"])
+def test_the_table_of_requests_takes_the_enum_states_and_no_other(
+    state: str, make_request: Callable[..., Request], link: Link
+) -> None:
+    request = make_request()
+    final = state in [s for s in RequestState if s.is_final]
+    values = {"state": state, "attempts": 1, "started_at": 1.5}
+    values["finished_at"] = 2.5 if final else None
+    change = update(requests).where(requests.c.id == request.id).values(values)
+    if state in list(RequestState):
+        with link.transaction() as connection:
+            connection.execute(change)
+        assert state_of(link, request.id) == state
+    else:
+        with pytest.raises(DatabaseError, match="ck_requests_state"), link.transaction() as c:
+            c.execute(change)
+
+
+@pytest.mark.parametrize("state", list(RequestState))
+def test_only_a_final_request_has_finished_at(
+    state: RequestState, make_request: Callable[..., Request], link: Link
+) -> None:
+    request = make_request(state)
+    wrong = None if state.is_final else 2.5
+    change = update(requests).where(requests.c.id == request.id).values(finished_at=wrong)
+    with pytest.raises(DatabaseError, match="ck_requests_finished_at"), link.transaction() as c:
+        c.execute(change)
+
+
+def test_only_a_failed_request_has_an_error(
+    make_request: Callable[..., Request], link: Link
+) -> None:
+    request = make_request(RequestState.SUCCEEDED)
+    change = update(requests).where(requests.c.id == request.id).values(error="{}")
+    with pytest.raises(DatabaseError, match="ck_requests_error"), link.transaction() as c:
+        c.execute(change)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    list(product(EnvironmentState, EnvironmentState)),
+)
+def test_an_environment_moves_exactly_where_the_table_allows(
+    before: EnvironmentState,
+    after: EnvironmentState,
+    link: Link,
+    make_environment: Callable[..., Environment],
+) -> None:
+    values = environment_values(make_environment("trial")) | {"state": before.value}
+    with link.transaction() as connection:
+        connection.execute(insert(environments).values(values))
+        event = observing.set_environment_state(connection, "trial", after, None, None, None, 400.5)
+        found = connection.execute(select(environments.c.state)).scalar_one()
+    allowed = after in ENVIRONMENT_TRANSITIONS[before]
+    assert found == (after if allowed else before)
+    assert (event is not None) == allowed
+
+
+@pytest.mark.parametrize("table", [environments, replicas], ids=lambda table: table.name)
+def test_environments_and_replicas_take_the_enum_states_alone(
+    table: object, link: Link, make_environment: Callable[..., Environment]
+) -> None:
+    if table is environments:
+        states: list[str] = list(EnvironmentState)
+        row = environment_values(make_environment())
+        key = "name"
+    else:
+        states = list(ReplicaState)
+        row = dict.fromkeys(("id", "environment", "provider", "run_dir"), "x")
+        row |= {"ordinal": 0, "restarts": 0, "started_at": 1.5}
+        key = "id"
+    target = environments if table is environments else replicas
+    with link.transaction() as connection:
+        for state in states:
+            connection.execute(insert(target).values({**row, key: state, "state": state}))
+    with pytest.raises(DatabaseError, match="_state"), link.transaction() as connection:
+        connection.execute(insert(target).values({**row, key: "x", "state": "LIMBO"}))
