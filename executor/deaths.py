@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from ..processes.tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
 from .pool import PooledWorker, Run, StopReason
 from .worker_cgroups import CgroupReading
@@ -23,7 +24,6 @@ _STOPPED_KINDS = {
     StopReason.TIMED_OUT: ExitKind.TIMED_OUT,
     StopReason.SHUT_DOWN: ExitKind.STOPPED,
 }
-_TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def conclusion(
     )
     if raised and not (is_memory(evidence) or run.stop_reason):
         return Raised(task_id, TaskError(**frame["error"]), peak, now)
-    tail = log_tail(run.task.log_path, tail_lines)
+    tail = tuple(last_lines(run.task.log_path, tail_lines))
     return Died(task_id, worker.name, explain(evidence), tail, peak, now)
 
 
@@ -87,7 +87,7 @@ def death(
         peak_bytes=None if exited is None else exited.peak_bytes,
     )
     exit_reason = explain(evidence)
-    tail = log_tail(run.task.log_path, tail_lines)
+    tail = tuple(last_lines(run.task.log_path, tail_lines))
     return Died(run.task.id, worker.name, exit_reason, tail, exit_reason.peak_bytes, now)
 
 
@@ -155,15 +155,3 @@ def machine_oom_kills() -> int | None:
         return None
     _, found, rest = counters.partition(b"\noom_kill ")
     return int(rest.split(b"\n", 1)[0]) if found else None
-
-
-def log_tail(path: str, most_lines: int) -> tuple[str, ...]:
-    """The last lines of a task's log, however long it is."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(text.splitlines()[-most_lines:])

@@ -65,7 +65,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from .cgroup_factory import cgroup_factory
+from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning
 from .messages import Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
 from .plan import Plan
@@ -109,6 +109,7 @@ class BurstableExecutor:
         self._pools = Pools(plan)
         self._running = False  # under the pools' lock
         self._supervisor: Supervisor | None = None
+        self._cgroups: ExecutorCgroups | None = None
         self._lifeline: tuple[int, int] = (-1, -1)
 
     def start(self) -> None:
@@ -119,10 +120,11 @@ class BurstableExecutor:
         """
         # Nobody writes to it. The workers hold the reading end, we alone the writing one.
         self._lifeline = os.pipe()
+        self._cgroups = ExecutorCgroups()
         self._supervisor = Supervisor(
             self._pools,
             make_source=self._source_factory(self._lifeline[0]),
-            cgroups=WorkerCgroups(cgroup_factory(), limit_bytes=self._plan.worker_bytes),
+            cgroups=WorkerCgroups(self._cgroups.create, limit_bytes=self._plan.worker_bytes),
             on_event=self._on_event,
             grace_seconds=self._grace_seconds,
             log_tail_lines=self._log_tail_lines,
@@ -183,6 +185,8 @@ class BurstableExecutor:
         if not was_running or self._supervisor is None:
             return
         self._supervisor.stop(grace_seconds)
+        if self._cgroups is not None:
+            self._cgroups.remove()
         for end in self._lifeline:
             os.close(end)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..processes.identity import ProcessIdentity
+from ..processes.tree import stop_tree
+
 
 def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
     """End every worker of `(pid, started_at)` that still lives, its whole session with it.
 
     A pid that now belongs to another process is left alone. Returns the pids that were ended.
     """
-    from ..processes.identity import ProcessIdentity
-    from ..processes.tree import stop_tree
-
     ended = []
     for pid, started_at in records:
         identity = ProcessIdentity(pid, started_at)

@@ -175,7 +175,7 @@ class Pool:
         return ordinal
 
     def enter(self, worker: PooledWorker, stage: Stage, *, deadline: float = math.inf) -> None:
-        """Move a worker to a stage: the one place where stages and counts change."""
+        """Move a worker to a stage: stages and counts change together."""
         self._count(worker, -1)
         worker.stage, worker.deadline = stage, deadline
         self._count(worker, +1)
@@ -206,8 +206,10 @@ class Pool:
         """Hand the task to the worker; False when some of the frame has to wait."""
         timeout = run.task.timeout_seconds
         deadline = math.inf if timeout is None else now + timeout
+        self._count(worker, -1)
         worker.run, run.worker, run.started = run, worker, now
-        self.enter(worker, Stage.RUNNING, deadline=deadline)
+        worker.stage, worker.deadline = Stage.RUNNING, deadline
+        self._count(worker, +1)
         return worker.send(run.frame)
 
     def unassign(self, worker: PooledWorker) -> Run | None:

@@ -31,7 +31,7 @@ from .decisions import (
     reason_to_recycle,
 )
 from .errors import FrameError
-from .messages import EventSink, ExecutorEvent, Progressed, RoomFreed, Started
+from .messages import LONG, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 from .sources import (
     Exited,
@@ -299,6 +299,9 @@ class Supervisor:
         """Hand the task over; False when the frame has to be finished later. Under the lock."""
         if run.task.memory_bytes is not None:
             self._cgroups.apply_limit(worker, run.task.memory_bytes)
+        if worker.cgroup is None and run.task.schedule == LONG:
+            # Too dear for SHORT tasks; where there are cgroups they tell better.
+            run.machine_oom_kills = deaths.machine_oom_kills()
         complete = pool.assign(worker, run, now)
         self.set_alarm(worker.deadline)
         return complete

@@ -26,7 +26,8 @@ class WorkerCgroup(Protocol):
     def oom_kills(self) -> int: ...
     def peak_bytes(self) -> int | None: ...
     def pids(self) -> list[int]: ...
-    def remove(self) -> None: ...
+    def reset_peak(self) -> bool: ...
+    def remove(self) -> bool: ...
 
 
 # Makes the group of that name with that limit; None where there are no cgroups.
@@ -104,15 +105,15 @@ class WorkerCgroups:
             return None
         before = self._oom_kills.get(worker.name, 0)
         self._oom_kills[worker.name] = after
+        if not group.reset_peak():
+            peak = None if after == before else peak  # it may be an earlier task's
         return CgroupReading(worker.name, before, after, peak, self._limits.get(worker.name))
 
     def close(self) -> None:
         """Remove every group; one that something still lives in stays."""
         for name, group in self._groups.items():
-            try:
-                group.remove()
-            except OSError as exc:
-                log.info("the cgroup of worker %s stays: %s", name, exc)
+            if not group.remove():
+                log.info("the cgroup of worker %s stays: somebody is in it", name)
         self._groups.clear()
 
     def _make(self, name: str, create: CgroupFactory) -> WorkerCgroup | None:

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way a task can end: the right event each time, and the neighbours unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openenvd.executor import NoRoom, NotRunning, sweep_orphans
+from openenvd.executor.messages import LONG, SHORT, Cancelled, Died, Raised, Started, Succeeded
+from openenvd.processes.exit_reason import Detector, ExitKind
+from openenvd.processes.identity import ProcessIdentity
+
+from .bench import Bench, make_plan, wait_gone
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture(params=["zygote", "spawn"])
+def either(request: pytest.FixtureRequest, make_bench: MakeBench) -> Bench:
+    """A running executor, by the zygote and by its fallback."""
+    return make_bench(use_zygote=request.param == "zygote")
+
+
+# ---------------------------------------------------------------------- it ends by itself
+
+
+def test_a_result_comes_back_as_it_was_returned(either: Bench) -> None:
+    outcome = either.run("echo", {"deep": [1, None, "ü", {"x": 1.5}]})
+    assert isinstance(outcome, Succeeded)
+    assert outcome.result == {"deep": [1, None, "ü", {"x": 1.5}]}
+    assert outcome.peak_bytes
+
+
+def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
+    outcome = bench.run("context")
+    started = bench.recorder.started(outcome.task_id)
+    assert started.pid == outcome.result["pid"]
+    assert started.worker.startswith("short-")
+    assert bench.recorder.events.index(started) < bench.recorder.events.index(outcome)
+
+
+def test_the_operation_is_told_its_request_and_home(bench: Bench) -> None:
+    outcome = bench.run("context")
+    assert outcome.result["request_id"] == outcome.task_id
+    assert outcome.result["home"] == str(bench.home)
+
+
+def test_progress_arrives_in_order(bench: Bench) -> None:
+    task_id = bench.run("report").task_id
+    steps = [e.data for e in bench.recorder.events if getattr(e, "data", None)]
+    assert steps == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert bench.recorder.progress(task_id) == {"step": 0}
+
+
+def test_everything_printed_is_in_the_log(bench: Bench) -> None:
+    task_id = bench.run("print_lines").task_id
+    assert bench.log(task_id).splitlines() == [
+        "from python",
+        "to stderr",
+        "by descriptor",
+        "from a child",
+    ]
+
+
+def test_a_raising_operation_leaves_its_worker_alive(either: Bench) -> None:
+    pid = either.run("context").result["pid"]
+    outcome = either.run("fail")
+    assert isinstance(outcome, Raised)
+    assert (outcome.error.type, outcome.error.message) == ("ValueError", "no such thing")
+    assert "operations_for_tests.py" in outcome.error.traceback
+    assert "ValueError: no such thing" in either.log(outcome.task_id)
+    assert either.run("context").result["pid"] == pid
+
+
+def test_an_exception_may_bring_its_kind_and_hint(bench: Bench) -> None:
+    error = bench.run("refuse").error
+    assert (error.kind, error.hint) == ("invalid", "ask for something else")
+
+
+def test_sys_exit_is_an_error_of_the_operation(bench: Bench) -> None:
+    outcome = bench.run("sys_exit")
+    assert isinstance(outcome, Raised)
+    assert outcome.error.type == "SystemExit"
+
+
+def test_an_unknown_operation_is_an_error(bench: Bench) -> None:
+    assert isinstance(bench.run("is_not_there"), Raised)
+
+
+def test_a_result_that_is_no_json_is_an_error_that_names_the_type(bench: Bench) -> None:
+    outcome = bench.run("not_json")
+    assert isinstance(outcome, Raised)
+    assert "set" in outcome.error.message
+
+
+def test_a_huge_result_comes_back_whole(bench: Bench) -> None:
+    assert len(bench.run("huge", {"size": 10 * 2**20}).result) == 10 * 2**20
+
+
+def test_a_huge_payload_goes_in_whole(bench: Bench) -> None:
+    payload = {"text": "y" * (10 * 2**20)}
+    assert bench.run("echo", payload).result == payload
+
+
+@pytest.mark.parametrize("operation", ["close_stdout", "close_python_stdout", "flood"])
+def test_what_an_operation_does_to_stdout_harms_nobody(bench: Bench, operation: str) -> None:
+    assert bench.run(operation).result == "done"
+    for _ in range(4):
+        task_id = bench.run("print_lines").task_id
+        assert "from python" in bench.log(task_id)
+
+
+def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> None:
+    (bench.home / "task-0.log").mkdir()
+    assert isinstance(bench.run("print_lines"), Succeeded)
+
+
+# ---------------------------------------------------------------------- its worker dies
+
+
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+@pytest.mark.parametrize(
+    ("operation", "payload", "kind", "number"),
+    [
+        ("hard_exit", {}, ExitKind.EXITED, None),
+        ("segfault", {}, ExitKind.SIGNALED, signal.SIGSEGV),
+        ("die", {"signal": "SIGKILL"}, ExitKind.SIGNALED, signal.SIGKILL),
+        ("die", {"signal": "SIGABRT"}, ExitKind.SIGNALED, signal.SIGABRT),
+        ("die", {"signal": "SIGTERM"}, ExitKind.SIGNALED, signal.SIGTERM),
+    ],
+)
+def test_a_death_is_explained_and_harms_no_neighbour(
+    either: Bench,
+    operation: str,
+    payload: dict[str, str],
+    kind: ExitKind,
+    number: int | None,
+    schedule: str,
+) -> None:
+    neighbour = either.submit("hang", schedule=schedule)
+    pid = either.recorder.progress(neighbour)["pid"]
+    outcome = either.run(operation, payload, schedule=schedule)
+    assert isinstance(outcome, Died)
+    assert (outcome.exit.kind, outcome.exit.signal_number) == (kind, number)
+    assert outcome.exit.pid == either.recorder.started(outcome.task_id).pid
+    assert isinstance(either.run("echo", schedule=schedule), Succeeded)
+    os.kill(pid, 0)
+    assert not either.recorder.of((Died, Raised), neighbour)
+    assert either.executor.cancel(neighbour)
+    assert isinstance(either.recorder.outcome(neighbour), Cancelled)
+
+
+def test_an_exit_code_and_the_last_lines_are_told(bench: Bench) -> None:
+    outcome = bench.run("hard_exit")
+    assert outcome.exit.exit_code == 7
+    assert outcome.log_tail == ("last words",)
+
+
+def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(bench: Bench) -> None:
+    outcome = bench.run("memory_error")
+    assert isinstance(outcome, Died)
+    assert outcome.exit.is_oom
+    assert outcome.exit.detector is Detector.MEMORY_ERROR
+    assert isinstance(bench.run("echo"), Succeeded)
+
+
+def test_a_worker_that_closes_its_pipe_is_ended(bench: Bench) -> None:
+    assert isinstance(bench.run("close_everything"), Died)
+    assert isinstance(bench.run("echo"), Succeeded)
+
+
+def test_an_idle_worker_that_is_killed_is_replaced(bench: Bench) -> None:
+    pid = bench.run("context").result["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+    for _ in range(4):
+        assert isinstance(bench.run("echo"), Succeeded | Died)
+    assert bench.run("context").result["pid"] != pid
+
+
+def test_a_task_past_its_time_out_is_stopped(either: Bench) -> None:
+    outcome = either.run("hang", timeout_seconds=0.05)
+    assert isinstance(outcome, Died)
+    assert outcome.exit.kind is ExitKind.TIMED_OUT
+
+
+def test_a_task_that_ignores_its_time_out_is_killed(make_bench: MakeBench) -> None:
+    bench = make_bench(cancel_grace_seconds=0.05)
+    outcome = bench.run("ignore_terminate", timeout_seconds=0.3)
+    assert outcome.exit.kind is ExitKind.TIMED_OUT
+
+
+# ---------------------------------------------------------------------- it is cancelled
+
+
+def test_a_running_task_is_cancelled_and_may_clean_up(either: Bench) -> None:
+    note = either.home / "note"
+    task_id = either.submit("hang_and_clean_up", {"path": str(note)})
+    either.recorder.progress(task_id)
+    assert either.executor.cancel(task_id)
+    assert isinstance(either.recorder.outcome(task_id), Cancelled)
+    assert note.read_text() == "cleaned up"
+
+
+def test_cancelling_what_is_over_says_so(bench: Bench) -> None:
+    assert not bench.executor.cancel(bench.run("echo").task_id)
+    assert not bench.executor.cancel("never heard of")
+
+
+def test_cancelling_twice_is_cancelling_once(bench: Bench) -> None:
+    task_id = bench.submit("hang")
+    bench.recorder.progress(task_id)
+    assert bench.executor.cancel(task_id)
+    bench.executor.cancel(task_id)
+    bench.recorder.outcome(task_id)
+    assert isinstance(bench.run("echo"), Succeeded)
+    assert len(bench.recorder.of(Cancelled, task_id)) == 1
+
+
+def test_a_waiting_task_is_cancelled_without_having_started(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    task_id = bench.submit("echo")  # the zygote is still preloading
+    assert bench.executor.cancel(task_id)
+    assert isinstance(bench.recorder.outcome(task_id), Cancelled)
+    assert not bench.recorder.of((Started, Succeeded), task_id)
+
+
+def test_cancel_at_any_moment_loses_nothing(bench: Bench) -> None:
+    """Receiving, running, returning: wherever it meets a task, there is one outcome."""
+    for turn in range(150):
+        task_id = bench.submit("huge", {"size": 2**turn if turn < 20 else 1000})
+        if turn % 3 == 1:
+            bench.recorder.started(task_id)
+        bench.executor.cancel(task_id)
+        assert isinstance(bench.recorder.outcome(task_id), Cancelled | Succeeded)
+    for _ in range(20):
+        assert isinstance(bench.run("echo"), Succeeded)
+    finals = [e.task_id for e in bench.recorder.events if isinstance(e, Cancelled | Succeeded)]
+    assert len(finals) == len(set(finals)) == 170
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(make_bench: MakeBench) -> None:
+    bench = make_bench(cancel_grace_seconds=0.05)
+    task_id = bench.submit("ignore_terminate")
+    pid = bench.recorder.progress(task_id)["pid"]
+    assert bench.executor.cancel(task_id)
+    assert isinstance(bench.recorder.outcome(task_id), Cancelled)
+    wait_gone(pid)
+
+
+# ---------------------------------------------------------------------- its family
+
+
+def test_a_cancelled_tasks_family_is_ended_with_it(make_bench: MakeBench) -> None:
+    bench = make_bench(cancel_grace_seconds=0.2)
+    task_id = bench.submit("hang_with_family")
+    family = bench.recorder.progress(task_id)["family"]
+    assert bench.executor.cancel(task_id)
+    assert isinstance(bench.recorder.outcome(task_id), Cancelled)
+    for pid in family:
+        wait_gone(pid)
+
+
+@pytest.mark.parametrize("then", ["die", "return"])
+def test_what_a_task_leaves_running_is_ended(bench: Bench, then: str) -> None:
+    task_id = bench.submit("hang_with_family", {"then": then, "stranger": then == "return"})
+    family = bench.recorder.progress(task_id)["family"]
+    expected = Died if then == "die" else Succeeded
+    assert isinstance(bench.recorder.outcome(task_id), expected)
+    for pid in family:
+        wait_gone(pid)
+
+
+def test_a_worker_with_a_thread_left_in_it_is_not_used_again(bench: Bench) -> None:
+    task_id = bench.run("leave_thread").task_id
+    used = bench.recorder.started(task_id).pid
+    assert bench.run("context").result["pid"] != used
+    wait_gone(used)
+
+
+# ---------------------------------------------------------------------- many, and more than fit
+
+
+def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
+    submitted: set[str] = set()
+    while len(submitted) < 10_000:
+        room = bench.recorder.wait_for(lambda: bench.executor.room(SHORT))
+        submitted |= {bench.submit("echo") for _ in range(min(room, 10_000 - len(submitted)))}
+    bench.recorder.wait_for(lambda: bench.recorder.outcomes >= 10_000)
+    done = [e.task_id for e in bench.recorder.events if isinstance(e, Succeeded)]
+    assert len(done) == 10_000
+    assert set(done) == submitted
+
+
+def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench) -> None:
+    running = [bench.submit("hang", schedule=LONG) for _ in range(4)]
+    assert bench.executor.room(LONG) == 0
+    with pytest.raises(NoRoom):
+        bench.submit("echo", schedule=LONG)
+    assert isinstance(bench.run("echo"), Succeeded)
+    for task_id in running:
+        bench.recorder.progress(task_id)
+
+
+def test_room_is_taken_by_submitting_and_given_back_at_the_end(bench: Bench) -> None:
+    task_id = bench.submit("hang")
+    assert bench.executor.room(SHORT) == 3
+    bench.recorder.progress(task_id)
+    bench.executor.cancel(task_id)
+    bench.recorder.outcome(task_id)
+    assert bench.executor.room(SHORT) == 4
+
+
+# ---------------------------------------------------------------------- the zygote, the daemon
+
+
+def zygote_of(bench: Bench) -> int:
+    pid = bench.run("context").result["pid"]
+    parent = psutil.Process(pid).ppid()
+    assert parent != os.getpid()
+    return parent
+
+
+def test_running_tasks_survive_the_zygote_and_another_is_started(bench: Bench) -> None:
+    note = bench.home / "note"
+    running = bench.submit("hang_and_clean_up", {"path": str(note)})
+    bench.recorder.progress(running)
+    zygote = zygote_of(bench)
+    os.kill(zygote, signal.SIGKILL)
+    wait_gone(zygote)
+    tasks = [bench.submit("context", schedule=LONG) for _ in range(3)]
+    outcomes = [bench.recorder.outcome(task_id) for task_id in tasks]
+    assert all(isinstance(outcome, Succeeded) for outcome in outcomes)
+    assert not bench.recorder.of((Died, Raised, Cancelled), running)
+    bench.executor.cancel(running)
+    assert isinstance(bench.recorder.outcome(running), Cancelled)
+    assert note.read_text() == "cleaned up"
+    assert zygote_of(bench) != zygote
+
+
+def test_a_preload_that_ends_the_zygote_is_left_out_in_the_end(
+    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_the_zygote.py").write_text("import os\nos._exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    bench = make_bench(start=False)
+    bench.executor._preload = ["ends_the_zygote"]
+    bench.executor.start()
+    assert isinstance(bench.run("echo"), Succeeded)
+
+
+DAEMON = """
+    import sys, threading
+    from pathlib import Path
+    from bench import Bench, make_plan
+    bench = Bench(Path(sys.argv[1]), make_plan())
+    bench.executor.start()
+    pids = [bench.run("context").result["pid"]]
+    for operation in ("ignore_terminate", "hang", "hang_with_family"):
+        task = bench.submit(operation, {"stranger": False}, schedule="LONG")
+        seen = bench.recorder.progress(task)
+        pids += [seen["pid"], *seen.get("family", [])]
+    import psutil
+    pids.append(psutil.Process(pids[0]).ppid())
+    print(*pids, flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Nor what a busy worker that ignores SIGTERM, or its children, would do about it."""
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DAEMON), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with daemon:
+        assert daemon.stdout is not None
+        pids = [int(word) for word in daemon.stdout.readline().split()]
+        assert len(pids) == 7
+        daemon.kill()
+    for pid in pids:
+        wait_gone(pid)
+
+
+def test_sweep_ends_a_left_worker_and_spares_a_reused_pid() -> None:
+    left = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    spared = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    born = ProcessIdentity.of(left.pid).started_at
+    try:
+        assert sweep_orphans([(left.pid, born), (spared.pid, born - 1000)]) == [left.pid]
+        assert left.wait() == -signal.SIGKILL
+        assert spared.poll() is None
+    finally:
+        for process in (left, spared):
+            process.kill()
+            process.wait()
+
+
+# ---------------------------------------------------------------------- starting and stopping
+
+
+def test_stop_before_start_and_twice_is_fine(make_bench: MakeBench) -> None:
+    bench = make_bench(start=False)
+    bench.executor.stop()
+    bench.executor.start()
+    bench.executor.stop()
+    bench.executor.stop()
+
+
+def test_submitting_to_what_does_not_run_is_refused(make_bench: MakeBench) -> None:
+    bench = make_bench(start=False)
+    assert bench.executor.room(SHORT) == 0
+    with pytest.raises(NotRunning):
+        bench.submit("echo")
+
+
+def test_stop_tells_what_became_of_running_tasks(make_bench: MakeBench) -> None:
+    bench = make_bench(make_plan(burst_short=0))
+    note = bench.home / "note"
+    running = bench.submit("hang_and_clean_up", {"path": str(note)})
+    stubborn = bench.submit("ignore_terminate", schedule=LONG)
+    for task_id in (running, stubborn):
+        bench.recorder.progress(task_id)
+    bench.executor.stop(grace_seconds=0.5)
+    for task_id in (running, stubborn):
+        assert bench.recorder.outcome(task_id).exit.kind is ExitKind.STOPPED
+    assert note.read_text() == "cleaned up"
+
+
+def test_stop_right_after_start_leaves_nothing(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    task_id = bench.submit("echo")
+    bench.executor.stop(grace_seconds=5.0)
+    assert isinstance(bench.recorder.outcome(task_id), Died | Succeeded)
+
+
+def test_status_shows_workers_and_what_they_run(bench: Bench) -> None:
+    task_id = bench.submit("hang", label="hang about")
+    bench.recorder.progress(task_id)
+    status = bench.executor.status()
+    (worker,) = [worker for worker in status.workers if worker.task_id == task_id]
+    assert (worker.label, worker.schedule, worker.guaranteed) == ("hang about", SHORT, True)
+    assert worker.rss_bytes
+    assert status.plan["guaranteed_long"] == 2
+
+
+def test_a_worker_says_in_its_title_what_it_runs(bench: Bench) -> None:
+    task_id = bench.submit("hang", label="launch trial")
+    pid = bench.recorder.progress(task_id)["pid"]
+    name = bench.recorder.started(task_id).worker
+    assert psutil.Process(pid).cmdline()[0] == f"openenvd: worker {name} (launch trial)"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills for memory, by the kernel, in real cgroups."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
+from openenvd.processes.cgroups import CgroupManager
+from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
+
+from .bench import Bench, make_plan
+
+MB = 2**20
+
+
+@pytest.fixture
+def capped(make_bench: Callable[..., Bench]) -> Bench:
+    """An executor whose workers may use 64 MB each."""
+    manager = CgroupManager(f"test-{os.getpid()}")
+    available, why_not = manager.available, manager.why_not
+    manager.remove()
+    if not available:
+        pytest.skip(f"no cgroups: {why_not}")
+    return make_bench(make_plan(worker_bytes=64 * MB))
+
+
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+def test_a_worker_over_its_cap_is_named_with_the_evidence(capped: Bench, schedule: str) -> None:
+    neighbour = capped.submit("hang", schedule=schedule)
+    capped.recorder.progress(neighbour)
+    outcome = capped.run("grow", {"size": 200 * MB}, schedule=schedule)
+    assert isinstance(outcome, Died)
+    reason = outcome.exit
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
+    assert reason.certainty is Certainty.CERTAIN
+    assert reason.limit_bytes == 64 * MB
+    assert reason.evidence is not None
+    assert reason.evidence.endswith(f"{outcome.worker}, oom_kill 0→1")
+    assert isinstance(capped.run("grow", {"size": MB}, schedule=schedule), Succeeded)
+    assert not capped.recorder.of(Died, neighbour)
+
+
+def test_a_grandchild_killed_for_memory_is_out_of_memory(capped: Bench) -> None:
+    outcome = capped.run("oom_grandchild", {"size": 200 * MB})
+    assert isinstance(outcome, Died)
+    assert outcome.exit.detector is Detector.CGROUP
+
+
+def test_a_kill_by_hand_is_never_out_of_memory(capped: Bench) -> None:
+    outcome = capped.run("die", {"signal": "SIGKILL"})
+    assert outcome.exit.kind is ExitKind.SIGNALED
+    assert outcome.exit.signal_number == signal.SIGKILL
+
+
+def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None:
+    assert capped.run("grow", {"size": 200 * MB}).exit.is_oom
+    assert not capped.run("die", {"signal": "SIGKILL"}).exit.is_oom
+
+
+def test_a_task_may_ask_for_a_cap_of_its_own(capped: Bench) -> None:
+    outcome = capped.run("grow", {"size": 100 * MB}, memory_bytes=400 * MB)
+    assert isinstance(outcome, Succeeded)
+    assert outcome.peak_bytes > 100 * MB
+    assert capped.run("grow", {"size": 100 * MB}).exit.is_oom

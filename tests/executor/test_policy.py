@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan, decisions and explanations: pure functions, by table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from openenvd.executor import PlanError, plan_workers
+from openenvd.executor.deaths import Evidence, explain
+from openenvd.executor.decisions import back_off_seconds, reason_to_recycle, workers_wanted
+from openenvd.executor.errors import FrameError
+from openenvd.executor.frames import FrameReader, encode_frame
+from openenvd.executor.messages import LONG, SHORT
+from openenvd.executor.pool import StopReason
+from openenvd.executor.worker_cgroups import CgroupReading
+from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
+
+MB = 2**20
+
+
+@dataclass
+class Machine:
+    """As much of `Limits` as the plan reads."""
+
+    cpus: float
+    memory_bytes: int
+    pids: int | None = None
+
+
+def plan(machine: Any, **settings: Any) -> Any:
+    expected = {LONG: 128 * MB, SHORT: 32 * MB}
+    return plan_workers(machine, daemon_bytes=90 * MB, expected=expected, **settings)
+
+
+def test_a_small_machine_gets_a_working_plan() -> None:
+    small = plan(Machine(0.5, 750 * MB))
+    assert (small.guaranteed_long, small.guaranteed_short) == (1, 1)
+    assert small.capacity(LONG) >= 3
+
+
+@pytest.mark.parametrize("memory_mb", [300, 512, 750, 2048, 16_384, 262_144])
+@pytest.mark.parametrize("cpus", [0.5, 1, 4, 96])
+def test_a_plan_never_promises_more_than_its_budget(memory_mb: int, cpus: float) -> None:
+    made = plan(Machine(cpus, memory_mb * MB))
+    promised = made.capacity(LONG) * made.long_bytes + made.capacity(SHORT) * made.short_bytes
+    assert promised <= made.budget_bytes
+    assert made.budget_bytes + made.reserve_bytes + 90 * MB == memory_mb * MB
+
+
+def test_below_the_floor_the_message_says_what_is_needed() -> None:
+    with pytest.raises(PlanError) as caught:
+        plan(Machine(1, 200 * MB))
+    assert "200 MB of memory are too few" in caught.value.message
+    assert "or more" in caught.value.hint
+
+
+def test_settings_bound_the_plan() -> None:
+    made = plan(
+        Machine(4, 16_384 * MB),
+        max_long=3,
+        max_short=2,
+        worker_memory_bytes=256 * MB,
+        reserve_bytes=100 * MB,
+    )
+    assert (made.capacity(LONG), made.capacity(SHORT)) == (3, 2)
+    assert (made.worker_bytes, made.reserve_bytes) == (256 * MB, 100 * MB)
+
+
+def test_the_pids_limit_counts() -> None:
+    made = plan(Machine(4, 262_144 * MB, pids=256))
+    assert made.capacity(LONG) + made.capacity(SHORT) <= 32
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        ({}, 2),  # at start: the guaranteed ones
+        ({"living": 2, "idle": 2}, 0),
+        ({"living": 2, "waiting": 3}, 3),  # a burst
+        ({"living": 2, "waiting": 9}, 4),  # no further than the capacity
+        ({"living": 2, "waiting": 3, "asked": 3}, 0),  # on their way already
+        ({"living": 1, "leaving": 1}, 0),  # replaced once it is gone
+        ({"living": 1, "leaving": 1, "waiting": 1}, 1),  # but work does not wait for that
+        ({"living": 2, "waiting": 3, "schedule": SHORT}, 1),  # SHORT bursts one by one
+    ],
+)
+def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
+    none = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "asked": 0}
+    given = {"schedule": LONG, "guaranteed": 2, "capacity": 6} | none | state
+    assert workers_wanted(**given) == wanted
+
+
+def test_a_worker_is_recycled_once_it_has_grown() -> None:
+    assert reason_to_recycle(grown_bytes=None) is None
+    assert reason_to_recycle(grown_bytes=MB) is None
+    assert reason_to_recycle(grown_bytes=500 * MB) == "it had grown by 500 MB"
+
+
+def test_back_off_grows_to_a_bound() -> None:
+    waits = [back_off_seconds(failures) for failures in range(100)]
+    assert waits[0] == 0
+    assert waits == sorted(waits)
+    assert waits[-1] == 5.0
+
+
+MOVED = CgroupReading("long-1", 0, 1, 100, 100)
+STILL = CgroupReading("long-1", 1, 1, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("known", "kind", "detector"),
+    [
+        ({"status": 9, "cgroup": MOVED}, ExitKind.OOM_KILLED, Detector.CGROUP),
+        ({"status": 9, "cgroup": STILL}, ExitKind.SIGNALED, None),
+        ({"status": 9}, ExitKind.SIGNALED, None),
+        ({"status": 9, "machine_oom_kills": 0}, ExitKind.SIGNALED, None),
+        ({"status": 9, "machine_oom_kills": 1}, ExitKind.OOM_KILLED, Detector.VMSTAT),
+        ({"status": 11, "machine_oom_kills": 1}, ExitKind.SIGNALED, None),
+        ({"status": None, "memory_error": True}, ExitKind.OOM_KILLED, Detector.MEMORY_ERROR),
+        ({"status": 9, "stop_reason": StopReason.TIMED_OUT}, ExitKind.TIMED_OUT, None),
+        ({"status": 9, "stop_reason": StopReason.SHUT_DOWN}, ExitKind.STOPPED, None),
+        ({"status": 7 << 8}, ExitKind.EXITED, None),
+        ({"status": None}, ExitKind.LOST, None),
+    ],
+)
+def test_explain(known: dict[str, Any], kind: ExitKind, detector: Detector | None) -> None:
+    reason = explain(Evidence(pid=1, seconds=1.0, **known))
+    assert (reason.kind, reason.detector) == (kind, detector)
+    is_probable = detector is Detector.VMSTAT
+    assert (reason.certainty is Certainty.PROBABLE) is is_probable
+
+
+def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
+    messages = [{"n": n, "text": "x" * n} for n in range(50)]
+    stream = b"".join(encode_frame(message) for message in messages)
+    reader = FrameReader()
+    heard = [
+        frame
+        for start in range(0, len(stream), 7)
+        for frame in reader.feed(stream[start : start + 7])
+    ]
+    assert heard == messages
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(FrameError):
+        FrameReader().feed(b"\xff\xff\xff\xff rubbish")
+    with pytest.raises(FrameError):
+        FrameReader().feed(b"\x02\x00\x00\x00{[")
