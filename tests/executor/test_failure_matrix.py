@@ -15,7 +15,16 @@ import psutil
 import pytest
 
 from openenvd.executor import NoRoom, NotRunning, sweep_orphans
-from openenvd.executor.messages import LONG, SHORT, Cancelled, Died, Raised, Started, Succeeded
+from openenvd.executor.messages import (
+    LONG,
+    SHORT,
+    Cancelled,
+    Died,
+    Progressed,
+    Raised,
+    Started,
+    Succeeded,
+)
 from openenvd.processes.exit_reason import Detector, ExitKind
 from openenvd.processes.identity import ProcessIdentity
 
@@ -56,7 +65,7 @@ def test_the_operation_is_told_its_request_and_home(bench: Bench) -> None:
 
 def test_progress_arrives_in_order(bench: Bench) -> None:
     task_id = bench.run("report").task_id
-    steps = [e.data for e in bench.recorder.events if getattr(e, "data", None)]
+    steps = [e.data for e in bench.recorder.of(Progressed, task_id)]
     assert steps == [{"step": 0}, {"step": 1}, {"step": 2}]
     assert bench.recorder.progress(task_id) == {"step": 0}
 

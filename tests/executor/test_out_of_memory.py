@@ -65,5 +65,5 @@ def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None
 def test_a_task_may_ask_for_a_cap_of_its_own(capped: Bench) -> None:
     outcome = capped.run("grow", {"size": 100 * MB}, memory_bytes=400 * MB)
     assert isinstance(outcome, Succeeded)
-    assert outcome.peak_bytes > 100 * MB
+    assert (outcome.peak_bytes or 0) > 100 * MB
     assert capped.run("grow", {"size": 100 * MB}).exit.is_oom
