@@ -3,13 +3,21 @@
 
 Where to look:
 
-    limits.py        CPU, memory and pids that this process may really use (cgroup v1, v2, affinity)
-    cgroups.py       one memory cgroup per worker or replica, where the system allows one
-    identity.py      a process by pid *and* start time, so that a reused pid is never signalled
-    tree.py          stopping a whole process tree: terminate, grace, kill, collect
-    exit_reason.py   `ExitReason`: how a process died, with the evidence
-    keeper.py        the small parent of one replica, which outlives the daemon
-    keeper_link.py   talking to a keeper from a worker, the daemon or a test
+    limits.py          CPU, memory and pids that this process may really use (cgroup v1, v2, affinity)
+    cgroup_tree.py     where this process stands in the control groups; reading their files
+    cgroups.py         one memory cgroup per worker or replica, where the system allows one
+    identity.py        a process by pid *and* start time, so that a reused pid is never signalled
+    tree.py            stopping a whole process tree: terminate, grace, kill, wait
+    exit_reason.py     `ExitReason`: how a process died, with the evidence
+    explain.py         from a wait status and counters to an `ExitReason`
+    oom_evidence.py    what the kernel counts and writes when it kills for memory
+    keeper_link.py     starting a keeper, and talking to it, from a worker, the daemon or a test
+    keeper.py          the small parent of one replica, which outlives the daemon
+    keeper_clients.py  its clients, none of whom can block it
+    server_child.py    how it starts its server
+    log_bound.py       how it keeps the replica's log bounded
+    run_keeper.py      the light way into it
+    tail.py            the last lines of a log
 
 Imports nothing of the other rooms, except the frames of `env_host.protocol`.
 """

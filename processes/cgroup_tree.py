@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this process stands in the control group trees: v1, v2, or both at once (hybrid).
+
+`locate` reads `/proc/self/cgroup` (which group) and `/proc/self/mountinfo` (where that tree is
+mounted, and from which group on: in a container the mount shows a subtree only). Every path can
+be read below another root, so that tests use trees of files.
+
+It creates nothing (`cgroups.py`) and knows no limit (`limits.py`). Light: a keeper imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+V1 = 1
+V2 = 2
+
+
+class Location(NamedTuple):
+    """A group of one hierarchy."""
+
+    version: int
+    mount_point: str  # as seen from the root that was given
+    path: str  # below the mount point: `/` or `/a/b`
+
+    @property
+    def directory(self) -> str:
+        return join(self.mount_point, self.path)
+
+    def levels(self) -> list[Location]:
+        """This group and every one above it that can be seen, nearest first."""
+        found = [self]
+        path = self.path
+        while path != "/":
+            path = os.path.dirname(path)  # noqa: PTH120 (pathlib costs a keeper 0.7 MB)
+            found.append(self._replace(path=path))
+        return found
+
+
+def locate(controller: str, root: str = "") -> Location | None:
+    """The group that holds this process for `controller`; None when it is not controlled here.
+
+    A controller is in one hierarchy at a time: where v1 has it, v2 does not.
+    """
+    groups = _own_groups(read_text(f"{root}/proc/self/cgroup") or "")
+    mounts = _mounts(read_text(f"{root}/proc/self/mountinfo") or "")
+    for name in (controller, ""):  # "" stands for the v2 hierarchy
+        if name in groups and name in mounts:
+            mounted_from, mount_point = mounts[name]
+            path = _inside(groups[name], mounted_from)
+            version = V1 if name else V2
+            location = Location(version, root + mount_point, path)
+            if os.path.isdir(location.directory):  # noqa: PTH112
+                return location
+            return location._replace(path="/")  # the group lies outside what is mounted
+    return None
+
+
+def read_text(path: str) -> str | None:
+    """The file's text; None when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def read_keyed(path: str, key: str) -> int | None:
+    """The number behind `key` in a file of `key number` lines, such as `memory.events`."""
+    for line in (read_text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def join(directory: str, path: str) -> str:
+    """`directory` and an absolute `path` below it."""
+    return directory.rstrip("/") + path.rstrip("/") or "/"
+
+
+def _own_groups(text: str) -> dict[str, str]:
+    """Controller → group, from lines such as `4:memory:/a/b`; the key of v2 is empty."""
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        groups.update((name, path or "/") for name in controllers.split(","))
+    return groups
+
+
+def _mounts(text: str) -> dict[str, tuple[str, str]]:
+    """Controller → (group at the mount's top, mount point); see proc_pid_mountinfo(5)."""
+    mounts: dict[str, tuple[str, str]] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        where = (_unescape(fields[3]), _unescape(fields[4]))
+        if kind[0] == "cgroup2":
+            mounts.setdefault("", where)
+        elif kind[0] == "cgroup":
+            mounts.update((name, where) for name in kind[-1].split(","))
+    return mounts
+
+
+def _inside(group: str, mounted_from: str) -> str:
+    """The group's path below a mount that shows the tree from `mounted_from` on."""
+    if mounted_from == "/":
+        return group if ".." not in group.split("/") else "/"
+    if group == mounted_from:
+        return "/"
+    if group.startswith(mounted_from + "/"):
+        return group[len(mounted_from) :]
+    return "/"
+
+
+def _unescape(text: str) -> str:
+    """Blanks are written as `\\040` and the like in mountinfo."""
+    return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One memory cgroup per worker or replica, where the system allows one.
+
+    <own group>/openenvd/<manager's name>/<group's name>        for instance
+    /user.slice/…/openenvd/replicas/echo-0-7f3a
+
+`<own group>` is the group of the calling process, cut where `openenvd` begins: a keeper that a
+capped worker starts makes its groups beside the worker's, not below, and so outlives its cap.
+
+v1 needs a writable memory hierarchy. v2 needs a delegated group: its "no internal processes" rule
+lets a group hand the memory controller down only while it holds no process itself, so our own
+group is tried first (its processes moved into a leaf, when all of them are ours), then the groups
+above it. What stands in the way is said in `why_not`, and callers do without.
+
+What it does *not* do: find limits (`limits.py`), explain deaths (`explain.py`).
+Sizes are bytes. Light: a keeper imports it, hence no dataclasses and no pathlib.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+
+from .cgroup_tree import V1, V2, Location, locate, read_keyed, read_text
+from .identity import ProcessIdentity, read_stat
+
+TYPE_CHECKING = False  # `typing` itself is what this saves
+if TYPE_CHECKING:
+    from typing import Any
+
+TOP = "openenvd"
+_LEAF = "home"  # where a delegated v2 group's own processes move to
+_KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller
+_UNLIMITED_V1 = -1  # v1 shows "no limit" as a huge number and takes -1 for it
+
+
+class Cgroup:
+    """One group. Every reader answers None or 0 once the group is gone."""
+
+    __slots__ = ("directory", "name", "version")
+
+    def __init__(self, directory: str, name: str, version: int) -> None:
+        self.directory = directory
+        self.name = name  # for people: `openenvd/long-3`
+        self.version = version
+
+    def __repr__(self) -> str:
+        return f"Cgroup({self.name!r})"
+
+    @property
+    def path(self) -> str:
+        """The folder of the group."""
+        return self.directory
+
+    def add(self, pid: int) -> None:
+        """Move a process in; what it forks from then on is born inside.
+
+        Raises:
+            OSError: when the group or the process is gone, or may not be moved.
+        """
+        _write(f"{self.directory}/cgroup.procs", str(pid))
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """Cap memory and swap together: a process over its share is ended, not swapped out.
+
+        Raises:
+            OSError: when the kernel refuses (v1: more is in use than it can reclaim).
+        """
+        if self.version == V1:
+            self._set_limit_v1(_UNLIMITED_V1 if limit_bytes is None else limit_bytes)
+            return
+        _write(f"{self.directory}/memory.max", "max" if limit_bytes is None else str(limit_bytes))
+        with contextlib.suppress(OSError):  # no swap accounting
+            _write(f"{self.directory}/memory.swap.max", "max" if limit_bytes is None else "0")
+
+    def _set_limit_v1(self, value: int) -> None:
+        memory = f"{self.directory}/memory.limit_in_bytes"
+        memory_and_swap = f"{self.directory}/memory.memsw.limit_in_bytes"
+        # The kernel holds memory ≤ memory+swap at every moment: raising starts with the latter,
+        # lowering with the former. Trying the one first and last covers both.
+        with contextlib.suppress(OSError):
+            _write(memory_and_swap, str(value))
+        _write(memory, str(value))
+        with contextlib.suppress(OSError):  # no swap accounting
+            _write(memory_and_swap, str(value))
+
+    def limit_bytes(self) -> int | None:
+        """The group's own cap; None when it has none."""
+        name = "memory.limit_in_bytes" if self.version == V1 else "memory.max"
+        value = self._number(name)
+        return None if value is None or value >= 1 << 60 else value
+
+    def oom_kills(self) -> int:
+        """How many processes of the group the kernel has killed for memory, ever."""
+        name = "memory.oom_control" if self.version == V1 else "memory.events"
+        return read_keyed(f"{self.directory}/{name}", "oom_kill") or 0
+
+    def peak_bytes(self) -> int | None:
+        """Most memory the group ever held (v2: since Linux 5.19)."""
+        return self._number("memory.max_usage_in_bytes" if self.version == V1 else "memory.peak")
+
+    def reset_peak(self) -> bool:
+        """Let the peak start anew (v1; on v2 it is each reader's own since Linux 6.12: False)."""
+        if self.version != V1:
+            return False
+        with contextlib.suppress(OSError):
+            _write(f"{self.directory}/memory.max_usage_in_bytes", "0")
+            return True
+        return False
+
+    def current_bytes(self) -> int | None:
+        """Memory the group holds now, page cache included."""
+        return self._number("memory.usage_in_bytes" if self.version == V1 else "memory.current")
+
+    def pids(self) -> list[int]:
+        """Who is inside."""
+        text = read_text(f"{self.directory}/cgroup.procs") or ""
+        return [int(line) for line in text.split()]
+
+    def kill(self) -> None:
+        """SIGKILL everything inside; returns when nobody alive is left, or after a bound."""
+        with contextlib.suppress(OSError):
+            if self.version == V2:
+                _write(f"{self.directory}/cgroup.kill", "1")  # since Linux 5.14, atomic
+                return
+        for _ in range(_KILL_ROUNDS):
+            living = [pid for pid in self.pids() if self._kill_member(pid)]
+            if not living:
+                return
+
+    def _kill_member(self, pid: int) -> bool:
+        """Kill `pid` if it (still) lives in this group; whether it did."""
+        with contextlib.suppress(OSError):
+            identity = ProcessIdentity.of(pid)
+            stat = read_stat(pid)
+            # Read again after the identity was taken: a pid reused since is not a member.
+            if stat is not None and not stat.is_dead and pid in self.pids():
+                return identity.signal(signal.SIGKILL)
+        return False
+
+    def remove(self) -> bool:
+        """Remove the group; False while processes are inside. Removing twice is fine."""
+        try:
+            os.rmdir(self.directory)  # noqa: PTH106
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def exists(self) -> bool:
+        return os.path.isdir(self.directory)  # noqa: PTH112
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, for whoever reattaches after a restart; `from_json` reads it back."""
+        return {"directory": self.directory, "name": self.name, "version": self.version}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cgroup:
+        """The group that `to_json` wrote (which may be gone by now: `exists`)."""
+        return cls(data["directory"], data["name"], data["version"])
+
+    def _number(self, name: str) -> int | None:
+        text = (read_text(f"{self.directory}/{name}") or "").strip()
+        return int(text) if text.isdigit() else None
+
+
+class CgroupManager:
+    """Makes groups below `<own group>/openenvd/<name>`; see the module's docstring.
+
+    `root` stands before every path (tests). When `available` is False, `why_not` says why and
+    `create` raises.
+    """
+
+    def __init__(self, name: str, *, root: str = "") -> None:
+        self.name = name
+        self.available = False
+        self.why_not = ""
+        self._version = 0
+        self._directory = ""
+        try:
+            self._open(root)
+        except OSError as exc:
+            self.why_not = f"{exc.filename or 'the control groups'}: {exc.strerror}"
+
+    @property
+    def directory(self) -> str:
+        """The folder below which groups are made."""
+        return self._directory
+
+    def create(
+        self, name: str, limit_bytes: int | None = None, *, kill_together: bool = False
+    ) -> Cgroup:
+        """Make a group, or take over the one of that name. Limits are set before it is used.
+
+        `kill_together` (v2): when the kernel must kill one process, it kills all of the group.
+
+        Raises:
+            OSError: when the group cannot be made, or the manager is not `available`.
+        """
+        if not self.available:
+            raise OSError(errno.ENOTSUP, f"no memory cgroups here: {self.why_not}")
+        directory = f"{self._directory}/{name}"
+        _make(directory)
+        cgroup = Cgroup(directory, f"{TOP}/{name}", self._version)
+        cgroup.set_limit(limit_bytes)
+        if self._version == V2:
+            with contextlib.suppress(OSError):
+                _write(f"{directory}/memory.oom.group", "1" if kill_together else "0")
+        return cgroup
+
+    def remove(self) -> bool:
+        """Remove the empty groups below, then the manager's own; False while some are in use."""
+        if not self._directory:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._directory):
+                if entry.is_dir():
+                    Cgroup(entry.path, entry.name, self._version).remove()
+        top = os.path.dirname(self._directory)  # noqa: PTH120
+        removed = Cgroup(self._directory, self.name, self._version).remove()
+        Cgroup(top, TOP, self._version).remove()  # stays while another manager has groups there
+        return removed
+
+    def leave(self) -> None:
+        """Go back to the group above (v1; v2 forbids it), then remove what is empty."""
+        if self._version == V1:
+            base = os.path.dirname(os.path.dirname(self._directory))  # noqa: PTH120
+            with contextlib.suppress(OSError):
+                _write(f"{base}/cgroup.procs", str(os.getpid()))
+        self.remove()
+
+    def _open(self, root: str) -> None:
+        own = locate("memory", root)
+        if own is None:
+            self.why_not = "no cgroup hierarchy with a memory controller is mounted"
+            return
+        own = _cut(own)
+        self._version = own.version
+        base = own.directory if own.version == V1 else self._delegated(own)
+        if base is None:
+            return
+        _make(f"{base}/{TOP}")
+        directory = f"{base}/{TOP}/{self.name}"
+        if own.version == V2:
+            _hand_down(f"{base}/{TOP}")
+        _make(directory)
+        if own.version == V2:
+            _hand_down(directory)
+        self._directory = directory
+        self.available = True
+
+    def _delegated(self, own: Location) -> str | None:
+        """The nearest v2 group that we may write and that hands memory down."""
+        if "memory" not in (read_text(f"{own.directory}/cgroup.controllers") or "").split():
+            self.why_not = f"cgroup v2 {own.path} has no memory controller to hand down"
+            return None
+        self.why_not = f"cgroup v2 {own.path} is not delegated to this user"
+        for level in own.levels():
+            if not os.access(f"{level.directory}/cgroup.procs", os.W_OK):
+                return None
+            if _may_hand_down(level.directory):
+                self.why_not = ""
+                return level.directory
+        return None
+
+
+def _cut(own: Location) -> Location:
+    """The part of our path before `openenvd`: we may stand in a group of our own making."""
+    parts = own.path.split("/")
+    if TOP not in parts:
+        return own
+    return own._replace(path="/".join(parts[: parts.index(TOP)]) or "/")
+
+
+def _may_hand_down(directory: str) -> bool:
+    """Whether children of this v2 group get the memory controller, making way if need be."""
+    if not os.access(directory, os.W_OK):
+        return False
+    try:
+        _hand_down(directory)
+    except OSError as exc:
+        return exc.errno == errno.EBUSY and _move_into_leaf(directory)
+    return True
+
+
+def _hand_down(directory: str) -> None:
+    if "memory" not in (read_text(f"{directory}/cgroup.subtree_control") or "").split():
+        _write(f"{directory}/cgroup.subtree_control", "+memory")
+
+
+def _move_into_leaf(directory: str) -> bool:
+    """Empty a v2 group into a child of its own, when all of its processes are ours.
+
+    So in a service with `Delegate=yes`; a terminal's scope, which holds the user's shell, is not
+    ours to rearrange.
+    """
+    pids = [int(line) for line in (read_text(f"{directory}/cgroup.procs") or "").split()]
+    if not all(_is_ours(pid) for pid in pids):
+        return False
+    try:
+        _make(f"{directory}/{TOP}")
+        _make(f"{directory}/{TOP}/{_LEAF}")
+        for pid in pids:
+            _write(f"{directory}/{TOP}/{_LEAF}/cgroup.procs", str(pid))
+        _hand_down(directory)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether `pid` is this process or descends from it."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        stat = read_stat(pid)
+        if stat is None:
+            return True  # gone meanwhile
+        pid = stat.parent
+    return False
+
+
+def _make(directory: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory)  # noqa: PTH102
+
+
+def _write(path: str, text: str) -> None:
+    # Not through a buffer: the kernel's answer must come with this write. Never O_CREAT: a
+    # control file that is missing must be an error.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, path) from exc
+    finally:
+        os.close(fd)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process by pid *and* start time, so that a reused pid is never taken for the old process.
+
+`started_at` is the kernel's own figure (field 22 of `/proc/<pid>/stat`, in seconds since boot),
+not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
+server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
+reboot never matches after it. Two such numbers are compared for equality and mean nothing else;
+`age_seconds` says how long a process has run. Elsewhere than on Linux it is psutil's `create_time`.
+
+Light on purpose (standard library alone at import): a keeper imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import NamedTuple
+
+IS_LINUX = sys.platform == "linux"
+
+_SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+# 2**30 seconds are 34 years of uptime; 16 bits above them still leave a double a resolution of
+# 1/128 s, finer than a tick.
+_BOOT_TAG_UNIT = float(2**30)
+
+
+class ProcessStat(NamedTuple):
+    """What one line of `/proc/<pid>/stat` says of a process."""
+
+    pid: int
+    name: str
+    state: str  # a letter: R, S, D, T, Z (dead, not yet collected), …
+    parent: int
+    group: int
+    session: int
+    started_seconds: float  # since boot
+
+    @property
+    def is_dead(self) -> bool:
+        return self.state in "ZX"
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """The process as the kernel shows it; None when there is none of that pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read().decode(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def parse_stat(line: str) -> ProcessStat:
+    """The fields of one `/proc/<pid>/stat` line; the name may hold blanks and brackets."""
+    head, _, tail = line.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return ProcessStat(
+        pid=int(pid),
+        name=name,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        started_seconds=int(fields[19]) * _SECONDS_PER_TICK,
+    )
+
+
+class ProcessIdentity(NamedTuple):
+    """One process, never another one that got its pid later."""
+
+    pid: int
+    started_at: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """The process that has this pid now (a zombie still has it).
+
+        Raises:
+            ProcessLookupError: when there is none.
+        """
+        started_at = _started_at(pid)
+        if started_at is None:
+            raise ProcessLookupError(f"no process has pid {pid}")
+        return cls(pid, started_at)
+
+    @classmethod
+    def of_stat(cls, stat: ProcessStat) -> ProcessIdentity:
+        """The process that `stat` was read from."""
+        return cls(stat.pid, _boot_tag() + stat.started_seconds)
+
+    def exists(self) -> bool:
+        """Whether the pid is still this process's, if only as a zombie."""
+        return _started_at(self.pid) == self.started_at
+
+    def is_alive(self) -> bool:
+        """Whether it runs. A zombie does not: it waits to be collected and holds nothing."""
+        if not IS_LINUX:
+            return _psutil_is_alive(self)
+        stat = read_stat(self.pid)
+        return stat is not None and not stat.is_dead and self == ProcessIdentity.of_stat(stat)
+
+    def age_seconds(self) -> float:
+        """For how long it has run, or would have by now."""
+        if not IS_LINUX:
+            return max(0.0, time.time() - self.started_at)
+        started = self.started_at % _BOOT_TAG_UNIT
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+
+    def open_pidfd(self) -> int | None:
+        """A pidfd of exactly this process (the caller closes it); None when it is gone.
+
+        The identity is checked *after* opening: from then on the descriptor is tied to the
+        process, whatever becomes of the number.
+
+        Raises:
+            OSError: when the system has no pidfds, or no descriptors are left.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.exists():
+            return fd
+        os.close(fd)
+        return None
+
+    def signal(self, number: int) -> bool:
+        """Send a signal; False when the process is gone (or its pid is somebody else's).
+
+        Raises:
+            PermissionError: when the process belongs to another user.
+        """
+        if not hasattr(os, "pidfd_open"):
+            return self._signal_by_pid(number)
+        fd = self.open_pidfd()
+        if fd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _signal_by_pid(self, number: int) -> bool:
+        """Without pidfds the check and the signal are two steps: a window remains."""
+        if not self.is_alive():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+
+_boot_tag_cache: float | None = None
+
+
+def _boot_tag() -> float:
+    global _boot_tag_cache
+    if _boot_tag_cache is None:
+        try:
+            with open(_BOOT_ID_PATH, encoding="ascii") as file:
+                _boot_tag_cache = int(file.read(4), 16) * _BOOT_TAG_UNIT
+        except OSError:
+            _boot_tag_cache = 0.0  # a sandbox without it: start times alone must do
+    return _boot_tag_cache
+
+
+def _started_at(pid: int) -> float | None:
+    if not IS_LINUX:
+        return _psutil_started_at(pid)
+    stat = read_stat(pid)
+    return None if stat is None else _boot_tag() + stat.started_seconds
+
+
+def _psutil_started_at(pid: int) -> float | None:
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _psutil_is_alive(identity: ProcessIdentity) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(identity.pid)
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not is_zombie and process.create_time() == identity.started_at
+    except psutil.Error:
+        return False

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talking to a keeper, and starting one: the other end of `keeper.py`.
+
+    start_keeper(run_dir, run_file)      write the run file, start a keeper that outlives us
+    KeeperLink.connect(socket_path)      a blocking client for workers and tests
+    encode_line, decode_line             the wire, for the daemon's asyncio streams
+    read_run_file, read_status_file      what is on disk, when nobody answers
+    clean_up_after_keeper(run_dir)       end what a killed keeper left running
+
+The wire is one JSON object a line; its messages stand in `keeper.py`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .cgroups import Cgroup
+from .identity import ProcessIdentity
+from .keeper import (
+    CONTROL_FD_VARIABLE,
+    LISTEN_FD_VARIABLE,
+    RUN_FILE_NAME,
+    STATUS_FILE_NAME,
+    decode_line,
+    encode_line,
+    open_control_socket,
+    write_json,
+)
+from .tree import stop_tree
+
+__all__ = [
+    "KeeperGone",
+    "KeeperLink",
+    "clean_up_after_keeper",
+    "decode_line",
+    "encode_line",
+    "read_run_file",
+    "read_status_file",
+    "start_keeper",
+]
+
+Json = dict[str, Any]
+
+_RUN_KEEPER = Path(__file__).with_name("run_keeper.py")
+# The shell starts the keeper in the background and is gone: the keeper then is nobody's child
+# that would have to be collected, and the starter may be a short-lived worker or have threads.
+_DETACH = '"$@" &'
+_REPLY_TIMEOUT_SECONDS = 10.0
+
+
+class KeeperGone(ConnectionError):
+    """The connection to a keeper ended: it was told to stop, or it died."""
+
+
+def start_keeper(
+    run_dir: str | os.PathLike[str],
+    run_file: Json,
+    *,
+    listen_fd: int | None = None,
+    python: str = sys.executable,
+) -> None:
+    """Write the run file, then start a keeper that outlives this process.
+
+    On return its control socket accepts connections, although the keeper itself may still be
+    starting: the socket is made here and handed over, so nobody need wait for a file to appear.
+    `listen_fd` (a bound, listening socket shared with siblings) stays the caller's to close.
+
+    Raises:
+        OSError: when a file or the socket cannot be made; then nothing has been started.
+    """
+    folder = Path(run_dir)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(str(folder / RUN_FILE_NAME), run_file)
+    with open_control_socket(run_file["socket_path"]) as control:
+        environ = dict(os.environ) | {CONTROL_FD_VARIABLE: str(control.fileno())}
+        environ.pop(LISTEN_FD_VARIABLE, None)
+        fds = [control.fileno()]
+        if listen_fd is not None:
+            environ[LISTEN_FD_VARIABLE] = str(listen_fd)
+            fds.append(listen_fd)
+        _spawn_detached([python, "-I", "-S", str(_RUN_KEEPER), str(folder)], environ, fds, run_file)
+
+
+def _spawn_detached(argv: list[str], environ: dict[str, str], fds: list[int], run: Json) -> None:
+    log_path = Path(run["log_path"])
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        subprocess.run(
+            ["/bin/sh", "-c", _DETACH, "keeper", *argv],
+            env=environ,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=log_fd,
+            stderr=log_fd,
+            start_new_session=True,
+            check=True,
+        )
+    except subprocess.CalledProcessError as exc:
+        raise OSError(f"the shell could not start a keeper (exit code {exc.returncode})") from exc
+    finally:
+        os.close(log_fd)
+
+
+class KeeperLink:
+    """A blocking connection to one keeper. Used by one thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self._status: Json | None = None
+        self._listener_replies = 0
+
+    @classmethod
+    def connect(cls, socket_path: str, timeout: float = 5.0) -> KeeperLink:
+        """Connect; the first status follows by itself.
+
+        Raises:
+            KeeperGone: when no keeper listens there (any more).
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(socket_path)
+        except OSError as exc:
+            connection.close()
+            raise KeeperGone(f"no keeper answers at {socket_path}: {exc.strerror}") from exc
+        return cls(connection)
+
+    @property
+    def status(self) -> Json:
+        """The newest status that has arrived; waits for the first one.
+
+        Raises:
+            KeeperGone: when the connection ended before there was one.
+        """
+        with contextlib.suppress(TimeoutError, KeeperGone):
+            while True:
+                self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
+        if self._status is None:
+            raise KeeperGone("the keeper said nothing")
+        return self._status
+
+    def wait(self, predicate: Callable[[Json], bool], timeout: float | None = None) -> Json:
+        """The first status for which `predicate` holds, the newest known one included.
+
+        Raises:
+            TimeoutError: when none came in time.
+            KeeperGone: when the connection has ended.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._status is not None and predicate(self._status):
+                return self._status
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._receive(left)
+
+    def send(self, op: str, **fields: Any) -> None:
+        """Ask for something: `send("stop", grace_seconds=2.0)`.
+
+        Raises:
+            KeeperGone: when the connection has ended.
+        """
+        try:
+            self._socket.settimeout(_REPLY_TIMEOUT_SECONDS)
+            self._socket.sendall(encode_line({"op": op, **fields}))
+        except OSError as exc:
+            raise KeeperGone(f"the keeper is gone: {exc}") from exc
+
+    def request_listener(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> int:
+        """A descriptor of the listening socket; the caller closes it.
+
+        Raises:
+            TimeoutError, KeeperGone: as for `wait`.
+            LookupError: when the keeper has no listening socket.
+        """
+        asked, deadline = self._listener_replies, time.monotonic() + timeout
+        self.send("listener")
+        while self._listener_replies == asked:
+            self._receive(max(0.0, deadline - time.monotonic()))
+        if not self._fds:
+            raise LookupError("the keeper has no listening socket")
+        return self._fds.pop(0)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+    def __enter__(self) -> KeeperLink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _receive(self, timeout: float | None) -> None:
+        """Take in the next event, reading only when none is buffered."""
+        if not self._take_line():
+            self._read(timeout)
+            self._take_line()
+
+    def _take_line(self) -> bool:
+        line, newline, rest = self._buffer.partition(b"\n")
+        if not newline:
+            return False
+        self._buffer = bytearray(rest)
+        event = decode_line(bytes(line))
+        if event.get("event") == "status":
+            self._status = event
+        elif event.get("event") == "listener":
+            self._listener_replies += 1
+        return True
+
+    def _read(self, timeout: float | None) -> None:
+        self._socket.settimeout(timeout)
+        size = array.array("i").itemsize
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(size))
+        except BlockingIOError as exc:
+            raise TimeoutError("nothing from the keeper yet") from exc
+        except TimeoutError:
+            raise TimeoutError("nothing from the keeper in time") from None
+        except OSError as exc:
+            raise KeeperGone(f"the keeper is gone: {exc}") from exc
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i", payload[: len(payload) - len(payload) % size])
+                self._fds.extend(fds)
+        if not data:
+            raise KeeperGone("the keeper closed the connection")
+        self._buffer += data
+
+
+def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
+    """The replica's run file; None when there is none (or it is unreadable)."""
+    return _read_json(Path(run_dir) / RUN_FILE_NAME)
+
+
+def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
+    """The last status that the keeper wrote; None when it wrote none."""
+    return _read_json(Path(run_dir) / STATUS_FILE_NAME)
+
+
+def clean_up_after_keeper(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
+    """End the keeper and the server of a run directory, whatever is left of them.
+
+    For a keeper that was killed: the kernel ended its server with it, but perhaps not what the
+    server had started. Also a keeper that does not answer. Returns the pids that were signalled.
+    """
+    status = read_status_file(run_dir) or {}
+    run = read_run_file(run_dir) or {}
+    ended: list[int] = []
+    keeper = status.get("keeper") or run.get("keeper")
+    if keeper:
+        identity = ProcessIdentity(keeper["pid"], keeper["started_at"])
+        ended += stop_tree(identity, grace_seconds=grace_seconds)
+    cgroup = Cgroup.from_json(status["cgroup"]) if status.get("cgroup") else None
+    if status.get("pid") is not None:
+        identity = ProcessIdentity(status["pid"], status["pid_started_at"])
+        ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
+    if cgroup is not None:
+        cgroup.kill()
+        cgroup.remove()
+    if run.get("socket_path"):
+        Path(run["socket_path"]).unlink(missing_ok=True)
+    return ended
+
+
+def _read_json(path: Path) -> Json | None:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU, memory and process counts that this process may really use, and where that was found.
+
+The smallest of: the machine, the control group and every group above it (v1 or v2), the CPU
+affinity, `RLIMIT_NPROC`. `psutil.virtual_memory()` and `os.cpu_count()` alone are wrong inside a
+container. Nothing is kept in reserve here: that is the plan's business.
+
+`read_limits` is a pure function of the files below `root`, so that tests hand it trees of files.
+Where there is no `/proc` (macOS) the machine's own figures remain.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .cgroup_tree import V1, Location, locate, read_text
+
+# v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
+_UNLIMITED_BYTES = 1 << 60
+# v2 slows a group down above `memory.high` until it hardly moves: a limit, for planning.
+_MEMORY_FILES_V2 = ("memory.max", "memory.high")
+_MEMORY_FILES_V1 = ("memory.limit_in_bytes",)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be used; `sources` says for each of the three where it was found."""
+
+    cpus: float
+    memory_bytes: int
+    pids: int | None  # None: no bound is known
+    sources: dict[str, str] = field(default_factory=dict)
+    machine_cpus: int = 0
+    machine_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Found:
+    value: float
+    source: str
+
+
+def read_limits(
+    root: Path = Path("/"),
+    *,
+    affinity: int | None = None,
+    machine_memory_bytes: int | None = None,
+) -> Limits:
+    """Read the limits in force.
+
+    `affinity` (how many CPUs the process may run on) and `machine_memory_bytes` override what
+    the system says, for tests and for where it says nothing.
+    """
+    prefix = "" if root == Path("/") else str(root)
+    machine_cpus = _machine_cpus(prefix)
+    memory = machine_memory_bytes or _machine_memory_bytes(prefix)
+    cpus = _smallest(
+        _Found(machine_cpus, "machine"), _affinity(prefix, affinity), *_cpu_quotas(prefix)
+    )
+    least = _smallest(_Found(memory, "machine"), *_memory_limits(prefix))
+    pids = _smallest_or_none(*_pids_limits(prefix))
+    sources = {"cpus": cpus.source, "memory_bytes": least.source}
+    if pids is not None:
+        sources["pids"] = pids.source
+    return Limits(
+        cpus=cpus.value,
+        memory_bytes=int(least.value),
+        pids=None if pids is None else int(pids.value),
+        sources=sources,
+        machine_cpus=machine_cpus,
+        machine_memory_bytes=memory,
+    )
+
+
+def _smallest(first: _Found, *others: _Found | None) -> _Found:
+    """The smallest; among equals the one named first."""
+    return min([first, *(o for o in others if o is not None)], key=lambda found: found.value)
+
+
+def _smallest_or_none(*found: _Found) -> _Found | None:
+    return min(found, key=lambda each: each.value, default=None)
+
+
+def _machine_cpus(prefix: str) -> int:
+    if prefix and (text := read_text(f"{prefix}/proc/cpuinfo")):
+        listed = sum(line.startswith("processor") for line in text.splitlines())
+        if listed:
+            return listed
+    return os.cpu_count() or 1
+
+
+def _affinity(prefix: str, affinity: int | None) -> _Found | None:
+    if affinity is not None:
+        return _Found(affinity, "sched_getaffinity")
+    if prefix or not hasattr(os, "sched_getaffinity"):
+        return None
+    return _Found(len(os.sched_getaffinity(0)), "sched_getaffinity")
+
+
+def _machine_memory_bytes(prefix: str) -> int:
+    for line in (read_text(f"{prefix}/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _cpu_quotas(prefix: str) -> Iterator[_Found]:
+    own = locate("cpu", prefix)
+    for level in own.levels() if own is not None else ():
+        if (cpus := _quota(level)) is not None:
+            name = "cpu.cfs_quota_us" if level.version == V1 else "cpu.max"
+            yield _Found(cpus, _source(level, name))
+
+
+def _quota(level: Location) -> float | None:
+    if level.version == V1:
+        quota = _number(level, "cpu.cfs_quota_us")
+        period = _number(level, "cpu.cfs_period_us")
+    else:
+        fields = (read_text(f"{level.directory}/cpu.max") or "max").split()
+        quota = None if fields[0] == "max" else int(fields[0])
+        period = int(fields[1]) if len(fields) > 1 else 100_000
+    if quota is None or quota <= 0 or not period:
+        return None
+    return quota / period
+
+
+def _memory_limits(prefix: str) -> Iterator[_Found]:
+    own = locate("memory", prefix)
+    for level in own.levels() if own is not None else ():
+        for name in _MEMORY_FILES_V1 if level.version == V1 else _MEMORY_FILES_V2:
+            value = _number(level, name)
+            if value is not None and 0 < value < _UNLIMITED_BYTES:
+                yield _Found(value, _source(level, name))
+
+
+def _pids_limits(prefix: str) -> Iterator[_Found]:
+    own = locate("pids", prefix)
+    for level in own.levels() if own is not None else ():
+        if (value := _number(level, "pids.max")) is not None:
+            yield _Found(value, _source(level, "pids.max"))
+    # Counted per user over the whole machine; the kernel does not hold root to it.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if not prefix and soft != resource.RLIM_INFINITY and os.geteuid() != 0:
+        yield _Found(soft, "RLIMIT_NPROC")
+
+
+def _number(level: Location, name: str) -> int | None:
+    """The file's number; None when it is missing, or says `max` or -1."""
+    text = (read_text(f"{level.directory}/{name}") or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _source(level: Location, name: str) -> str:
+    return f"cgroup v{level.version} {name} at {level.path}"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeping a log file bounded while somebody else appends to it. Light: a keeper imports it.
+
+The newest half is moved to the front within the file, which is then cut: no second file is needed
+(the disk may be full), writers keep their `O_APPEND` descriptors, and a crash on the way repeats
+lines rather than losing them. What is appended between the last read and the cut, some
+microseconds, is lost.
+"""
+
+from __future__ import annotations
+
+import os
+
+LOOK_SECONDS = 10.0  # how often a quiet log is looked at
+BUSY_LOOK_SECONDS = 0.2  # and one that is about to grow beyond its bound
+_CHUNK_BYTES = 64 * 1024
+_NOTICE = b"[openenvd: earlier lines were dropped to keep this log small]\n"
+
+
+def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> float:
+    """When to look again, after a log has grown by `grown_bytes` since the last look.
+
+    Half the time in which a tenth of `LOOK_SECONDS` at this pace would fill what is left; a log
+    that has hardly grown is left alone for longest.
+    """
+    left = max(0, limit_bytes - size_bytes)
+    if grown_bytes <= 0 or grown_bytes * 2 < left:
+        return LOOK_SECONDS
+    return BUSY_LOOK_SECONDS
+
+
+def keep_newest_half(path: str, limit_bytes: int) -> int:
+    """Cut the file to about half of `limit_bytes`, at a line's start; returns its new size.
+
+    Raises:
+        OSError: when the file cannot be read or written.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not O_APPEND: `pwrite` would append
+    try:
+        size = os.fstat(fd).st_size
+        source = _line_start(fd, max(0, size - limit_bytes // 2))
+        if source <= len(_NOTICE):
+            return size
+        target = os.pwrite(fd, _NOTICE, 0)
+        while chunk := os.pread(fd, _CHUNK_BYTES, source):
+            source += len(chunk)
+            target += os.pwrite(fd, chunk, target)
+        os.ftruncate(fd, target)
+        return target
+    finally:
+        os.close(fd)
+
+
+def _line_start(fd: int, offset: int) -> int:
+    """The first start of a line at or after `offset`, or `offset` when none is near."""
+    if offset == 0:
+        return 0
+    found = os.pread(fd, _CHUNK_BYTES, offset - 1).find(b"\n")
+    return offset if found < 0 else offset + found

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel counts and writes when it kills for memory. Light: a keeper imports it.
+
+Read before and after a death; what it means is decided in `explain.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from .cgroup_tree import read_keyed
+from .cgroups import Cgroup
+
+_KMSG = "/dev/kmsg"
+_KMSG_RECORD_BYTES = 8192
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in <linux/proc_ns.h>
+# mm/oom_kill.c, __oom_kill_process(): `…: Killed process 1234 (python) total-vm:…`
+_KILLED = re.compile(r"Killed process (\d+) \((.*?)\)(?:,| |$)")
+
+
+class OomCounters:
+    """The kernel's counters at one moment; None where there is none to read."""
+
+    __slots__ = ("oom_kills", "vmstat")
+
+    def __init__(self, oom_kills: int | None = None, vmstat: int | None = None) -> None:
+        self.oom_kills = oom_kills  # of the process's own cgroup
+        self.vmstat = vmstat  # of the whole machine
+
+
+def read_oom_counters(cgroup: Cgroup | None) -> OomCounters:
+    """Both counters, now."""
+    own = cgroup.oom_kills() if cgroup is not None and cgroup.exists() else None
+    return OomCounters(own, read_keyed("/proc/vmstat", "oom_kill"))
+
+
+def killed_process(line: str) -> tuple[int, str] | None:
+    """Pid and name of the process that a line of the kernel log says was killed for memory."""
+    match = _KILLED.search(line)
+    return None if match is None else (int(match[1]), match[2])
+
+
+def kernel_log_kills(since_monotonic: float) -> list[str]:
+    """Lines of the kernel log about kills for memory since then, oldest first.
+
+    None in a container: pids there are not those of the log. None without the right to read it.
+    """
+    with contextlib.suppress(OSError):
+        if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:  # noqa: PTH115
+            return _read_kernel_log(since_monotonic)
+    return []
+
+
+def _read_kernel_log(since_monotonic: float) -> list[str]:
+    fd = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    lines: list[str] = []
+    try:
+        while True:
+            try:
+                record = os.read(fd, _KMSG_RECORD_BYTES).decode(errors="replace")
+            except BlockingIOError:
+                return lines
+            except BrokenPipeError:
+                continue  # overwritten while we read; the next read goes on behind it
+            head, _, text = record.partition(";")
+            fields = head.split(",")
+            recent = len(fields) > 2 and int(fields[2]) / 1e6 >= since_monotonic
+            if recent and killed_process(text) is not None:
+                lines.append(text.splitlines()[0])
+    finally:
+        os.close(fd)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stopping a whole process tree: terminate, grace, kill, wait.
+
+A tree is found three ways at once, because each alone loses somebody: by parents (loses those
+whose parent died), by session and process group (loses those that called `setsid`), by cgroup
+(loses nobody, where there is one). Waiting is on pidfds: nothing is polled, and nobody's zombie
+is collected but by its own parent.
+
+A keeper has its own, smaller way to end its server (`keeper.py`): it adopts orphans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+
+from .cgroups import Cgroup
+from .identity import IS_LINUX, ProcessIdentity, ProcessStat, read_stat
+
+KILL_WAIT_SECONDS = 5.0  # after SIGKILL; longer only for a process stuck in the kernel
+_KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again
+
+
+def tree_of(
+    pid: int, *, session: bool = True, cgroup: Cgroup | None = None
+) -> list[ProcessIdentity]:
+    """Every living process of the tree at `pid`, itself first (when it lives).
+
+    Works when `pid` is dead: its session, process group and cgroup may have survived it. The
+    kernel gives no new process a number that is still a session's or group's.
+    """
+    stats = list(_all_stats())
+    members = descendants(stats, pid)
+    if session:
+        members |= {s.pid for s in stats if pid in (s.session, s.group)}
+    if cgroup is not None:
+        members |= set(cgroup.pids())
+    members.discard(os.getpid())
+    found = [s for s in stats if s.pid in members and not s.is_dead]
+    found.sort(key=lambda s: (s.pid != pid, s.started_seconds, s.pid))
+    return [_identity_of(s) for s in found]
+
+
+def descendants(stats: Iterable[ProcessStat], pid: int) -> set[int]:
+    """`pid` and everything below it."""
+    children: dict[int, list[int]] = {}
+    for stat in stats:
+        children.setdefault(stat.parent, []).append(stat.pid)
+    found: set[int] = set()
+    pending = [pid]
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending.extend(children.get(current, ()))
+    return found
+
+
+def stop_tree(
+    identity: ProcessIdentity,
+    *,
+    grace_seconds: float,
+    session: bool = True,
+    cgroup: Cgroup | None = None,
+) -> list[int]:
+    """End the tree: SIGTERM, at most `grace_seconds`, SIGKILL, and wait for the end.
+
+    Returns the pids that were signalled; none when everything was dead already, so that stopping
+    twice is fine. A pid that now belongs to another process is left alone, and so is its session.
+    """
+    signalled: dict[int, None] = {}
+    if grace_seconds > 0:
+        members = _members(identity, session, cgroup)
+        signalled |= dict.fromkeys(_signal_all(members, signal.SIGTERM))
+        wait_until_dead(members, grace_seconds)
+    for _ in range(_KILL_ROUNDS):
+        members = _members(identity, session, cgroup)
+        if not members:
+            break
+        signalled |= dict.fromkeys(_signal_all(members, signal.SIGKILL))
+        wait_until_dead(members, KILL_WAIT_SECONDS)
+    return list(signalled)
+
+
+def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
+    """Wait until all have ended (zombies have); False when time ran out first."""
+    deadline = time.monotonic() + timeout_seconds
+    if not hasattr(os, "pidfd_open"):
+        return _psutil_wait(members, timeout_seconds)
+    return all(_wait_for(member, deadline) for member in members)
+
+
+def set_oom_score_adj(pid: int, value: int) -> bool:
+    """Tell the kernel whom to kill first for memory (-1000 never … 1000 first); best effort.
+
+    Raising is always allowed; lowering needs privilege. False when it was not possible.
+    """
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(value))
+    except OSError:
+        return False
+    return True
+
+
+def _members(
+    identity: ProcessIdentity, session: bool, cgroup: Cgroup | None
+) -> list[ProcessIdentity]:
+    """The tree's living processes, unless the root's pid has become somebody else's."""
+    reused = _pid_exists(identity.pid) and not identity.exists()
+    if not reused:
+        return tree_of(identity.pid, session=session, cgroup=cgroup)
+    return [] if cgroup is None else _living(cgroup.pids())
+
+
+def _living(pids: Iterable[int]) -> list[ProcessIdentity]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            identity = ProcessIdentity.of(pid)
+            if identity.is_alive() and pid != os.getpid():
+                found.append(identity)
+    return found
+
+
+def _signal_all(members: Iterable[ProcessIdentity], number: int) -> list[int]:
+    signalled = []
+    for member in members:
+        with contextlib.suppress(PermissionError):
+            if member.signal(number):
+                signalled.append(member.pid)
+    return signalled
+
+
+def _wait_for(member: ProcessIdentity, deadline: float) -> bool:
+    fd = member.open_pidfd()
+    if fd is None:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        left = max(0.0, deadline - time.monotonic())
+        return bool(poller.poll(left * 1000))
+    finally:
+        os.close(fd)
+
+
+def _pid_exists(pid: int) -> bool:
+    try:
+        ProcessIdentity.of(pid)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _identity_of(stat: ProcessStat) -> ProcessIdentity:
+    if IS_LINUX:
+        return ProcessIdentity.of_stat(stat)
+    return ProcessIdentity(stat.pid, stat.started_seconds)
+
+
+def _all_stats() -> Iterator[ProcessStat]:
+    if not IS_LINUX:
+        yield from _psutil_stats()
+        return
+    for name in os.listdir("/proc"):  # noqa: PTH208 (names alone: one string per process)
+        if name.isdigit() and (stat := read_stat(int(name))) is not None:
+            yield stat
+
+
+def _psutil_stats() -> Iterator[ProcessStat]:
+    """The same from psutil; there `started_seconds` is its `create_time`."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            state = "Z" if process.status() == psutil.STATUS_ZOMBIE else "S"
+            yield ProcessStat(
+                process.pid,
+                process.name(),
+                state,
+                process.ppid(),
+                os.getpgid(process.pid),
+                os.getsid(process.pid),
+                process.create_time(),
+            )
+
+
+def _psutil_wait(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
+    import psutil
+
+    processes = []
+    for member in members:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(member.pid)
+            if process.create_time() == member.started_at:
+                processes.append(process)
+    _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
+    return not alive
