@@ -8,16 +8,23 @@ A call crosses to its thread once, with a whole transaction. An asynchronous dri
 for every statement, and hold SQLite's write lock across each crossing, that is for as long as the
 loop is busy with something else; the dispatcher would wait for the loop.
 
+Calls that arrive while a lane is busy share its next transaction (group commit), one after another
+in the order of arrival; if one of them raises, it is undone and each is repeated alone, so that
+nobody pays for another's failure. An answer is given only after the commit.
+
 Raises, everywhere: `DatabaseError`. Nothing of a transaction that raised has been done.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
@@ -26,6 +33,8 @@ from .connections import Link
 from .records import Environment, Event, NewRequest, Replica, Request, RequestError
 from .results import CancelResult, GetResult, SubmitResult
 from .states import EnvironmentState, RequestState
+
+MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -149,24 +158,73 @@ class AsyncStore:
         await self._write.run(observing.delete_replicas, environment)
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One transaction's work, and who waits for it."""
+
+    work: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+
+
 class _Lane:
-    """One thread with one connection: transactions run on it one after another."""
+    """One thread with one connection. What the thread runs says so; the rest is the loop's."""
 
     def __init__(self, where: Path | str, name: str, *, writes: bool) -> None:
         self._link = Link(where, writes=writes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: deque[_Call] = deque()
+        self._performing: asyncio.Future[list[Any]] | None = None
 
     async def run(
         self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """What `work` returns, given a connection in a transaction of its own."""
-
-        def transaction() -> R:
-            with self._link.transaction() as connection:
-                return work(connection, *args, **kwargs)
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+        """What `work` returns, given a connection in a transaction."""
+        loop = asyncio.get_running_loop()
+        call = _Call(lambda connection: work(connection, *args, **kwargs), loop.create_future())
+        self._waiting.append(call)
+        if self._performing is None:
+            self._perform_next(loop)
+        result: R = await call.future
+        return result
 
     async def close(self) -> None:
+        """Finish what waits, then let go; safe to call twice."""
+        while self._performing is not None:
+            await asyncio.wait([self._performing])
         await asyncio.to_thread(self._thread.shutdown)
         self._link.close()
+
+    def _perform_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
+        if not group:
+            self._performing = None
+            return
+        self._performing = loop.run_in_executor(self._thread, self._perform, group)
+        self._performing.add_done_callback(lambda done: self._deliver(group, done.result(), loop))
+
+    def _deliver(
+        self, group: list[_Call], answers: list[Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._perform_next(loop)  # first: the thread works while the answers go their way
+        for call, answer in zip(group, answers, strict=True):
+            if call.future.cancelled():
+                continue  # its client has gone; what it asked for is done all the same
+            if isinstance(answer, Exception):
+                call.future.set_exception(answer)
+            else:
+                call.future.set_result(answer)
+
+    def _perform(self, group: list[_Call]) -> list[Any]:
+        """On the thread: the answer, or the exception, of each call."""
+        if len(group) > 1:
+            with suppress(Exception), self._link.transaction() as connection:
+                return [call.work(connection) for call in group]
+            # One of them raised, so none has been done: each stands for itself.
+        return [self._perform_alone(call) for call in group]
+
+    def _perform_alone(self, call: _Call) -> Any:
+        try:
+            with self._link.transaction() as connection:
+                return call.work(connection)
+        except Exception as exc:
+            return exc

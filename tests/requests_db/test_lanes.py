@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that share a transaction: nobody pays for another's failure, and order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from openenvd.requests_db import queries, submitting
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.results import QueueFull, Submitted
+from openenvd.requests_db.states import Schedule
+
+CHECK = NewRequest("check", Schedule.SHORT, {})
+
+
+def submit(connection: Connection, key: str) -> str:
+    new = NewRequest("check", Schedule.SHORT, {}, idempotency_key=key)
+    submitting.submit(connection, new, None, 1.5, None)
+    return key
+
+
+def break_down(connection: Connection) -> str:
+    submit(connection, "never")
+    raise RuntimeError("broken")
+
+
+async def test_a_call_that_raises_is_undone_and_harms_no_other(store: AsyncStore) -> None:
+    calls = [
+        store._write.run(submit, "first"),
+        store._write.run(submit, "second"),
+        store._write.run(break_down),
+        store._write.run(submit, "third"),
+    ]
+    first, second, broken, third = await asyncio.gather(*calls, return_exceptions=True)
+    assert [first, second, third] == ["first", "second", "third"]
+    assert isinstance(broken, RuntimeError)
+    found = await store.list_requests()
+    assert [request.idempotency_key for request in found] == ["third", "second", "first"]
+
+
+async def test_calls_that_arrive_while_the_lane_is_busy_share_a_transaction(
+    store: AsyncStore,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(connection: Connection) -> Connection:
+        begun.set()
+        go_on.wait()
+        return connection
+
+    transactions: list[object] = []
+
+    def note(connection: Connection) -> None:
+        transactions.append(connection.get_transaction())
+
+    held = asyncio.ensure_future(store._write.run(hold))
+    await asyncio.to_thread(begun.wait)
+    others = [asyncio.ensure_future(store._write.run(note)) for _ in range(5)]
+    await asyncio.sleep(0)  # they begin, and wait
+    go_on.set()
+    await asyncio.gather(held, *others)
+    assert len(transactions) == 5
+    assert len(set(map(id, transactions))) == 1
+
+
+async def test_a_limit_holds_within_a_shared_transaction(store: AsyncStore) -> None:
+    results = await asyncio.gather(
+        *(store.submit(CHECK, now=1.5, max_pending=3) for _ in range(10))
+    )
+    assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
+
+
+async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
+    calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [Submitted, asyncio.CancelledError, Submitted]
+
+
+async def test_what_waits_is_finished_before_a_store_is_closed(path: Path) -> None:
+    store = AsyncStore(path)
+    calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(100)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert all(isinstance(call.result(), Submitted) for call in calls)
+    await store.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("requests-db")]
+
+
+async def test_an_answer_is_given_after_the_commit(path: Path) -> None:
+    store = AsyncStore(path)
+    result = await store.submit(CHECK, now=1.5)
+    assert isinstance(result, Submitted)
+    other = Link(path, writes=False)
+    with other.transaction() as connection:
+        assert queries.get(connection, result.request.id) == result.request
+    other.close()
+    await store.close()
+
+
+async def test_reading_never_waits_for_a_writer(store: AsyncStore, link: Link) -> None:
+    with link.transaction():
+        assert await store.counts() == dict.fromkeys(await store.counts(), 0)
+        assert await store.list_requests() == []
+
+
+@pytest.mark.parametrize("calls", [1, 200])
+async def test_any_number_of_calls_is_answered(store: AsyncStore, calls: int) -> None:
+    results = await asyncio.gather(*(store.submit(CHECK, now=1.5) for _ in range(calls)))
+    seqs = [result.request.seq for result in results if isinstance(result, Submitted)]
+    assert seqs == list(range(1, calls + 1))
