@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is there a daemon, start one, stop it.
+
+    connect ──▶ daemon.json, socket answers ──────────────────────────▶ DaemonClient
+        └─ no ─▶ start.lock ──▶ ask again ──▶ spawn, wait for its line ──▶ ask again
+
+A pid proves nothing: what counts is that the socket answers, or that `daemon.lock` is held. The
+lock is tried under `start.lock` alone, because a try is itself a short hold, and must not get into
+the way of a daemon that starts.
+
+The daemon gets nothing of ours but the writing end of one pipe. It writes one line there when it
+answers or knows why it cannot, and closes it; the end of the pipe without a line means it died,
+and its log says of what.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..server.settings import SETTINGS, Paths
+from .api import DaemonClient
+from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
+from .http import HttpClient, Json
+
+START_SECONDS = 60.0  # a first start makes the database, on a slow disk
+STOP_SECONDS = 30.0  # running requests get their grace
+START_LOCK_SECONDS = 90.0  # somebody else is starting it
+_LOOK_AGAIN_SECONDS = 0.02
+_LOG_TAIL_LINES = 10
+_LOG_TAIL_BYTES = 16 * 1024
+_READY_FD = 3
+_LEAST_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
+
+
+def connect(
+    paths: Paths,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    on_start: Callable[[Json], None] | None = None,
+) -> DaemonClient:
+    """The running daemon, or a new one, started with `settings` (names of `Settings`).
+
+    `on_start` is called with the ready line when a daemon had to be started.
+
+    Raises:
+        DaemonUnreachable: with the reason and what to do.
+    """
+    client = find(paths)
+    if client is not None:
+        return client
+    with _start_lock(paths):
+        deadline = time.monotonic() + START_SECONDS
+        while (client := find(paths)) is None:
+            if not is_running(paths):
+                line = _start(paths, settings or {})
+                if on_start is not None:
+                    on_start(line)
+            elif time.monotonic() > deadline:
+                raise _silent(paths)
+            else:
+                time.sleep(_LOOK_AGAIN_SECONDS)  # another is just starting, or just ending
+        return client
+
+
+def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
+    """The running daemon; None when none answers.
+
+    Raises:
+        OtherVersion: unless `any_version`.
+    """
+    identity = read_identity(paths)
+    token = _read(paths.token)
+    if identity is None or token is None or not _answers(str(identity["socket"])):
+        return None
+    if identity.get("version") != __version__ and not any_version:
+        raise OtherVersion(
+            f"the daemon (pid {identity['pid']}) is openenvd {identity.get('version')}, "
+            f"this is {__version__}",
+            "openenv stop, and try again; environments go on, the next daemon adopts them",
+        )
+    return DaemonClient(HttpClient(str(identity["socket"]), token.strip()), identity)
+
+
+def read_identity(paths: Paths) -> Json | None:
+    """What `daemon.json` says, which may be about a daemon that was killed."""
+    try:
+        identity = json.loads(_read(paths.daemon_file) or "null")
+    except ValueError:
+        return None
+    complete = isinstance(identity, dict) and {"pid", "socket", "address"} <= set(identity)
+    return identity if complete else None
+
+
+def is_running(paths: Paths) -> bool:
+    """Whether a daemon holds its lock. Call it under `start.lock`, or when a daemon is known."""
+    try:
+        descriptor = os.open(paths.daemon_lock, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def stop(paths: Paths) -> Json | None:
+    """End the daemon, of whatever version, and wait until it is gone.
+
+    Returns its identity; None when none was running.
+
+    Raises:
+        DaemonUnreachable: when it does not end.
+    """
+    if not paths.home.is_dir():
+        return None
+    with _start_lock(paths):
+        if not is_running(paths):
+            return None
+        identity = read_identity(paths) or {}
+        _tell_to_stop(paths, identity)
+        deadline = time.monotonic() + STOP_SECONDS
+        # The end of a process that is not our child can only be looked for, everywhere alike.
+        while is_running(paths):
+            if time.monotonic() > deadline:
+                raise _silent(paths)
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        return identity
+
+
+def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
+    """The command that is the daemon. `-P`: a `server` folder where the user is must not matter."""
+    flags = {item.name: item.flag for item in SETTINGS}
+    given = [f"{flags[name]}={value}" for name, value in settings.items() if value is not None]
+    return [sys.executable, "-P", "-m", "openenvd.server", *more, *given]
+
+
+def _tell_to_stop(paths: Paths, identity: Json) -> None:
+    try:
+        client = find(paths, any_version=True)
+        if client is not None:
+            client.stop()
+            return
+    except ConnectionLost:
+        pass  # it is ending already, or wedged: the signal below decides
+    _terminate(identity)
+
+
+def _terminate(identity: Json) -> None:
+    """SIGTERM to the process that wrote the identity, never to another with the same pid."""
+    if not identity:
+        return
+    import contextlib
+
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(int(identity["pid"]))
+        # Within a second: the clock from which both are derived may have been adjusted.
+        if abs(process.create_time() - float(identity["pid_started_at"])) < 1.0:
+            process.terminate()
+
+
+def _answers(socket_path: str) -> bool:
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(socket_path)
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def _start_lock(paths: Paths) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(paths.start_lock, timeout=START_LOCK_SECONDS, mode=0o600)
+    try:
+        paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as exc:
+        raise DaemonUnreachable(
+            f"another command has been starting or stopping the daemon for {START_LOCK_SECONDS} s",
+            f"see {paths.daemon_log}",
+        ) from exc
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
+    """Spawn the daemon and wait for its line; the line, when it is ready."""
+    reading, writing = _ready_pipe()
+    try:
+        log_end = _spawn(paths, settings, writing)
+    finally:
+        os.close(writing)
+    try:
+        line = _read_line(reading, time.monotonic() + START_SECONDS)
+    finally:
+        os.close(reading)
+    if line is None:
+        raise _died(paths, log_end)
+    if not line.get("ready"):
+        error = line.get("error") or {}
+        message = str(error.get("message", "the daemon cannot start"))
+        raise DaemonNotStarted(str(error.get("kind", "internal")), message, error.get("hint"))
+    return line
+
+
+def _ready_pipe() -> tuple[int, int]:
+    reading, writing = os.pipe()
+    moved = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _LEAST_PIPE_FD)
+    os.close(writing)
+    return reading, moved
+
+
+def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
+    """Start the process in a session of its own; returns where its words in the log begin."""
+    try:
+        log = os.open(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
+    try:
+        log_end = os.fstat(log).st_size
+        command = server_command(settings, "--ready-fd", str(_READY_FD))
+        environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
+        # Not `subprocess`: the daemon outlives us, and nobody here is to wait for it.
+        os.posix_spawn(
+            sys.executable,
+            command,
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+                (os.POSIX_SPAWN_DUP2, ready, _READY_FD),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(log)
+    return log_end
+
+
+def _read_line(descriptor: int, deadline: float) -> Json | None:
+    """The one line of the ready pipe; None when it ended, or the time did, without one."""
+    data = b""
+    while not data.endswith(b"\n"):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
+            return None
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            return None
+        data += piece
+    line: Json = json.loads(data)
+    return line
+
+
+def _died(paths: Paths, log_end: int) -> DaemonNotStarted:
+    with open(paths.daemon_log, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(log_end, size - _LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    words = "\n".join(f"  {line}" for line in lines) or "  (its log says nothing)"
+    return DaemonNotStarted(
+        "died", f"the daemon ended before it answered; its last words:\n{words}",
+        f"the whole log: {paths.daemon_log}",
+    )  # fmt: skip
+
+
+def _silent(paths: Paths) -> DaemonUnreachable:
+    identity = read_identity(paths) or {}
+    who = f" (pid {identity['pid']})" if identity else ""
+    return DaemonUnreachable(
+        f"a daemon{who} holds {paths.daemon_lock}, but does not answer",
+        f"see the end of {paths.daemon_log}; if it hangs, kill that pid: nothing is lost",
+    )
+
+
+def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
+    return DaemonNotStarted(
+        "state_unwritable",
+        f"the state folder {paths.home} cannot be written: {exc.strerror or exc}",
+        "free space, mend its permissions, or point OPENENV_HOME at another folder",
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise DaemonUnreachable(
+            f"{path} cannot be read: {exc.strerror}", "is OPENENV_HOME yours?"
+        ) from exc

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong between a client and the daemon.
+
+ClientError
+├── DaemonUnreachable     there is no daemon that answers
+│   ├── DaemonNotStarted  it was started, and said (or its log says) why it cannot run
+│   ├── OtherVersion      it answers, but is of another version than this client
+│   └── ConnectionLost    it went away in the middle of a call
+├── ApiRefused            it answered with an error
+└── RequestFailed         the request was accepted, and did not succeed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ClientError(Exception):
+    """Base of everything this package raises. `hint` says what to do next."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape in which the API itself tells errors."""
+        return {"error": {"kind": "unreachable", "message": self.message, "hint": self.hint}}
+
+
+class DaemonUnreachable(ClientError):
+    """There is no daemon that answers."""
+
+
+class DaemonNotStarted(DaemonUnreachable):
+    """The daemon was started, and cannot run."""
+
+    def __init__(self, kind: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.kind = kind
+
+    def to_json(self) -> dict[str, Any]:
+        """With the daemon's own word for it."""
+        return {"error": {"kind": self.kind, "message": self.message, "hint": self.hint}}
+
+
+class OtherVersion(DaemonUnreachable):
+    """The daemon is of another version than this client."""
+
+
+class ConnectionLost(DaemonUnreachable):
+    """The daemon went away in the middle of a call."""
+
+
+class ApiRefused(ClientError):
+    """The daemon answered with an error: `kind` and `details` are the API's own."""
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(str(error.get("message", f"HTTP {status}")), error.get("hint"))
+        self.status = status
+        self.kind = str(error.get("kind", "internal"))
+        self.details = error
+
+    def to_json(self) -> dict[str, Any]:
+        """As the daemon told it."""
+        return {"error": self.details}
+
+
+class RequestFailed(ClientError):
+    """The request was accepted, and did not succeed. `request` is its JSON."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        error = request.get("error") or {}
+        message = error.get("message") or f"{request['label']} was {request['state'].lower()}"
+        super().__init__(message, error.get("hint"))
+        self.request = request

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request, from where it stands to its end.
+
+A stream may break while its request goes on: the daemon was restarted, or dropped a client that
+read too slowly. It is taken up again after the last known event, so that no log line is lost or
+told twice. A daemon that is not back within `COME_BACK_SECONDS` is not waited for, nor started: who
+stopped it may have meant to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from .api import DaemonClient
+from .errors import ConnectionLost, RequestFailed
+from .http import Json, ServerEvent
+
+# As in `requests_db.states`, which this package may not import; a test compares them.
+FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+
+COME_BACK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 0.1
+
+Reconnect = Callable[[], DaemonClient | None]
+
+
+def follow(
+    client: DaemonClient,
+    request_id: str,
+    *,
+    logs: bool = True,
+    reconnect: Reconnect | None = None,
+) -> Iterator[ServerEvent]:
+    """`state`, `progress` and `log` events; the last is the final `state`.
+
+    `reconnect` looks for the daemon after the stream broke (`daemon.find`); without it the same
+    socket is tried again.
+
+    Raises:
+        ApiRefused: no such request.
+        ConnectionLost: the daemon went away and did not come back.
+    """
+    after: str | None = None
+    final: ServerEvent | None = None
+    while final is None:
+        try:
+            for event in client.request_events(request_id, logs=logs, after=after):
+                after = event.id or after
+                if _is_final(event):
+                    final = event  # the rest of the log may still follow: said last, all the same
+                else:
+                    yield event
+        except ConnectionLost:
+            pass  # what counts is whether the final state was seen
+        if final is None:
+            client, final = _come_back(client, request_id, reconnect)
+            if final is not None and logs:
+                yield from _missed_log(client, request_id, after)
+    yield final
+
+
+def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None = None) -> Json:
+    """The request once it is final.
+
+    Raises:
+        ApiRefused, ConnectionLost: as `follow`.
+    """
+    request: Json = {}
+    for event in follow(client, request_id, logs=False, reconnect=reconnect):
+        if event.name == "state":
+            request = event.data
+    return request
+
+
+def run(
+    client: DaemonClient, operation: str, payload: Json, *, reconnect: Reconnect | None = None
+) -> Json:
+    """Submit an operation and wait for it; the request, which succeeded.
+
+    Raises:
+        RequestFailed: it did not succeed.
+        ApiRefused, ConnectionLost: as `follow`.
+    """
+    request = wait(client, client.submit(operation, payload)["id"], reconnect=reconnect)
+    if request["state"] != "SUCCEEDED":
+        raise RequestFailed(request)
+    return request
+
+
+def _is_final(event: ServerEvent) -> bool:
+    return event.name == "state" and event.data["state"] in FINAL_STATES
+
+
+def _come_back(
+    client: DaemonClient, request_id: str, reconnect: Reconnect | None
+) -> tuple[DaemonClient, ServerEvent | None]:
+    """The daemon again, and the request's final state when it got there meanwhile."""
+    deadline = time.monotonic() + COME_BACK_SECONDS
+    while True:
+        try:
+            found = client if reconnect is None else reconnect()
+            if found is not None:
+                request = found.request(request_id)
+                final = request["state"] in FINAL_STATES
+                return found, ServerEvent("", "state", request) if final else None
+        except ConnectionLost:
+            pass  # not back yet
+        if time.monotonic() > deadline:
+            raise ConnectionLost(
+                f"the daemon has gone; request {request_id} waits for the next one",
+                f"openenv wait {request_id} starts a daemon and waits on",
+            )
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _missed_log(client: DaemonClient, request_id: str, after: str | None) -> Iterator[ServerEvent]:
+    """The log lines between the break of the stream and the end of the request."""
+    for event in client.request_events(request_id, logs=True, after=after):
+        if event.name == "log":
+            yield event

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP/1.1 over the daemon's Unix socket: one connection for each call, closed after it.
+
+`request` for JSON, `text` for logs, `events` for server-sent events. Nothing is retried here; who
+may be asked again, and what then, stands in `following.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+
+from .errors import ApiRefused, ConnectionLost
+
+Json = dict[str, Any]
+Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
+
+# Much longer than any answer takes, much shorter than a user's patience with a wedged daemon.
+ANSWER_SECONDS = 60.0
+# A stream of events says at least "still here" every 15 s; thrice that is a dead daemon.
+SILENCE_SECONDS = 45.0
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One server-sent event; `id` goes into `Last-Event-ID` to continue after it."""
+
+    id: str
+    name: str
+    data: Any
+
+
+class UnixConnection(HTTPConnection):
+    """An HTTP connection over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Called by `HTTPConnection.request`."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.close()
+            raise
+
+
+class HttpClient:
+    """Calls to one daemon, each with its token."""
+
+    def __init__(self, socket_path: str, token: str) -> None:
+        self._socket_path = socket_path
+        self._token = token
+
+    def request(
+        self, method: str, path: str, body: Json | None = None, query: Query | None = None
+    ) -> Json:
+        """One call, JSON in and out.
+
+        Raises:
+            ApiRefused: the daemon answered with an error.
+            ConnectionLost: it did not answer.
+        """
+        with self._call(method, path, body, query, timeout=ANSWER_SECONDS) as response:
+            answer: Json = json.loads(response.read())
+            return answer
+
+    def text(self, path: str, query: Query | None = None) -> Iterator[str]:
+        """A text answer in pieces, as they come; no matter how long it stays silent."""
+        import codecs
+
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with self._call("GET", path, None, query, timeout=None) as response:
+            while piece := response.read1(_READ_BYTES):
+                yield decoder.decode(piece)
+            yield decoder.decode(b"", final=True)
+
+    def events(
+        self, path: str, query: Query | None = None, *, after: str | None = None
+    ) -> Iterator[ServerEvent]:
+        """Server-sent events until the daemon closes the stream; `after` is the last known id.
+
+        Raises:
+            ApiRefused, ConnectionLost: as `request`; the latter also in the middle.
+        """
+        headers = {"Accept": "text/event-stream"}
+        if after is not None:
+            headers["Last-Event-ID"] = after
+        with self._call(
+            "GET", path, None, query, timeout=SILENCE_SECONDS, headers=headers
+        ) as response:
+            yield from parse_events(iter(response.readline, b""))
+
+    @contextmanager
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        query: Query | None,
+        *,
+        timeout: float | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[HTTPResponse]:
+        connection = UnixConnection(self._socket_path, timeout)
+        try:
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, _target(path, query), content, self._headers(headers))
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise ApiRefused(response.status, _error_of(response))
+            yield response
+        except (OSError, HTTPException) as exc:
+            raise ConnectionLost(
+                f"the daemon did not answer: {_told(exc)}", "see the end of daemon.log in its home"
+            ) from exc
+        finally:
+            connection.close()
+
+    def _headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
+        ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        return {**ours, **(more or {})}
+
+
+def parse_events(lines: Iterator[bytes]) -> Iterator[ServerEvent]:
+    """Events from the lines of an event stream. Comments (keep-alives) are left out."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        text = line.decode().rstrip("\r\n")
+        if text.startswith(":"):
+            continue
+        if text:
+            name, _, value = text.partition(":")
+            fields[name] = value.removeprefix(" ")
+        elif "data" in fields:
+            data = json.loads(fields["data"])
+            yield ServerEvent(fields.get("id", ""), fields.get("event", "message"), data)
+            fields = {}
+
+
+def _target(path: str, query: Query | None) -> str:
+    given = {key: value for key, value in (query or {}).items() if value is not None}
+    if not given:
+        return path
+    from urllib.parse import urlencode
+
+    plain = {k: str(v).lower() if isinstance(v, bool) else v for k, v in given.items()}
+    return f"{path}?{urlencode(plain, doseq=True)}"
+
+
+def _error_of(response: HTTPResponse) -> Json:
+    body = response.read()
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {"kind": "http", "message": f"HTTP {response.status} {response.reason}"}
+    return error if isinstance(error, dict) else {"kind": "http", "message": str(error)}
+
+
+def _told(exc: Exception) -> str:
+    return str(exc) or type(exc).__name__

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`OpenEnvdProvider`: environments of the daemon for upstream's own client.
+
+    env = await GenericEnvClient.from_env("org/name", provider=OpenEnvdProvider("./my_env"))
+    env = await GenericEnvClient.from_env("org/name", use_docker=False, provider=…)
+    env = GenericEnvClient(provider=OpenEnvdProvider("echo"))
+
+It has the methods of both of upstream's interfaces (0.10.0, `core.containers.runtime.providers`):
+`ContainerProvider` (`start_container`, `stop_container`, `wait_for_ready(base_url, timeout_s)`) and
+`RuntimeProvider` (`start`, `stop`, `wait_for_ready(timeout_s)`), and is registered as a virtual
+subclass of both, so that upstream need not be importable here, nor imported for us.
+
+A daemon's environment has an address only once it is served, so starting returns when it is ready,
+or raises what the launch failed of; `wait_for_ready` then finds it so at once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from ..server.settings import Paths
+from . import daemon, following
+from .api import DaemonClient
+from .errors import ApiRefused, RequestFailed
+from .http import Json
+
+READY_SECONDS = 600.0  # a first launch installs the project's dependencies
+_LOOK_AGAIN_SECONDS = 0.05
+_UPSTREAM_MODULE = "openenv.core.containers.runtime.providers"
+
+
+class OpenEnvdProvider:
+    """One environment, launched through the daemon (started when it is not running).
+
+    `source` is what `openenv launch` takes: a bundled name, a folder, `module:Class`. Without it,
+    what upstream asks for (an image's name) is handed on. `name` defaults to one of its own, so
+    that several providers of one source do not meet.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        replicas: int | None = None,
+        max_sessions: int | None = None,
+        env_vars: dict[str, str] | None = None,
+        port: int | None = None,
+        context_timeout_s: float = READY_SECONDS,
+    ) -> None:
+        self.context_timeout_s = context_timeout_s  # upstream reads it under this name
+        self._source = None if source is None else os.fspath(source)
+        self._name = name
+        self._options = {"replicas": replicas, "max_sessions": max_sessions, "port": port}
+        self._env_vars = env_vars or {}
+        self._environment: Json | None = None
+        self._launched: str | None = None  # the name, while there is something to take down
+        _register()
+
+    @property
+    def name(self) -> str | None:
+        """The environment's name while it is up."""
+        return self._launched
+
+    @property
+    def base_url(self) -> str:
+        """The environment's address.
+
+        Raises:
+            RuntimeError: when it has not been started.
+        """
+        if self._environment is None:
+            raise RuntimeError("OpenEnvdProvider has not been started")
+        return str(self._environment["address"])
+
+    # Upstream's RuntimeProvider.
+
+    def start(
+        self, port: int | None = None, env_vars: dict[str, str] | None = None, **options: Any
+    ) -> str:
+        """Launch, wait until it is ready, and return its address.
+
+        `workers`, which upstream may hand on, means replicas. Other options are not known.
+
+        Raises:
+            RuntimeError: it is up already.
+            TypeError: an unknown option.
+            RequestFailed: the launch failed; the message says of what.
+        """
+        return self._launch(self._source, port, env_vars, options)
+
+    def stop(self) -> None:
+        """Take the environment down, and return when it is. Nothing, when there is none."""
+        name, self._launched, self._environment = self._launched, None, None
+        if name is None:
+            return
+        try:
+            following.run(self._connect(), "down", {"name": name}, reconnect=_find)
+        except ApiRefused as exc:
+            if exc.kind != "not_found":  # somebody else took it down
+                self._launched = name
+                raise
+        except BaseException:
+            self._launched = name  # upstream tries again
+            raise
+
+    def wait_for_ready(
+        self, base_url: str | float | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Wait until every replica answers. Upstream's two forms: `(base_url, timeout_s)` and
+        `(timeout_s)`.
+
+        Raises:
+            RuntimeError: it has not been started, or has failed.
+            TimeoutError: it is not ready in time.
+        """
+        if isinstance(base_url, int | float):
+            timeout_s = base_url
+        if self._launched is None:
+            raise RuntimeError("OpenEnvdProvider has not been started")
+        seconds = self.context_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + seconds
+        client = self._connect()
+        while (environment := client.environment(self._launched))["state"] != "READY":
+            if environment["state"] in {"FAILED", "STOPPED"}:
+                raise RuntimeError(_failure(environment))
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._launched} was not ready within {seconds:.0f} s")
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        self._environment = environment
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    # Upstream's ContainerProvider.
+
+    def start_container(
+        self,
+        image: str | None = None,
+        port: int | None = None,
+        env_vars: dict[str, str] | None = None,
+        **options: Any,
+    ) -> str:
+        """As `start`; `image` counts only when the provider was made without a source."""
+        return self._launch(self._source or image, port, env_vars, options)
+
+    def stop_container(self) -> None:
+        """As `stop`."""
+        self.stop()
+
+    def close(self) -> None:
+        """As `stop`."""
+        self.stop()
+
+    def _launch(
+        self,
+        source: str | None,
+        port: int | None,
+        env_vars: dict[str, str] | None,
+        options: dict[str, Any],
+    ) -> str:
+        if self._launched is not None:
+            raise RuntimeError(f"OpenEnvdProvider is up already, as {self._launched}")
+        if source is None:
+            raise RuntimeError("OpenEnvdProvider needs a source: OpenEnvdProvider('./my_env')")
+        given = {**self._options, "port": port or self._options["port"], **_known(options)}
+        payload = {
+            **{key: value for key, value in given.items() if value is not None},
+            **_located(source),
+            "name": self._name or _own_name(source),
+            "env": {**self._env_vars, **(env_vars or {})},
+            "ready_timeout_seconds": self.context_timeout_s,
+        }
+        client = self._connect()
+        request = client.submit("launch", payload)
+        self._launched = payload["name"]  # from here on there is something to take down
+        self._environment = self._result_of(client, request)
+        return self.base_url
+
+    def _result_of(self, client: DaemonClient, request: Json) -> Json:
+        try:
+            ended = following.wait(client, request["id"], reconnect=_find)
+        except BaseException:
+            self.stop()
+            raise
+        if ended["state"] != "SUCCEEDED":
+            self._launched = None  # a failed launch stops what it had started
+            raise RequestFailed(ended)
+        environment: Json = ended["result"]["environment"]
+        return environment
+
+    def _connect(self) -> DaemonClient:
+        return daemon.connect(Paths.from_environment())
+
+
+def _find() -> DaemonClient | None:
+    return daemon.find(Paths.from_environment())
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    workers = options.pop("workers", None)
+    if options:
+        raise TypeError(f"OpenEnvdProvider does not know {', '.join(sorted(options))}")
+    return {} if workers is None else {"replicas": workers}
+
+
+def _located(source: str) -> dict[str, str]:
+    """Source and folder as the daemon needs them: it does not share our working directory."""
+    here = Path.cwd()
+    looks_like_path = source.startswith((".", "~")) or "/" in source
+    if looks_like_path and "://" not in source and ":" not in source:
+        source = str((here / Path(source).expanduser()).resolve())
+    return {"source": source, "cwd": str(here)}
+
+
+def _own_name(source: str) -> str:
+    """Recognisable, and not taken: `my_env-3f9c1a`."""
+    stem = source.rstrip("/").rpartition("/")[2].partition(":")[0]
+    kept = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_")
+    return f"{kept[:50] or 'env'}-{secrets.token_hex(3)}"
+
+
+def _failure(environment: Json) -> str:
+    error = environment.get("error") or {}
+    return error.get("message") or f"{environment['name']} is {environment['state'].lower()}"
+
+
+def _register() -> None:
+    """Be an instance of upstream's interfaces too, where upstream is in use."""
+    upstream = sys.modules.get(_UPSTREAM_MODULE)
+    for interface in ("ContainerProvider", "RuntimeProvider"):
+        if upstream is not None and hasattr(upstream, interface):
+            getattr(upstream, interface).register(OpenEnvdProvider)
