@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv down`: take environments down, their names and ports free afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..client.api import DaemonClient
+from ..client.errors import ApiRefused
+from ..requests_db.states import RequestState
+from . import exit_codes
+from .failures import error_lines, request_failure
+from .following import wait_quietly
+from .options import connect, json_option
+from .output import Output, good
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="NAME…")
+@click.option("--all", "everything", is_flag=True, help="Every environment there is.")
+@click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
+@json_option
+def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool) -> int:
+    """Take environments down; a launch that is still under way is called off."""
+    if bool(names) == everything:
+        raise click.UsageError("name environments, or say --all")
+    output = Output(as_json=as_json)
+    client = connect(output)
+    wanted = [e["name"] for e in client.environments()] if everything else list(names)
+    if not wanted:
+        output.result("no environments to take down")
+    submitted, worst = _submit(client, wanted, output, ignore_gone=everything)
+    if is_async:
+        for request in submitted:
+            output.result(request["id"])
+        output.json({"request_ids": [request["id"] for request in submitted]})
+        return worst
+    ended = [wait_quietly(client, request["id"]) for request in submitted]
+    for request in ended:
+        _tell(request, output)
+    output.json({"requests": ended})
+    return max(worst, exit_codes.of_requests(ended))
+
+
+def _submit(
+    client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """One request each; an unknown name does not keep the others up. With the worst exit code."""
+    submitted, worst = [], exit_codes.OK
+    for name in names:
+        try:
+            submitted.append(client.submit("down", {"name": name}))
+        except ApiRefused as exc:
+            if ignore_gone and exc.kind == "not_found":
+                continue
+            worst = max(worst, exit_codes.of_error(exc))
+            for line in error_lines(exc):
+                output.note(line)
+    return submitted, worst
+
+
+def _tell(request: dict[str, Any], output: Output) -> None:
+    if request["state"] == RequestState.SUCCEEDED:
+        output.result(f"{good('✓')} {request['environment']} is down")
+        return
+    for line in request_failure(request):
+        output.note(line)

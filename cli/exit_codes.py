@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exit codes: documented in the README, stable, the same for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..client.errors import ApiRefused, ClientError, DaemonUnreachable, RequestFailed
+from ..requests_db.states import ErrorKind, RequestState
+
+OK = 0  # done, or durably queued with --async
+FAILED = 1  # the request failed or was cancelled, or the daemon refused it
+USAGE = 2  # the command line is wrong
+UNREACHABLE = 3  # the daemon cannot be reached or started
+NOT_FOUND = 4  # no such request or environment
+INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as shells say it
+OUT_OF_MEMORY = 137  # the request ran out of memory: 128 + SIGKILL, as shells say it
+BROKEN_PIPE = 141  # whoever read our output went away: 128 + SIGPIPE, as shells say it
+
+
+def of_error(error: ClientError) -> int:
+    """The code of an error that ended the command."""
+    match error:
+        case RequestFailed():
+            return of_request(error.request)
+        case DaemonUnreachable():
+            return UNREACHABLE
+        case ApiRefused():
+            return _of_refusal(error)
+    return FAILED
+
+
+def of_request(request: dict[str, Any]) -> int:
+    """The code of a request that is final."""
+    if request["state"] == RequestState.SUCCEEDED:
+        return OK
+    kind = (request.get("error") or {}).get("kind")
+    return OUT_OF_MEMORY if kind == ErrorKind.OOM_KILLED else FAILED
+
+
+def of_requests(requests: Iterable[dict[str, Any]]) -> int:
+    """Of several the worst: out of memory before failed before ok."""
+    return max((of_request(request) for request in requests), default=OK)
+
+
+def _of_refusal(error: ApiRefused) -> int:
+    match error.kind:
+        case "not_found":
+            return NOT_FOUND
+        case "invalid" | "ambiguous" | "unsupported":
+            return USAGE
+        case "unauthorized" | "forbidden":
+            return UNREACHABLE
+    return FAILED

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A failure, told the same way wherever it is met: `status`, `logs`, and the waiting command.
+
+✗ launch trial  FAILED  out of memory
+  Worker long-3 (pid 41233) was killed for using too much memory at 251 MB; …
+  Try: openenv launch trial --memory 512M
+  Log: openenv logs 7f3a91c2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..client.errors import ApiRefused, ClientError
+from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from . import phrases
+from .output import bad, faint
+
+_WORDS = {
+    ErrorKind.OPERATION_ERROR: "",
+    ErrorKind.OOM_KILLED: "out of memory",
+    ErrorKind.WORKER_LOST: "worker lost",
+    ErrorKind.TIMED_OUT: "timed out",
+    ErrorKind.INVALID: "cannot work as asked",
+}
+_SETTLED = (ReplicaState.READY, ReplicaState.STOPPED)
+
+
+def request_failure(request: dict[str, Any], *, shown: Iterable[str] = ()) -> list[str]:
+    """The block of a request that failed or was cancelled.
+
+    `shown` are log lines that the reader has just seen: a log tail among them is not repeated.
+    """
+    error = request.get("error")
+    if request["state"] == RequestState.CANCELLED and error is None:
+        return [f"{bad('✗')} {request['label']}  {bad('CANCELLED')}"]
+    log = f"Log: openenv logs {phrases.short_id(request['id'])}"
+    return [*_block(request["label"], request["state"], error or {}, shown), f"  {log}"]
+
+
+def environment_failure(environment: dict[str, Any]) -> list[str]:
+    """The block of an environment that failed, or some of whose replicas are not well."""
+    lines: list[str] = []
+    name = environment["name"]
+    if environment["state"] == EnvironmentState.FAILED:
+        error = environment.get("error") or {}
+        lines += [*_block(name, environment["state"], error), f"  Log: openenv logs {name}"]
+    for replica in environment["replicas"]:
+        if replica.get("message") and _is_news(replica):
+            lines.append(f"  {name} replica {replica['ordinal']}: {replica['message']}")
+    return lines
+
+
+def error_lines(error: ClientError) -> list[str]:
+    """An error that ended the command: what happened, and what to do next."""
+    lines = [f"{bad('error:')} {error.message}"]
+    if error.hint and not error.hint.startswith("GET "):  # a hint for programs
+        lines.append(f"  {error.hint}")
+    if isinstance(error, ApiRefused):
+        lines += [f"  {match}" for match in error.details.get("matches") or []]
+    return lines
+
+
+def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str] = ()) -> list[str]:
+    word = _WORDS.get(error.get("kind", ""), "")
+    message = error.get("message") or "nothing more is known"
+    lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
+    lines += [f"  {line}" for line in _sentence(message).splitlines()]
+    lines += [f"  {line}" for line in _evidence(error, message)]
+    lines += [faint(f"  │ {line}") for line in _unseen(error.get("log_tail") or [], shown)]
+    if error.get("hint"):
+        lines.append(f"  Try: {error['hint']}")
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _evidence(error: dict[str, Any], message: str) -> list[str]:
+    """What the message does not say itself: who was killed, and by which sign it is known."""
+    exit_reason = error.get("evidence") or {}
+    told = []
+    if (name := exit_reason.get("victim_name")) and str(name) not in message:
+        told.append(f"It was {name} (pid {exit_reason.get('victim_pid')}) that was killed.")
+    if (sign := exit_reason.get("evidence")) and str(sign) not in message:
+        told.append(f"Evidence: {sign}.")
+    if (seconds := exit_reason.get("seconds")) is not None:
+        told.append(f"It had run for {phrases.duration(seconds)}.")
+    return told
+
+
+def _unseen(tail: list[str], shown: Iterable[str]) -> list[str]:
+    seen = {line.rstrip() for line in shown}
+    return [] if tail and tail[-1].rstrip() in seen else tail
+
+
+def _is_news(replica: dict[str, Any]) -> bool:
+    return replica["state"] not in _SETTLED or bool(replica.get("restarts"))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request's log with a spinner, until it is final; and what Ctrl-C does to it.
+
+The first Ctrl-C detaches: the request goes on, and we say how to come back. A second one within
+`SECOND_CHANCE_SECONDS` cancels it. Log lines and spinner are on stderr: stdout is for the result.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..client import following
+from ..client.api import DaemonClient
+from ..requests_db.states import RequestState
+from . import phrases
+from .failures import request_failure
+from .options import reconnect
+from .output import Output, is_coloured, new_console
+
+SECOND_CHANCE_SECONDS = 2.0
+_REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
+
+
+class Detached(Exception):
+    """The user left; the request goes on, unless he cancelled it."""
+
+
+class Screen(Protocol):
+    """Where the log goes while a request runs."""
+
+    def line(self, text: str) -> None: ...
+
+    def phase(self, text: str) -> None: ...
+
+
+@dataclass
+class PlainScreen:
+    """stderr without a terminal: log lines, and each phase on a line of its own."""
+
+    output: Output
+
+    def line(self, text: str) -> None:
+        """A log line."""
+        self.output.note(text)
+
+    def phase(self, text: str) -> None:
+        """What is being done now: the log tells it too, where nothing moves."""
+
+
+@dataclass
+class Spinner:
+    """stderr on a terminal: log lines above a line that moves."""
+
+    console: Any
+    status: Any
+
+    def line(self, text: str) -> None:
+        """A log line."""
+        self.console.print(text, soft_wrap=True)
+
+    def phase(self, text: str) -> None:
+        """What is being done now."""
+        self.status.update(text)
+
+
+@dataclass
+class _Log:
+    """Pieces of the log become whole lines; the last of them are remembered."""
+
+    screen: Screen
+    rest: str = ""
+    seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
+
+    def add(self, text: str) -> None:
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            self._show(line)
+
+    def end(self) -> None:
+        if self.rest:
+            self._show(self.rest)
+            self.rest = ""
+
+    def _show(self, line: str) -> None:
+        line = line.rstrip("\r")
+        self.seen.append(line)
+        self.screen.line(line)
+
+
+def follow_request(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Show the request's log until it is final; its failure too, when it fails.
+
+    Raises:
+        Detached: the user pressed Ctrl-C.
+    """
+    try:
+        with _screen(output, request["label"]) as screen:
+            log = _Log(screen)
+            final = _show_events(client, request, log)
+            log.end()
+    except KeyboardInterrupt:
+        _detach(client, request, output)
+        raise Detached from None
+    if final["state"] != RequestState.SUCCEEDED:
+        for line in request_failure(final, shown=log.seen):
+            output.note(line)
+    return final
+
+
+def wait_quietly(client: DaemonClient, request_id: str) -> dict[str, Any]:
+    """The request once it is final, without its log."""
+    return following.wait(client, request_id, reconnect=reconnect)
+
+
+def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """A short operation, to its successful end."""
+    return following.run(client, operation, payload, reconnect=reconnect)
+
+
+def _show_events(client: DaemonClient, request: dict[str, Any], log: _Log) -> dict[str, Any]:
+    current = request
+    for event in following.follow(client, request["id"], reconnect=reconnect):
+        match event.name:
+            case "log":
+                log.add(event.data["text"])
+            case "progress":
+                log.screen.phase(_phase(current, event.data))
+            case "state":
+                current = event.data
+                log.screen.phase(_phase(current, {}))
+    return current
+
+
+def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:
+    told = progress.get("message") or request.get("waiting") or request["state"].lower()
+    return f"{request['label']}: {told}"
+
+
+@contextmanager
+def _screen(output: Output, label: str) -> Iterator[Screen]:
+    if not sys.stderr.isatty():
+        yield PlainScreen(output)
+        return
+    console = new_console(sys.stderr)
+    style = "cyan" if is_coloured(sys.stderr) else ""
+    with console.status(label, spinner_style=style) as status:
+        yield Spinner(console, status)
+
+
+def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> None:
+    short = phrases.short_id(request["id"])
+    try:
+        output.note(
+            f"\nDetached: {request['label']} goes on. Come back with: openenv logs -f {short}\n"
+            f"Ctrl-C once more now cancels it; later: openenv cancel {short}"
+        )
+        time.sleep(SECOND_CHANCE_SECONDS)
+    except KeyboardInterrupt:
+        client.cancel(request["id"])
+        output.note(f"cancelled {request['label']}")

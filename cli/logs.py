@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv logs`: what an environment or a request printed, and at the end why it died."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..client.api import DaemonClient
+from ..client.errors import ApiRefused
+from ..requests_db.states import RequestState
+from . import exit_codes, phrases
+from .failures import environment_failure, request_failure
+from .lookup import find_target
+from .options import connect, json_option
+from .output import Output
+
+_REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen already
+
+
+@click.command()
+@click.argument("target", metavar="NAME|REQUEST_ID")
+@click.option("-f", "--follow", is_flag=True, help="Go on as more is printed.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin N lines from the end.")
+@click.option("--replica", metavar="ID", help="This replica of the environment, not the youngest.")
+@json_option
+def logs(target: str, follow: bool, tail: int | None, replica: str | None, as_json: bool) -> int:
+    """What an environment's replica printed, or what a request did.
+
+    With -f a request's log ends with the request, an environment's goes on until Ctrl-C.
+    """
+    output = Output(as_json=as_json)
+    client = connect(output)
+    found = find_target(client, target)
+    if found.environment is not None:
+        pieces = client.environment_log(
+            found.environment["name"], tail=tail, follow=follow, replica=replica
+        )
+        try:
+            _show(pieces, output, follow=follow)
+        except ApiRefused as exc:
+            if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
+                raise
+            return _of_its_launch(client, found.environment, tail, follow, output)
+        _say_why(environment_failure(found.environment), output)
+        return exit_codes.OK
+    return _of_request(client, found.request or {}, tail, follow, output)
+
+
+def _of_its_launch(
+    client: DaemonClient,
+    environment: dict[str, Any],
+    tail: int | None,
+    follow: bool,
+    output: Output,
+) -> int:
+    request_id = environment["request_id"]
+    short = phrases.short_id(request_id)
+    output.note(f"{environment['name']} has printed nothing yet; this is its launch, {short}:")
+    return _of_request(client, client.request(request_id), tail, follow, output)
+
+
+def _of_request(
+    client: DaemonClient,
+    request: dict[str, Any],
+    tail: int | None,
+    follow: bool,
+    output: Output,
+) -> int:
+    pieces = client.request_log(request["id"], tail=tail, follow=follow)
+    shown = _show(pieces, output, follow=follow)
+    request = client.request(request["id"])  # as it ended
+    if request["state"] == RequestState.FAILED:
+        _say_why(request_failure(request, shown=shown), output)
+    return exit_codes.OK
+
+
+def _say_why(lines: list[str], output: Output) -> None:
+    for line in lines:
+        output.note(line)
+
+
+def _show(pieces: Iterator[str], output: Output, *, follow: bool) -> list[str]:
+    """Print the log as it comes; returns its last lines."""
+    if not output.as_json:
+        return _copy(pieces)
+    lines = []
+    for line in _lines(pieces):
+        lines.append(line)
+        if follow:
+            output.json_line({"line": line})
+    if not follow:
+        output.json({"lines": lines})
+    return lines
+
+
+def _copy(pieces: Iterator[str]) -> list[str]:
+    last = ""
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        last = (last + piece)[-_REMEMBERED:]
+    return last.splitlines()
+
+
+def _lines(pieces: Iterator[str]) -> Iterator[str]:
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from lines
+    if rest:
+        yield rest

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv`: the command group, and the one place where errors become exit codes.
+
+A command's module is imported when it is called, so that `status` pays for `status` alone. The help
+page is written from the table below, without importing any.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..client.errors import ClientError, RequestFailed
+from . import exit_codes, passthrough
+
+# name: (module, what it does)
+COMMANDS = {
+    "up": ("up", "Start the daemon, and say what it found."),
+    "launch": ("launch", "Run an environment."),
+    "status": ("status", "Environments and requests, or one of them."),
+    "logs": ("logs", "What an environment or a request printed."),
+    "requests": ("requests", "The queue and its history."),
+    "wait": ("requests", "Wait for requests; the outcome is the exit code."),
+    "cancel": ("requests", "Cancel requests at once."),
+    "down": ("down", "Take environments down."),
+    "stop": ("up", "Stop the daemon; environments go on."),
+    "check": ("up", "Check this machine."),
+    "info": ("up", "The daemon: limits, plan, workers, settings."),
+}
+_EXIT_CODES_HELP = (
+    "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
+    "130 interrupted, 137 out of memory."
+)
+
+
+class CommandGroup(click.Group):
+    """Commands by name, imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f".{COMMANDS[cmd_name][0]}", __package__)
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(_unknown(args[0]), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        if passthrough.is_installed():
+            with formatter.section("Upstream's commands"):
+                formatter.write_dl(list(passthrough.COMMANDS.items()))
+
+
+@click.group(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EXIT_CODES_HELP,
+)
+@click.version_option(__version__, prog_name="openenvd")
+def cli() -> None:
+    """Run OpenEnv environments on this machine, without running it out of memory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The installed command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _leave_quietly()
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """One command line; its exit code.
+
+    Raises:
+        BrokenPipeError: whoever read our output went away.
+    """
+    if arguments and arguments[0] in passthrough.COMMANDS:
+        return passthrough.run(arguments)
+    try:
+        code = _invoke(arguments)
+        return code if isinstance(code, int) else exit_codes.OK
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        exc.show()
+        return exit_codes.USAGE
+    except ClientError as exc:
+        _tell(exc, as_json="--json" in arguments)
+        return exit_codes.of_error(exc)
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("\n")
+        return exit_codes.INTERRUPTED
+
+
+def _invoke(arguments: list[str]) -> Any:
+    if any(name.endswith("_COMPLETE") and name.startswith("_OPENENV") for name in os.environ):
+        return cli.main(args=arguments)  # a shell asks for completions
+    # Not `cli.main`, which would turn a broken pipe into a plain failure.
+    with cli.make_context("openenv", arguments) as context:
+        return cli.invoke(context)
+
+
+def _tell(error: ClientError, *, as_json: bool) -> None:
+    from .failures import error_lines, request_failure
+    from .output import Output
+
+    output = Output(as_json=as_json)
+    lines = error_lines(error)
+    answer = error.to_json()
+    if isinstance(error, RequestFailed):
+        lines = request_failure(error.request)
+        answer = {"error": error.request["error"]}
+    for line in lines:
+        output.note(line)
+    output.json(answer)
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
+    if name == "serve":
+        return "there is no `serve`: openenv launch SOURCE serves an environment"
+    upstream = list(passthrough.COMMANDS) if passthrough.is_installed() else []
+    near = get_close_matches(name, [*COMMANDS, *upstream])
+    hint = f"did you mean {' or '.join(near)}?" if near else "openenv --help lists them"
+    return f"no command is called {name!r}; {hint}"
+
+
+def _leave_quietly() -> int:
+    """Nobody reads us any more; the interpreter must not complain when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_codes.BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    main()

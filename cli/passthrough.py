@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's commands, where its package is installed beside ours.
+
+Upstream's `openenv` (0.10.0) installs a script of the same name and offers no hook for others, so
+its commands are handed on, in this process and with all their arguments. Looking whether they are
+there imports nothing of it: importing its command line takes seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import exit_codes
+
+COMMANDS = {
+    "init": "Make a new environment project.",
+    "import": "Make an environment of somebody else's.",
+    "build": "Build an environment's Docker image.",
+    "validate": "Check a project against upstream's quality bar.",
+    "push": "Push a project to the Hub or a registry.",
+    "fork": "Duplicate a Space into your account.",
+    "skills": "Manage skills for assistants.",
+    "collect": "Collect rollouts from a deployed environment.",
+    "catalog": "List published environments.",
+    "discover": "Find an environment.",
+    "harbor": "Run Harbor tasks.",
+}
+_MODULE = "openenv.cli.__main__"
+
+
+def is_installed() -> bool:
+    """Whether upstream's command line can be imported; nothing of it is."""
+    spec = find_spec("openenv")  # a top-level name: found without being imported
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return any((Path(folder) / "cli" / "__main__.py").is_file() for folder in folders)
+
+
+def run(arguments: list[str]) -> int:
+    """Hand a whole command line on. Returns its exit code."""
+    if not is_installed():
+        sys.stderr.write(
+            f"error: `openenv {arguments[0]}` is a command of upstream's package, "
+            "which is not installed\n"
+            "  pip install openenv, then openenvd again, so that `openenv` stays this command;\n"
+            "  `openenvd` is this command always\n"
+        )
+        return exit_codes.USAGE
+    sys.argv = ["openenv", *arguments]
+    try:
+        import_module(_MODULE).main()
+    except SystemExit as exc:
+        return _code(exc.code)
+    return exit_codes.OK
+
+
+def _code(code: str | int | None) -> int:
+    if isinstance(code, str):  # what Python itself does with `sys.exit("words")`
+        sys.stderr.write(code + "\n")
+        return exit_codes.FAILED
+    return code or exit_codes.OK

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durations, sizes and ids for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning
+
+_STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `5 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, seconds)
+    for length, unit in _STEPS:
+        if seconds >= length:
+            return f"{int(seconds / length)} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{int(seconds)} s"
+
+
+def size(count: float) -> str:
+    """`512 MB`, `3.7 GB`."""
+    megabytes = count / 2**20
+    return f"{megabytes:.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def short_id(request_id: str) -> str:
+    """As much of an id as people need."""
+    return request_id[:SHOWN_ID_LENGTH]
+
+
+def timing(request: dict[str, Any], now: float) -> str:
+    """How long a request has waited, runs, or ran."""
+    if request["finished_at"] is not None:
+        began = request["started_at"] or request["created_at"]
+        ran = duration(request["finished_at"] - began)
+        return f"in {ran}, {duration(now - request['finished_at'])} ago"
+    if request["started_at"] is not None:
+        return f"for {duration(now - request['started_at'])}"
+    return f"queued {duration(now - request['created_at'])}"
+
+
+def describe_json(value: Any, indent: str = "  ") -> list[str]:
+    """JSON as indented `key: value` lines; sizes and durations by the ending of their key."""
+    if not isinstance(value, dict):
+        return [f"{indent}{value}"]
+    lines: list[str] = []
+    for key, item in value.items():
+        name = _name_of(key)
+        if isinstance(item, dict) and item:
+            lines += [f"{indent}{name}:", *describe_json(item, indent + "  ")]
+        elif isinstance(item, list) and any(isinstance(one, dict) for one in item):
+            lines.append(f"{indent}{name}:")
+            lines += [f"{indent}  {_flat(one)}" for one in item]
+        else:
+            lines.append(f"{indent}{name}: {_scalar(key, item)}")
+    return lines
+
+
+def _name_of(key: str) -> str:
+    for ending in ("_bytes", "_seconds"):
+        key = key.removesuffix(ending)
+    return key.replace("_", " ")
+
+
+def _scalar(key: str, value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and key.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, int | float) and key.endswith("_seconds"):
+        return duration(value)
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def _flat(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    shown = (f"{_name_of(k)} {_scalar(k, v)}" for k, v in value.items() if v not in (None, ""))
+    return ", ".join(shown)

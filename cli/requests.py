@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv requests`, `wait` and `cancel`: the queue, its history, and single requests of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..requests_db.states import FINAL_STATES, RequestState
+from . import exit_codes, phrases
+from .failures import request_failure
+from .following import wait_quietly
+from .options import connect, json_option
+from .output import Output, good
+from .tables import requests_table
+
+DEFAULT_LIMIT = 50
+_STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
+
+
+@click.command()
+@click.option("--state", "states", multiple=True, type=_STATES, help="Only these; repeatable.")
+@click.option("--operation", metavar="NAME", help="Only this operation, such as launch.")
+@click.option("--environment", metavar="NAME", help="Only those about this environment.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=DEFAULT_LIMIT, show_default=True,
+    help="Most to show, newest first.",
+)  # fmt: skip
+@json_option
+def requests(
+    states: tuple[str, ...],
+    operation: str | None,
+    environment: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
+    """The queue and its history, newest first."""
+    output = Output(as_json=as_json)
+    client = connect(output)
+    found = client.requests(
+        states=states, operation=operation, environment=environment, limit=limit
+    )
+    if as_json:
+        output.json({"requests": found})
+    elif not found:
+        output.result("no requests")
+    else:
+        output.draw(requests_table(found))
+    return exit_codes.OK
+
+
+@click.command()
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID…")
+@json_option
+def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
+    """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
+    output = Output(as_json=as_json)
+    client = connect(output)
+    # All are looked up first: a wrong id is said now, not after the others have ended.
+    found = [client.request(request_id) for request_id in request_ids]
+    ended = []
+    for request in found:
+        final = request if request["state"] in FINAL_STATES else wait_quietly(client, request["id"])
+        _tell(final, output)
+        ended.append(final)
+    output.json({"request": ended[0]} if len(ended) == 1 else {"requests": ended})
+    return exit_codes.of_requests(ended)
+
+
+@click.command()
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID…")
+@json_option
+def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
+    """Cancel requests at once, pending or running. What has ended already stays as it is."""
+    output = Output(as_json=as_json)
+    client = connect(output)
+    found = [client.request(request_id) for request_id in request_ids]
+    answers = [client.cancel(request["id"]) for request in found]
+    for answer in answers:
+        output.result(_cancelled(answer))
+    output.json(answers[0] if len(answers) == 1 else {"requests": answers})
+    return exit_codes.OK
+
+
+def _tell(request: dict[str, Any], output: Output) -> None:
+    if request["state"] == RequestState.SUCCEEDED:
+        ran = phrases.duration(request["finished_at"] - request["created_at"])
+        output.result(f"{good('✓')} {request['label']}  SUCCEEDED  in {ran}")
+        return
+    for line in request_failure(request):
+        output.note(line)
+
+
+def _cancelled(answer: dict[str, Any]) -> str:
+    request = answer["request"]
+    if not answer["cancelled"]:
+        return f"{request['label']} had ended already: {request['state']}"
+    if request["state"] == RequestState.CANCELLED:
+        return f"{request['label']} is cancelled"
+    return f"{request['label']} is being cancelled"

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `launch SOURCE` means, and what the environment is called when nobody says.
+
+The daemon does not share our working directory: a folder is sent as an absolute path,
+`module:Class` with the folder it is to be found from. Whether a source can be served at all is
+decided where it is prepared; here it is only told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+MANIFEST = "openenv.yaml"
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_LONGEST_NAME = 63
+_BUNDLED = Path(__file__).resolve().parent.parent / "envs"
+_NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source as the daemon needs it."""
+
+    text: str  # a bundled name, an absolute folder, `module:Class`, or what the daemon is to judge
+    name: str  # a valid name made from it
+    note: str | None = None  # said when two things could have been meant
+
+
+def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) -> Source:
+    """Tell apart what `text` means, seen from the folder `here`.
+
+    A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
+    name, or else the folder of that name.
+    """
+    bundled = bundled_names() if bundled is None else bundled
+    if _is_address(text):
+        return Source(text, clean_name(text.rpartition("/")[2].partition(":")[0]))
+    if text in bundled:
+        note = None
+        if (here / text).is_dir():
+            note = f"launching the bundled {text}; write ./{text} for the folder"
+        return Source(text, clean_name(text), note)
+    if _is_path(text):
+        folder = (here / Path(text).expanduser()).resolve()
+        return Source(str(folder), folder_name(folder))
+    if ":" in text:
+        return Source(text, clean_name(text.rpartition(":")[2].rpartition(".")[2]))
+    if (here / text).is_dir():
+        folder = (here / text).resolve()
+        return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
+    return Source(text, clean_name(text))
+
+
+def folder_name(folder: Path) -> str:
+    """What a project's manifest calls it; the folder's own name when it does not say."""
+    try:
+        lines = (folder / MANIFEST).read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:  # a glance, not a parser: the manifest is read properly by the launch
+        if match := _NAME_LINE.match(line):
+            named = next((group for group in match.groups() if group), "").strip()
+            if named:
+                return clean_name(named)
+    return clean_name(folder.name)
+
+
+def clean_name(text: str) -> str:
+    """The nearest valid name."""
+    kept = re.sub(r"[^a-z0-9_.-]+", "-", text.strip().lower()).strip("-_.")
+    return kept[:_LONGEST_NAME] or "env"
+
+
+def check_name(name: str) -> str:
+    """`name`, when it may be one.
+
+    Raises:
+        click.BadParameter: saying what a name may be.
+    """
+    if NAME.fullmatch(name):
+        return name
+    raise click.BadParameter(
+        f"{name!r} cannot be a name: up to {_LONGEST_NAME} of a-z 0-9 _ . -, "
+        f"beginning with a letter or digit; {clean_name(name)!r} could",
+        param_hint="--name",
+    )
+
+
+def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """`-e KEY=VALUE`, and `-e KEY` with the value it has here.
+
+    Raises:
+        click.BadParameter: an empty key, or one that is not set here.
+    """
+    variables = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or (not equals and key not in environ):
+            reason = "has no name before the `=`" if not key else f"{key} is not set here"
+            raise click.BadParameter(f"{text!r}: {reason}; write KEY=VALUE", param_hint="-e")
+        variables[key] = value if equals else environ[key]
+    return variables
+
+
+def bundled_names() -> frozenset[str]:
+    """The environments that come with this package."""
+    return frozenset(found.parent.name for found in _BUNDLED.glob(f"*/{MANIFEST}"))
+
+
+def _is_address(text: str) -> bool:
+    return "://" in text or text.startswith("git+")
+
+
+def _is_path(text: str) -> bool:
+    return text in {".", ".."} or text.startswith("~") or "/" in text

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv status`: the daemon, its environments, requests, and what went wrong.
+
+`--watch` redraws when something has changed, which the daemon tells; between changes only the ages
+are drawn anew, from what is known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import click
+
+from ..client.api import DaemonClient
+from ..client.errors import ApiRefused, ClientError, ConnectionLost
+from ..requests_db.states import RequestState
+from . import exit_codes, phrases
+from .failures import environment_failure, request_failure
+from .lookup import find_target
+from .options import connect, json_option, reconnect
+from .output import Output, faint, new_console
+from .tables import environments_table, requests_table
+
+REQUESTS_OF_ENVIRONMENT = 10
+FAILURES_SHOWN = 3  # in the overview; all of them for one environment or request
+REDRAW_SECONDS = 1.0  # for the ages
+LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[NAME|REQUEST_ID]")
+@click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C ends.")
+@json_option
+def status(target: str | None, watch: bool, as_json: bool) -> int:
+    """The daemon, environments and requests; or one of them."""
+    output = Output(as_json=as_json)
+    client = connect(output)
+    if watch:
+        _watch(client, target, output)
+        return exit_codes.OK
+    found = read_status(client, target)
+    if as_json:
+        output.json(found)
+    else:
+        output.draw(*picture(found, time.time(), all_failures=target is not None))
+    return exit_codes.OK
+
+
+def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
+    """`{"daemon", "environments", "requests"}`, of everything or what is about `target`."""
+    found = client.status()
+    if target is None:
+        return found
+    meant = find_target(client, target)
+    if meant.environment is not None:
+        name = meant.environment["name"]
+        requests = client.requests(environment=name, limit=REQUESTS_OF_ENVIRONMENT)
+        return {**found, "environments": [meant.environment], "requests": requests}
+    request = meant.request or {}
+    environments = _environments_of(client, request)
+    return {**found, "environments": environments, "requests": [request]}
+
+
+def picture(found: dict[str, Any], now: float, *, all_failures: bool = False) -> list[Any]:
+    """What is drawn: a headline, the two tables, and the failures."""
+    environments, requests = found["environments"], found["requests"]
+    parts: list[Any] = [_headline(found["daemon"])]
+    if environments:
+        parts += ["", environments_table(environments, now)]
+    if requests:
+        parts += ["", requests_table(requests, now)]
+    if not environments and not requests:
+        parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
+    failures = _failures(found, None if all_failures else FAILURES_SHOWN)
+    if failures:
+        parts += ["", _styled("\n".join(failures))]
+    return parts
+
+
+def _headline(daemon: dict[str, Any]) -> Any:
+    up = phrases.duration(daemon["uptime_seconds"])
+    sessions = phrases.plural(daemon["sessions"], "session")
+    text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
+    return _styled(faint(text))
+
+
+def _styled(text: str) -> Any:
+    from rich.text import Text
+
+    return Text.from_ansi(text)
+
+
+def _failures(found: dict[str, Any], most: int | None) -> list[str]:
+    lines: list[str] = []
+    told = set()
+    for environment in found["environments"]:
+        lines += environment_failure(environment)
+        if environment.get("error"):
+            told.add(environment.get("request_id"))  # its launch failed of the same
+    failed = [
+        request
+        for request in found["requests"]
+        if request["state"] == RequestState.FAILED and request["id"] not in told
+    ]
+    for request in failed[:most]:
+        lines += request_failure(request)
+    if len(failed) > len(failed[:most]):
+        lines.append(f"  and {len(failed) - len(failed[:most])} more: openenv requests")
+    return lines
+
+
+def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict[str, Any]]:
+    if not request.get("environment"):
+        return []
+    try:
+        return [client.environment(request["environment"])]
+    except ApiRefused:
+        return []  # taken down and forgotten since
+
+
+# --watch
+
+
+class _Changes:
+    """A thread that listens for changes, so that ages can be drawn meanwhile."""
+
+    def __init__(self, client: DaemonClient) -> None:
+        self.client = client
+        self.happened = threading.Event()
+        self.error: ClientError | None = None
+        self._thread = threading.Thread(target=self._listen, name="changes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def _listen(self) -> None:
+        after: str | None = None
+        while self.error is None:
+            try:
+                for event in self.client.changes(after=after):
+                    after = event.id
+                    self.happened.set()
+            except ClientError:
+                pass  # the stream's end and its break are answered alike
+            self._come_back()
+            self.happened.set()  # whatever was missed
+
+    def _come_back(self) -> None:
+        try:
+            found = reconnect()
+        except ClientError as exc:
+            self.error = exc
+            return
+        if found is None:
+            self.error = ConnectionLost("the daemon has gone", "openenv up starts another")
+        else:
+            self.client = found
+
+
+def _watch(client: DaemonClient, target: str | None, output: Output) -> None:
+    changes = _Changes(client)
+    found = read_status(client, target)
+    changes.start()
+    if output.as_json or not sys.stdout.isatty():
+        _watch_lines(changes, found, target, output)
+    else:
+        _watch_screen(changes, found, target)
+
+
+def _watch_lines(
+    changes: _Changes, found: dict[str, Any], target: str | None, output: Output
+) -> None:
+    """One JSON object a line, or one picture after the other, at each change."""
+    while True:
+        output.json_line(found)
+        if not output.as_json:
+            output.draw(*picture(found, time.time(), all_failures=target is not None), "")
+        changes.happened.wait()
+        found = _look_again(changes, target)
+
+
+def _watch_screen(changes: _Changes, found: dict[str, Any], target: str | None) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    console = new_console(sys.stdout)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(
+                Group(*picture(found, time.time(), all_failures=target is not None)), refresh=True
+            )
+            if changes.happened.wait(REDRAW_SECONDS):
+                found = _look_again(changes, target)
+
+
+def _look_again(changes: _Changes, target: str | None) -> dict[str, Any]:
+    time.sleep(LEAST_PAUSE_SECONDS)  # many changes at once are one picture
+    changes.happened.clear()  # before reading: what changes meanwhile is another picture
+    if changes.error is not None:
+        raise changes.error
+    return read_status(changes.client, target)
