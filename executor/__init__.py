@@ -8,10 +8,15 @@ Where to look:
     pool.py          who is idle, who runs what, who waits: bookkeeping without effects
     decisions.py     pure policy: bursting, idling out, recycling, back-off
     plan.py          how many workers the machine can bear
-    deaths.py        a dead worker's evidence, gathered and explained
+    deaths.py        a task's end as an event; a death explained by its evidence
+    trees.py         ending a worker's process tree, and what is left of one
+    worker_cgroups.py, cgroup_factory.py
+                     one memory cgroup per worker, kept by name
+    sources.py       where workers come from: the interface of the next two
     zygote_link.py   the daemon's end of the zygote: start it, ask it for workers
     zygote.py        the small process that workers are forked from
     spawn.py         the same interface without fork, for macOS
+    lifeline.py      how the kernel ends workers with their daemon
     worker.py        what runs in a worker: one task at a time
     frames.py        JSON over a worker's pipe
     orphans.py       ending workers that a killed daemon left

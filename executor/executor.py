@@ -19,6 +19,7 @@ The data flow, and who owns what:
 * **The lock** (`Pools.lock`) guards the books: who is idle, who runs what, who waits. Whoever holds
   it neither blocks nor calls out: under it a frame is sent without waiting, a signal is sent, and
   that is all. `on_event` is called without it, so a sink may call `submit` or `cancel`.
+  A second lock, inside it, guards nothing but the time of the next alarm.
 * **The supervisor thread** alone reads pipes, buries workers, talks to the zygote and calls
   `on_event`. `submit` and `cancel` act at once on the caller's thread: the one writes the frame to
   an idle worker's pipe, the other signals; neither waits for the supervisor.

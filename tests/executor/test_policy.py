@@ -89,7 +89,7 @@ def test_the_pids_limit_counts() -> None:
 )
 def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
     none: dict[str, Any] = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "asked": 0}
-    given = {"schedule": LONG, "guaranteed": 2, "capacity": 6} | none | state
+    given: dict[str, Any] = {"schedule": LONG, "guaranteed": 2, "capacity": 6} | none | state
     assert workers_wanted(**given) == wanted
 
 
