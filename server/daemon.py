@@ -151,6 +151,7 @@ class _Daemon:
     def _queue_side(
         self, plan: Plan, store: DispatchStore, hub: EventHub
     ) -> tuple[BurstableExecutor, Dispatcher]:
+        dispatcher: Dispatcher
         executor = BurstableExecutor(
             plan,
             preload=registry.PRELOAD,
@@ -273,8 +274,9 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
 def _who_listens(port: int) -> str:
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            if listens and connection.pid:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.pid:
                 name = psutil.Process(connection.pid).name()
                 return f"pid {connection.pid} ({name}) listens there"
     return "another process listens there"

@@ -32,6 +32,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ from .replica_watch import ReplicaWatch
 from .settings import Paths
 
 log = logging.getLogger(__name__)
+
+
+_GIVEN_UP_HINT = "mend what its log shows, then launch it again"
 
 
 class Step(Enum):
@@ -148,7 +152,7 @@ class Reconciler:
                 return
             launch = await self._launch_of(environment)
             down = await self._latest_down(environment)
-            step = next_step(environment.state, launch and launch.state, down and down.state)
+            step = next_step(environment.state, _state_of(launch), _state_of(down))
             if step is not Step.NOTHING:
                 request = down if step in (Step.RETIRE, Step.STUCK) else launch
                 await self._steps[step](environment, request)
@@ -245,13 +249,16 @@ class Reconciler:
         if self.serves(replica.environment):
             await self._observe(replica.environment)
 
-    async def gave_up(self, replica: Replica, reason: ExitReason, tail: tuple[str, ...]) -> None:
+    async def gave_up(
+        self, replica: Replica, reason: ExitReason, why: str, tail: tuple[str, ...]
+    ) -> None:
         """A replica's restart budget is spent: free what it holds, and say why."""
         await self.record(replica)
         self._spawn(self._stop_one(replica), f"stop {replica.id}")
         environment = await self._store.environment(replica.environment)
         if environment is not None and environment.state is EnvironmentState.FAILED:
             error = error_of_exit(f"replica {replica.id} (pid {reason.pid})", reason, tail)
+            error = replace(error, message=f"{error.message}; {why}", hint=_GIVEN_UP_HINT)
             await self._set(environment.name, EnvironmentState.FAILED, error=error)
 
     async def _observe(self, name: str, address: str | None = None) -> None:
@@ -306,6 +313,10 @@ class Reconciler:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _state_of(request: Request | None) -> RequestState | None:
+    return None if request is None else request.state
 
 
 def _new_replica(run_file: RunFile) -> Replica:

@@ -56,15 +56,18 @@ class ReplicaWatch:
 
     async def run(self) -> None:
         """Watch until the replica is stopped for good, or somebody cancels."""
-        while self.replica.state not in (ReplicaState.STOPPED, ReplicaState.FAILED):
+        while not self._is_over():
             try:
                 await self._follow_keeper()
             except OSError:
                 pass  # nobody listens: the same as the end of the connection
             except Exception:
                 log.exception("cannot follow %s", self.replica.id)
-            if self.replica.state is not ReplicaState.STOPPED:
+            if not self._is_over():
                 await self._keeper_ended()
+
+    def _is_over(self) -> bool:
+        return self.replica.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
     async def _follow_keeper(self) -> None:
         reader, writer = await asyncio.open_unix_connection(
@@ -121,16 +124,18 @@ class ReplicaWatch:
         decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
         self._ready_since = None
         match decision:
-            case RestartAfter(seconds=seconds):
+            case RestartAfter(seconds=seconds, forgiven=forgiven):
+                if forgiven:
+                    self._exits = [now]
                 await self._become(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
                 await asyncio.sleep(seconds)
                 if self._reconciler.serves(self.replica.environment):
                     await self._start_again()
-            case GiveUp():
+            case GiveUp(reason=why):
                 self.replica = replace(
                     self.replica, state=ReplicaState.FAILED, pid=None, exit=reason.to_json()
                 )
-                await self._reconciler.gave_up(self.replica, reason, tail)
+                await self._reconciler.gave_up(self.replica, reason, why, tail)
 
     async def _start_again(self) -> None:
         if self._writer is not None:

@@ -12,7 +12,7 @@ from ..requests_db.records import Environment, Json
 from .api import Services, ServicesDep
 from .errors import NotFound
 from .routes_requests import TEXT, Tail
-from .streams import never_ends, text_stream
+from .streams import daemon_ends, text_stream
 from .views import environment_view
 
 router = APIRouter()
@@ -42,8 +42,8 @@ async def environment_logs(
     """What a replica prints, as text: the named one, or the youngest."""
     environment = await services.submitter.environment(name)
     path = _log_of(services, environment, replica)
-    ends = never_ends(services) if follow else None
-    return StreamingResponse(text_stream(services, path, tail=tail, ends=ends), media_type=TEXT)
+    until = daemon_ends(services) if follow else None
+    return StreamingResponse(text_stream(services, path, tail=tail, until=until), media_type=TEXT)
 
 
 async def environment_views(services: Services, *, include_stopped: bool = False) -> list[Json]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query
 from fastapi.responses import StreamingResponse
@@ -29,7 +29,10 @@ MAX_LIST = 1000
 
 router = APIRouter()
 
-SubmitBody = submit_union(registry.OPERATIONS)
+if TYPE_CHECKING:
+    SubmitBody = Submit
+else:
+    SubmitBody = submit_union(registry.OPERATIONS)
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
 Tail = Annotated[int | None, Query(ge=0, description="Begin with this many lines from the end.")]
 
@@ -96,8 +99,8 @@ async def request_logs(
     """What the request printed, as text; with `follow`, until it is final."""
     request = await services.submitter.find(request_id)
     path = services.paths.request_log(request.id)
-    ends = request_ends(services, request) if follow else None
-    return StreamingResponse(text_stream(services, path, tail=tail, ends=ends), media_type=TEXT)
+    until = request_ends(services, request) if follow else None
+    return StreamingResponse(text_stream(services, path, tail=tail, until=until), media_type=TEXT)
 
 
 @router.get("/events")
@@ -110,9 +113,8 @@ async def all_events(services: ServicesDep, last_event_id: LastEventId = None) -
 TEXT = "text/plain; charset=utf-8"
 
 
-def _submission(body: Any) -> Submission:
-    assert isinstance(body, Submit)
-    fields: Any = body
+def _submission(body: Submit) -> Submission:
+    fields: Any = body  # a model of `schemas.submit_model`
     return Submission(
         operation=registry.by_name(fields.operation),
         payload=fields.payload.model_dump(mode="json"),

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -158,48 +159,36 @@ async def everything_stream(services: Services, position: Position) -> AsyncIter
 
 
 async def text_stream(
-    services: Services, path: Path, *, tail: int | None, ends: AsyncIterator[None] | None
+    services: Services, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
 ) -> AsyncIterator[str]:
-    """A log as text: its last `tail` lines; followed until `ends` does, when that is given."""
+    """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
     log = LogFile(path, 0 if tail is None else offset_of_last_lines(path, tail))
-    if ends is None:
-        for text in log.read_all():
-            yield text
-        return
-    wake = asyncio.Event()
-    ended = asyncio.Event()
-    with services.logs.follow(path, wake):
-        watcher = asyncio.create_task(_exhaust(ends, ended, wake))
+    if until is not None:
+        wake = asyncio.Event()
+        end = asyncio.create_task(until)
+        end.add_done_callback(lambda _: wake.set())
         try:
-            while not (ended.is_set() or services.stopping.is_set()):
-                for text in log.read_lines():
-                    yield text
-                await wake.wait()
-                wake.clear()
-            for text in log.read_all():
-                yield text
+            with services.logs.follow(path, wake):
+                while not end.done():
+                    for text in log.read_lines():
+                        yield text
+                    await wake.wait()
+                    wake.clear()
         finally:
-            watcher.cancel()
+            end.cancel()
+    for text in log.read_all():
+        yield text
 
 
-async def request_ends(services: Services, request: Request) -> AsyncIterator[None]:
-    """Ends when the request is final."""
-    while not (await wait_until_final(services, request, KEEP_ALIVE_SECONDS)).state.is_final:
-        yield
+async def request_ends(services: Services, request: Request) -> None:
+    """Return when the request is final, or the daemon ends."""
+    while not (request.state.is_final or services.stopping.is_set()):
+        request = await wait_until_final(services, request, KEEP_ALIVE_SECONDS)
 
 
-async def never_ends(services: Services) -> AsyncIterator[None]:
-    """Ends with the daemon."""
+async def daemon_ends(services: Services) -> None:
+    """Return when the daemon ends."""
     await services.stopping.wait()
-    return
-    yield
-
-
-async def _exhaust(ends: AsyncIterator[None], ended: asyncio.Event, wake: asyncio.Event) -> None:
-    async for _ in ends:
-        pass
-    ended.set()
-    wake.set()
 
 
 async def _render(services: Services, position: Position, event: Event) -> bytes:
