@@ -8,6 +8,7 @@ Anything `run` prints goes to the request's log.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,3 +49,9 @@ class Operation(Protocol):
 
     @staticmethod
     def run(payload: Any, context: OperationContext) -> Any: ...
+
+
+def say(text: str) -> None:
+    """A line for people, in the request's log at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

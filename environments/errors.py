@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with an environment before it runs, and while it starts.
+
+    EnvironmentsError            `hint` says what to do next; `kind` how the request ends
+    ├── InvalidName              it cannot be a path or a label
+    ├── UnknownSource            nothing of that name, folder or module can be launched
+    │   └── UnsupportedSource    it could be one day: `docker://…`
+    ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
+    ├── UnknownProvider          no such provider, or one that is not built yet
+    ├── InvalidSpec              the figures do not fit together
+    ├── PreparationFailed        the project's dependencies cannot be installed: uv's last lines
+    ├── PortInUse                by which pid, where that can be known
+    ├── ReplicaFailed            it ended before it was ready: how, and its last lines
+    ├── NotReady                 it did not get ready in time: how long, and its last lines
+    └── NotAnswering             nothing answers at the environment's address
+
+A message is one line; what a log said last follows it, indented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class EnvironmentsError(Exception):
+    """Base of everything this room raises."""
+
+    # How the request that met it ends: `invalid` can never work as asked; `operation_error` may.
+    kind: str = "invalid"
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidName(EnvironmentsError):
+    """A name that cannot be a path and a label."""
+
+
+class UnknownSource(EnvironmentsError):
+    """There is nothing to launch there. `near` holds bundled names that look like it."""
+
+    def __init__(self, message: str, hint: str | None = None, near: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.near = list(near)
+
+
+class UnsupportedSource(UnknownSource):
+    """A kind of source that is not built yet."""
+
+
+class ManifestError(EnvironmentsError):
+    """`openenv.yaml` cannot be used; says where (file, line, field) and why."""
+
+    def __init__(
+        self, path: Path, why: str, *, line: int | None = None, field: str | None = None
+    ) -> None:
+        where = str(path) if line is None else f"{path}, line {line}"
+        super().__init__(f"{where}: {f'{field}: ' if field else ''}{why}")
+        self.path = path
+        self.line = line
+        self.field = field
+
+
+class UnknownProvider(EnvironmentsError):
+    """No provider of that name; or one that is not built yet."""
+
+
+class InvalidSpec(EnvironmentsError):
+    """What was asked for contradicts itself."""
+
+
+class PreparationFailed(EnvironmentsError):
+    """A project's dependencies could not be installed."""
+
+    kind = "operation_error"
+
+
+class PortInUse(EnvironmentsError):
+    """Somebody else listens there. `pid` is None when the system does not tell us."""
+
+    kind = "operation_error"
+
+    def __init__(self, message: str, hint: str | None = None, pid: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.pid = pid
+
+
+class ReplicaFailed(EnvironmentsError):
+    """A replica ended before it was ready; out of memory, if `is_oom`."""
+
+    kind = "operation_error"
+
+    def __init__(self, message: str, hint: str | None = None, *, is_oom: bool = False) -> None:
+        super().__init__(message, hint)
+        if is_oom:
+            self.kind = "oom_killed"
+
+
+class NotReady(EnvironmentsError):
+    """A replica was not ready in time."""
+
+    kind = "timed_out"
+
+
+class NotAnswering(EnvironmentsError):
+    """Nothing (or nothing sensible) answers at an environment's address."""
+
+    kind = "operation_error"
+
+
+def with_last_lines(message: str, lines: Iterable[str]) -> str:
+    """The message, and below it what a log said last."""
+    return "\n".join([message, *(f"    {line}" for line in lines)])

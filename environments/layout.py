@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this room keeps things below the daemon's home. Folders are 0700, files 0600.
+
+    home/run/<replica>/replica.json        the run file, written before the replica is started
+    home/run/<replica>/imports/<package>   a link to an upstream project, under its import name
+    home/logs/environments/<name>/         one log per replica; they outlive it
+    home/sockets/<digest>.sock             the keeper of one replica
+    home/venvs/<key>/                      the virtual environment of an upstream project
+
+`server.settings.Paths` names the same folders for the daemon; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
+_LONGEST_SOCKET_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The folders of one daemon, as far as environments are concerned."""
+
+    home: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def venvs(self) -> Path:
+        return self.home / "venvs"
+
+    @property
+    def environment_logs(self) -> Path:
+        return self.home / "logs" / "environments"
+
+    @property
+    def sockets(self) -> Path:
+        """`home/sockets`, or a short private folder when that is too long a path."""
+        inside = self.home / "sockets"
+        if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
+            return inside
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
+
+    def run_dir(self, replica_id: str) -> Path:
+        return self.runs / replica_id
+
+    def replica_log(self, environment: str, replica_id: str) -> Path:
+        return self.environment_logs / environment / f"{replica_id}.log"
+
+    def replica_socket(self, replica_id: str) -> Path:
+        """Named by a digest: a replica's id can be longer than a socket's path may be."""
+        digest = hashlib.sha256(replica_id.encode()).hexdigest()[:16]
+        return self.sockets / f"{digest}.sock"
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, made if need be, readable by its owner alone.
+
+    Raises:
+        PermissionError: it belongs to somebody else, who could read or replace what is in it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv.yaml`: read, checked, and every mistake told with its line and field.
+
+Covers the keys that decide how an environment is launched; all others are kept as they are (they
+are the project's, and go to `/metadata`).
+
+    name                    required; the environment's and, mostly, the package's name
+    app                     `module:attribute` of an upstream project's app; `server.app:app`
+    class                   `module:Class`: served without upstream's package
+    validation.resources    {cpu, memory_mb, disk_mb, episode_timeout_s, gpus}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ManifestError
+from .spec import ResourceRequest
+
+if TYPE_CHECKING:
+    import yaml
+
+MANIFEST_NAME = "openenv.yaml"
+DEFAULT_APP = "server.app:app"
+_MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an `openenv.yaml` says."""
+
+    path: Path
+    name: str
+    app: str = DEFAULT_APP
+    env_class: str | None = None
+    resources: ResourceRequest = field(default_factory=ResourceRequest)
+    data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder.
+
+    Raises:
+        ManifestError: it is missing, unreadable, no YAML, or a field is wrong.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ManifestError(path, f"cannot be read ({exc.strerror})") from exc
+    except UnicodeDecodeError as exc:
+        raise ManifestError(path, "is not UTF-8 text") from exc
+    return parse_manifest(path, text)
+
+
+def parse_manifest(path: Path, text: str) -> Manifest:
+    """The manifest that `text` spells; `path` is for messages.
+
+    Raises:
+        ManifestError
+    """
+    data, lines = _load(path, text)
+    check = _Checker(path, data, lines)
+    return Manifest(
+        path=path,
+        name=check.text("name", required=True) or "",
+        app=check.reference("app") or DEFAULT_APP,
+        env_class=check.reference("class"),
+        resources=_resources(check),
+        data=data,
+    )
+
+
+def _resources(check: _Checker) -> ResourceRequest:
+    prefix = "validation.resources"
+    memory_mb = check.number(f"{prefix}.memory_mb")
+    disk_mb = check.number(f"{prefix}.disk_mb")
+    return ResourceRequest(
+        cpu=check.number(f"{prefix}.cpu"),
+        memory_bytes=None if memory_mb is None else int(memory_mb * _MEGABYTE),
+        disk_bytes=None if disk_mb is None else int(disk_mb * _MEGABYTE),
+        gpus=int(check.number(f"{prefix}.gpus") or 0),
+        episode_timeout_seconds=check.number(f"{prefix}.episode_timeout_s"),
+    )
+
+
+class _Checker:
+    """Looks fields up by their dotted names, and complains with their lines."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any], lines: Mapping[str, int]) -> None:
+        self._path = path
+        self._data = data
+        self._lines = lines
+
+    def text(self, name: str, *, required: bool = False) -> str | None:
+        value = self._value(name)
+        if value is None and not required:
+            return None
+        if value is None:
+            raise self._error(name, "is missing; every environment has a name")
+        if not isinstance(value, str) or not value.strip():
+            raise self._error(name, f"must be text, not {value!r}")
+        return value.strip()
+
+    def reference(self, name: str) -> str | None:
+        """`module:attribute`."""
+        value = self.text(name)
+        if value is None or is_reference(value):
+            return value
+        raise self._error(name, f"must be written module:attribute, not {value!r}")
+
+    def number(self, name: str) -> float | None:
+        value = self._value(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise self._error(name, f"must be a number that is not negative, not {value!r}")
+        return float(value)
+
+    def _value(self, name: str) -> Any:
+        value: Any = self._data
+        seen: list[str] = []
+        for key in name.split("."):
+            if not isinstance(value, Mapping):
+                raise self._error(".".join(seen), f"must have fields, not be {value!r}")
+            seen.append(key)
+            value = value.get(key)
+            if value is None:
+                return None
+        return value
+
+    def _error(self, name: str, why: str) -> ManifestError:
+        return ManifestError(self._path, why, line=self._lines.get(name), field=name)
+
+
+def is_reference(text: str) -> bool:
+    """Whether it is written `package.module:attribute`."""
+    module, colon, attribute = text.partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    return bool(colon) and all(part.isidentifier() for part in parts)
+
+
+def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The mapping, and the line (from 1) of every field by its dotted name."""
+    import yaml  # here: the daemon's API never needs it
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        line = None if mark is None else mark.line + 1
+        raise ManifestError(path, exc.problem or "is not YAML", line=line) from exc
+    except (yaml.YAMLError, ValueError) as exc:
+        raise ManifestError(path, f"is not YAML: {exc}") from exc
+    if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
+        raise ManifestError(path, "must be a mapping of fields, such as `name: my_env`", line=1)
+    return {str(key): value for key, value in data.items()}, _lines_of(node)
+
+
+def _lines_of(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        lines[name] = key.start_mark.line + 1
+        if value.id == "mapping":
+            lines |= _lines_of(value, f"{name}.")
+    return lines

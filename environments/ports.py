@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listening socket of an environment: bound once, shared by all of its replicas.
+
+A socket that listens *is* the reservation of its port: two launches at once cannot get the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import psutil
+
+from .errors import PortInUse
+
+# Below the ephemeral ranges of Linux (32768) and macOS (49152), so that no outgoing connection
+# ever takes one of them.
+FIRST_PORT = 21000
+LAST_PORT = 21999
+BACKLOG = 4096  # a burst of clients waits in the kernel's queue and is not refused
+
+
+def open_listener(host: str, port: int | None) -> socket.socket:
+    """A listening TCP socket on `port`, or on the first free one of the range.
+
+    Raises:
+        PortInUse: naming who has it.
+        OSError: the address is not this machine's.
+    """
+    if port is not None:
+        listener = _try_listen(host, port)
+        if listener is None:
+            raise _port_in_use(port)
+        return listener
+    for candidate in range(FIRST_PORT, LAST_PORT + 1):
+        listener = _try_listen(host, candidate)
+        if listener is not None:
+            return listener
+    raise PortInUse(
+        f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
+        "take some environments down (openenv down NAME), or choose a port: --port 23000",
+    )
+
+
+def holder_of(port: int) -> psutil.Process | None:
+    """The process that listens on a port; None when there is none, or the system does not say."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return None
+    for item in connections:
+        if item.pid and item.status == psutil.CONN_LISTEN and port in item.laddr[1:2]:
+            return _process(item.pid)
+    return None
+
+
+def _try_listen(host: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        if exc.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return listener
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _port_in_use(port: int) -> PortInUse:
+    process = holder_of(port)
+    hint = "choose another --port, or leave it out to get a free one"
+    if process is None:
+        return PortInUse(f"port {port} is in use, by a process that is not yours to see", hint)
+    try:
+        name = process.name()
+    except psutil.Error:
+        name = "a process that has just ended"
+    return PortInUse(f"port {port} is in use by {name} (pid {process.pid})", hint, process.pid)

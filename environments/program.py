@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica runs: which Python, which folder, and what the env host is told to serve.
+
+Decided once per launch, the same for all replicas; `providers/` turns it into processes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..env_host.protocol import HostConfig
+from .errors import InvalidSpec
+from .manifest import Manifest
+from .sources import Bundled, ClassSource, Project, ResolvedSource
+from .spec import EnvironmentSpec
+
+HOST_PROGRAM = Path(__file__).resolve().parent.parent / "env_host" / "__main__.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How one environment is served."""
+
+    python: Path
+    folder: Path  # where it runs
+    config: HostConfig
+    # Import names that stand for a folder of another name: upstream's template maps the package
+    # `my_env` to the project's own folder. A link per name is put in front of `sys.path`.
+    links: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """`-P`: the folder it runs in is on `sys.path` only where the configuration says so."""
+        return (str(self.python), "-P", str(HOST_PROGRAM))
+
+
+def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
+    """What to run; `python` is the project's own, None for ours.
+
+    Raises:
+        InvalidSpec: `serve_as_is` for something that has no app.
+    """
+    own = python or Path(sys.executable)
+    match source:
+        case Bundled(manifest=manifest):
+            config = _class_config(spec, str(manifest.env_class), (), manifest)
+            return Program(own, manifest.path.parent, config)
+        case ClassSource(reference=reference, folder=folder):
+            return Program(own, folder, _class_config(spec, reference, (str(folder),), None))
+        case Project(folder=folder, manifest=manifest) if manifest.env_class is not None:
+            paths = _import_paths(folder)
+            return Program(own, folder, _class_config(spec, manifest.env_class, paths, manifest))
+        case Project():
+            return _project_program(spec, source, own)
+
+
+def package_of(project: Project) -> str | None:
+    """The import name of an upstream project, from what its packaging says.
+
+    Upstream's template says it twice: as the package that is mapped to the folder itself, and in
+    the `server` script. Older projects say it only by their name, or by their folder's.
+    """
+    packaging = _packaging(project.folder)
+    mapped = packaging.get("tool", {}).get("setuptools", {}).get("package-dir", {})
+    itself = [name for name, path in mapped.items() if name and path in (".", "./")]
+    script = packaging.get("project", {}).get("scripts", {}).get("server", "")
+    module, _, _ = script.partition(":")
+    candidates = [
+        *itself,
+        module.partition(".server")[0] if ".server" in module else "",
+        project.manifest.name.replace("-", "_"),
+        project.folder.name.replace("-", "_"),
+    ]
+    return next((name for name in candidates if name.isidentifier() and name != "server"), None)
+
+
+def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
+    """How an app may be imported, the likeliest first: some projects import only as part of
+    their package, others only as top-level modules."""
+    if package is None or app.startswith(f"{package}."):
+        return (app,)
+    return (f"{package}.{app}", app)
+
+
+def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> Program:
+    package = package_of(project)
+    paths = _import_paths(project.folder)
+    is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
+    config = HostConfig(
+        name=project.manifest.name,
+        app_candidates=app_candidates(package, project.manifest.app),
+        import_paths=paths,
+        step_timeout_seconds=spec.step_timeout_seconds,
+        serve_as_is=spec.serve_as_is,
+        manifest=_plain(project.manifest.data),
+    )
+    links = {} if is_importable else {str(package): project.folder}
+    return Program(python, project.folder, config, links)
+
+
+def _class_config(
+    spec: EnvironmentSpec, reference: str, paths: tuple[str, ...], manifest: Manifest | None
+) -> HostConfig:
+    if spec.serve_as_is:
+        raise InvalidSpec(
+            f"{reference} is a class: it has no app that could be served as it is",
+            "leave out --serve-as-is",
+        )
+    return HostConfig(
+        name=manifest.name if manifest is not None else spec.name,
+        env_class=reference,
+        import_paths=paths,
+        step_timeout_seconds=spec.step_timeout_seconds,
+        manifest={} if manifest is None else _plain(manifest.data),
+    )
+
+
+def _import_paths(folder: Path) -> tuple[str, ...]:
+    return tuple(str(path) for path in (folder, folder / "src") if path.is_dir())
+
+
+def _packaging(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # uv says what is wrong with it, with more care
+
+
+def _plain(value: Any) -> Any:
+    """YAML's values as JSON's: dates become text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas as processes of this machine, each below a keeper that outlives us.
+
+    open_listener ─▶ one listening socket ─▶ run file ─▶ keeper 0 ─▶ env host
+                                          └▶ run file ─▶ keeper 1 ─▶ env host   (the same socket)
+
+All replicas of an environment accept from one socket, so it has one address and the kernel gives a
+connection to one that has room. The keepers hold the socket; our copy is closed on `release`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...env_host.protocol import HOST_CONFIG_VARIABLE
+from ...processes.exit_reason import ExitReason
+from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
+from ...processes.tail import last_lines
+from .. import run_files
+from ..child_environment import child_environment
+from ..errors import EnvironmentsError, InvalidSpec, NotReady, ReplicaFailed, with_last_lines
+from ..layout import Layout, make_private
+from ..ports import open_listener
+from ..program import Program
+from ..spec import EnvironmentSpec
+from .base import OnReplica, StartedReplica
+
+Json = dict[str, Any]
+
+MAX_LOG_BYTES = 64 * 2**20  # of one replica; the keeper drops the oldest half beyond it
+# Workers carry more and the daemon less: the kernel takes a worker before a replica.
+REPLICA_OOM_SCORE_ADJ = 300
+LAST_LINES = 20  # of a replica's log, in a failure
+_STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
+
+
+class LocalProvider:
+    """Starts replicas on this machine."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, home: Path) -> None:
+        self._layout = Layout(home)
+
+    def start(
+        self,
+        spec: EnvironmentSpec,
+        program: Program,
+        *,
+        launch_id: str,
+        memory_limit_bytes: int | None,
+        on_started: OnReplica,
+    ) -> LocalReplicas:
+        """Start a keeper per replica.
+
+        Raises:
+            InvalidSpec: there are more replicas than sessions.
+            PortInUse, OSError
+        """
+        shares = share_sessions(spec.max_sessions, spec.replicas)
+        make_private(self._layout.runs)
+        make_private(self._layout.sockets)
+        replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
+        plan = _Plan(self._layout, spec, program, launch_id, memory_limit_bytes, replicas.port)
+        try:
+            for ordinal, share in enumerate(shares):
+                on_started(replicas.start_one(plan.run_file(ordinal, share), program.links))
+        except BaseException:
+            replicas.stop()
+            raise
+        return replicas
+
+
+class LocalReplicas:
+    """The replicas of one launch. Owned by one thread."""
+
+    def __init__(self, spec: EnvironmentSpec, listener: socket.socket) -> None:
+        self._spec = spec
+        self._listener = listener
+        self._run_files: list[run_files.RunFile] = []
+        self._links: dict[str, KeeperLink] = {}
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        return run_files.address_of(self._spec.host, self.port)
+
+    def start_one(self, data: Json, links: dict[str, Path]) -> StartedReplica:
+        """Write one replica down, and start its keeper."""
+        run_dir = Path(data["run_dir"])
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_links(run_dir / "imports", links)
+        # Before it is started: were we killed in between, it must be found.
+        run_file = run_files.RunFile.of(run_dir, data)
+        self._run_files.append(run_file)
+        start_keeper(run_dir, data, listen_fd=self._listener.fileno())
+        return StartedReplica(run_file.replica_id, run_file.ordinal, str(run_dir))
+
+    def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
+        """All of them, ready.
+
+        Raises:
+            ReplicaFailed, NotReady
+        """
+        started = time.monotonic()
+        ready: dict[str, StartedReplica] = {}
+        self._connect()
+        while len(ready) < len(self._run_files):
+            for run_file in self._changed(started + timeout_seconds):
+                status = self._status_of(run_file)
+                _raise_if_ended(run_file, status)
+                if status["state"] == "ready" and run_file.replica_id not in ready:
+                    ready[run_file.replica_id] = _ready_replica(run_file, status)
+                    on_ready(ready[run_file.replica_id])
+            waiting = [r for r in self._run_files if r.replica_id not in ready]
+            if waiting and time.monotonic() - started >= timeout_seconds:
+                raise _not_ready(waiting[0], timeout_seconds)
+        return [ready[run_file.replica_id] for run_file in self._run_files]
+
+    def stop(self) -> None:
+        """Stop everything that was started, and give the port back."""
+        self.release()
+        run_files.stop_replicas([r.run_dir for r in self._run_files], _STOP_GRACE_SECONDS)
+
+    def release(self) -> None:
+        """Close our ends; the keepers have their own."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._listener.close()
+
+    def _connect(self) -> None:
+        for run_file in self._run_files:
+            try:
+                link = KeeperLink.connect(run_file.socket_path)
+            except KeeperGone as exc:
+                raise _keeper_lost(run_file) from exc
+            self._links[run_file.replica_id] = link
+
+    def _changed(self, deadline: float) -> list[run_files.RunFile]:
+        """Those whose keepers have said something; none when the time is over."""
+        by_link = {self._links[r.replica_id]: r for r in self._run_files}
+        timeout = max(0.0, deadline - time.monotonic())
+        readable, _, _ = select.select(list(by_link), [], [], timeout)
+        return [by_link[link] for link in readable]
+
+    def _status_of(self, run_file: run_files.RunFile) -> Json:
+        try:
+            return self._links[run_file.replica_id].status
+        except KeeperGone as exc:
+            raise _keeper_lost(run_file) from exc
+
+
+class _Plan:
+    """Writes the run files of one launch."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        spec: EnvironmentSpec,
+        program: Program,
+        launch_id: str,
+        memory_limit_bytes: int | None,
+        port: int,
+    ) -> None:
+        self._layout = layout
+        self._spec = spec
+        self._program = program
+        self._launch_id = launch_id
+        self._memory_limit_bytes = memory_limit_bytes
+        self._port = port
+
+    def run_file(self, ordinal: int, max_sessions: int | None) -> Json:
+        """Everything that the keeper of one replica needs to know."""
+        name = self._spec.name
+        replica_id = f"{name}-{ordinal}-{self._launch_id}"
+        run_dir = self._layout.run_dir(replica_id)
+        log_path = self._layout.replica_log(name, replica_id)
+        make_private(log_path.parent)
+        return {
+            "version": run_files.RUN_FILE_VERSION,
+            "replica_id": replica_id,
+            "environment": name,
+            "ordinal": ordinal,
+            "request_id": self._launch_id,
+            "run_dir": str(run_dir),
+            "argv": list(self._program.argv),
+            "env": self._environment(run_dir, max_sessions),
+            "cwd": str(self._program.folder),
+            "log_path": str(log_path),
+            "socket_path": str(self._layout.replica_socket(replica_id)),
+            "host": self._spec.host,
+            "port": self._port,
+            "memory_limit_bytes": self._memory_limit_bytes,
+            "max_log_bytes": MAX_LOG_BYTES,
+            "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
+            "created_at": time.time(),
+        }
+
+    def _environment(self, run_dir: Path, max_sessions: int | None) -> dict[str, str]:
+        config = self._program.config
+        links = (str(run_dir / "imports"),) if self._program.links else ()
+        config = replace(
+            config, max_sessions=max_sessions, import_paths=(*links, *config.import_paths)
+        )
+        environ = child_environment(
+            os.environ,
+            home=str(self._layout.home),
+            max_sessions=max_sessions,
+            given=self._spec.env,
+        )
+        return environ | {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
+
+
+def share_sessions(max_sessions: int | None, replicas: int) -> list[int | None]:
+    """How many sessions each replica may have, as evenly as it goes.
+
+    Raises:
+        InvalidSpec: a replica would have none.
+    """
+    if max_sessions is None:
+        return [None] * replicas
+    if max_sessions < replicas:
+        raise InvalidSpec(
+            f"{replicas} replicas cannot share {max_sessions} sessions",
+            f"use --replicas {max_sessions} or fewer, or a higher --max-sessions",
+        )
+    each, left = divmod(max_sessions, replicas)
+    return [each + (ordinal < left) for ordinal in range(replicas)]
+
+
+def make_links(folder: Path, links: dict[str, Path]) -> None:
+    """A folder for `sys.path` in which `package` is a link to the project."""
+    if not links:
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for name, target in links.items():
+        with contextlib.suppress(FileExistsError):
+            (folder / name).symlink_to(target, target_is_directory=True)
+
+
+def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
+    return StartedReplica(
+        id=run_file.replica_id,
+        ordinal=run_file.ordinal,
+        run_dir=str(run_file.run_dir),
+        pid=status.get("pid"),
+        max_sessions=(status.get("info") or {}).get("max_sessions"),
+    )
+
+
+def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
+    if status["state"] in ("starting", "ready"):
+        return
+    who = f"replica {run_file.ordinal} of {run_file.environment}"
+    lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
+    if told := status.get("failed"):
+        raise ReplicaFailed(
+            with_last_lines(f"{who} failed to start: {told}", lines),
+            "the log above says where; correct it and launch again",
+        )
+    if status["state"] != "exited" or not status.get("exit"):
+        raise ReplicaFailed(f"{who} was stopped before it was ready")
+    reason = ExitReason.from_json(status["exit"])
+    message = f"{who} {reason.sentence()} before it was ready"
+    text = with_last_lines(*_with_heading(message, lines))
+    raise ReplicaFailed(text, _hint(reason), is_oom=reason.is_oom)
+
+
+def _hint(reason: ExitReason) -> str:
+    if reason.is_oom:
+        return "give it more: --memory 2G"
+    return "what it printed last is above; all of it: openenv logs NAME"
+
+
+def _with_heading(message: str, lines: list[str]) -> tuple[str, list[str]]:
+    return (f"{message}; its last lines:", lines) if lines else (f"{message}, without a word", [])
+
+
+def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> EnvironmentsError:
+    lines = last_lines(run_file.log_path, LAST_LINES)
+    message = (
+        f"replica {run_file.ordinal} of {run_file.environment} was not ready "
+        f"after {timeout_seconds:g} s"
+    )
+    return NotReady(
+        with_last_lines(*_with_heading(message, lines)), "give it longer with --ready-timeout"
+    )
+
+
+def _keeper_lost(run_file: run_files.RunFile) -> ReplicaFailed:
+    who = f"the keeper of replica {run_file.ordinal} of {run_file.environment}"
+    lines = last_lines(run_file.log_path, LAST_LINES)
+    return ReplicaFailed(
+        with_last_lines(*_with_heading(f"{who} ended unexpectedly", lines)), "launch it again"
+    )

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run files: what was started, written down before it was started, found again by anyone.
+
+One folder per local replica below `runs`, with the run file that its keeper reads
+(`processes.keeper`). A replica exists as long as its folder does: whoever stops it removes the
+folder last, so that no crash in between can lose one.
+
+Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
+must be: everything here tolerates that the other one was faster. What blocks says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..processes.keeper_link import (
+    KeeperGone,
+    KeeperLink,
+    clean_up_after_keeper,
+    read_run_file,
+    start_keeper,
+)
+
+Json = dict[str, Any]
+
+RUN_FILE_VERSION = 1
+GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
+_MARGIN_SECONDS = 5.0  # beyond the grace, for the keeper to kill, collect and say so
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One replica that was (or is being) started."""
+
+    replica_id: str
+    environment: str
+    ordinal: int
+    run_dir: Path
+    socket_path: str
+    log_path: str
+    host: str
+    port: int
+    request_id: str  # the launch it belongs to
+    data: Json  # everything that its keeper reads
+
+    @property
+    def address(self) -> str:
+        """What goes into upstream's `base_url`."""
+        return address_of(self.host, self.port)
+
+    @classmethod
+    def of(cls, run_dir: Path, data: Json) -> RunFile:
+        """The replica that `data` describes."""
+        fields: Json = {key: data.get(key) for key in cls.__dataclass_fields__}
+        return cls(**{**fields, "run_dir": run_dir, "data": data})
+
+
+def read(run_dir: Path) -> RunFile | None:
+    """The replica of a folder; None when there is none, or none that can be read."""
+    data = read_run_file(run_dir)
+    if data is None or data.get("version") != RUN_FILE_VERSION:
+        return None
+    return RunFile.of(Path(run_dir), data)
+
+
+def all_of(runs: Path) -> list[RunFile]:
+    """Every replica below a folder, by environment and ordinal."""
+    try:
+        folders = list(runs.iterdir())
+    except FileNotFoundError:
+        return []
+    found = [run_file for folder in folders if (run_file := read(folder)) is not None]
+    return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
+
+
+def of_environment(runs: Path, name: str) -> list[RunFile]:
+    """The replicas of one environment, by ordinal."""
+    return [run_file for run_file in all_of(runs) if run_file.environment == name]
+
+
+def stop_environment(runs: Path, name: str, grace_seconds: float = GRACE_SECONDS) -> list[str]:
+    """Stop all replicas of an environment, at once rather than in turn; their ids. Blocks."""
+    run_files = of_environment(runs, name)
+    stop_replicas([run_file.run_dir for run_file in run_files], grace_seconds)
+    return [run_file.replica_id for run_file in run_files]
+
+
+def stop_replica(run_dir: Path, grace_seconds: float = GRACE_SECONDS) -> None:
+    """Stop one replica and remove its folder; nothing of it is left running. Blocks."""
+    stop_replicas([run_dir], grace_seconds)
+
+
+def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS) -> None:
+    """Stop replicas side by side. Stopping what is stopped already is fine. Blocks."""
+    asked = [(Path(run_dir), _ask_to_stop(Path(run_dir), grace_seconds)) for run_dir in run_dirs]
+    deadline = time.monotonic() + grace_seconds + _MARGIN_SECONDS
+    for run_dir, link in asked:
+        if link is not None:
+            _await_end(link, max(0.0, deadline - time.monotonic()))
+        # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
+        clean_up_after_keeper(run_dir, grace_seconds=0.0)
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def revive(run_file: RunFile) -> None:
+    """A new keeper in place of one that was killed, on the environment's own socket. Blocks.
+
+    Without a sibling to get the socket from, the keeper binds the address again by itself.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    clean_up_after_keeper(run_file.run_dir, grace_seconds=0.0)
+    listen_fd = _listener_of_siblings(run_file)
+    try:
+        start_keeper(run_file.run_dir, run_file.data, listen_fd=listen_fd)
+    finally:
+        if listen_fd is not None:
+            os.close(listen_fd)
+
+
+def address_of(host: str, port: int) -> str:
+    """The address that a client on this machine uses for a server bound to `host`."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _ask_to_stop(run_dir: Path, grace_seconds: float) -> KeeperLink | None:
+    run_file = read(run_dir)
+    if run_file is None:
+        return None
+    try:
+        link = KeeperLink.connect(run_file.socket_path)
+    except KeeperGone:
+        return None
+    try:
+        link.send("stop", grace_seconds=grace_seconds)
+    except KeeperGone:
+        link.close()
+        return None
+    return link
+
+
+def _await_end(link: KeeperLink, timeout_seconds: float) -> None:
+    # The end of the connection is the end of the keeper; one that does not answer is ended by
+    # `clean_up_after_keeper`.
+    with link, contextlib.suppress(KeeperGone, TimeoutError):
+        link.wait(lambda _: False, timeout=timeout_seconds)
+
+
+def _listener_of_siblings(run_file: RunFile) -> int | None:
+    for sibling in of_environment(run_file.run_dir.parent, run_file.environment):
+        if sibling.replica_id == run_file.replica_id or sibling.port != run_file.port:
+            continue
+        try:
+            with KeeperLink.connect(sibling.socket_path) as link:
+                return link.request_listener()
+        except (KeeperGone, TimeoutError, LookupError):
+            continue
+    return None

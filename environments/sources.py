@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user wrote to what it names.
+
+    echo               a bundled name (wins over a folder of that name: write ./echo for that)
+    my_env, ./my_env   a folder with `openenv.yaml`
+    module:Class       a class, found from the folder the user is in
+
+Nothing is imported and nothing is started here. How it becomes a process: `program.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import catalogue
+from .errors import EnvironmentsError, UnknownSource, UnsupportedSource
+from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
+from .spec import ResourceRequest
+
+WHAT_CAN_BE_LAUNCHED = (
+    f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, or module:Class"
+)
+_KINDS_TO_COME = ("docker://", "http://", "https://", "hf://", "git+")
+_PROJECT_FILES = ("pyproject.toml", "server/requirements.txt", "requirements.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """An environment that comes with openenvd."""
+
+    name: str
+    manifest: Manifest
+
+    @property
+    def resources(self) -> ResourceRequest:
+        return self.manifest.resources
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name} comes with openenvd"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder with `openenv.yaml`."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def resources(self) -> ResourceRequest:
+        return self.manifest.resources
+
+    @property
+    def dependencies_file(self) -> Path | None:
+        """Where it says what it needs; None when it needs nothing but openenvd."""
+        found = (self.folder / name for name in _PROJECT_FILES)
+        return next((path for path in found if path.is_file()), None)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.manifest.name} is the project in {self.folder}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSource:
+    """A class that is found from a folder."""
+
+    reference: str  # `module:Class`
+    folder: Path
+
+    @property
+    def resources(self) -> ResourceRequest:
+        return ResourceRequest()
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.reference} is looked for from {self.folder}"
+
+
+ResolvedSource = Bundled | Project | ClassSource
+
+
+def resolve(source: str, cwd: Path) -> ResolvedSource:
+    """What `source` names, for a user who is in the folder `cwd`.
+
+    Raises:
+        UnknownSource: nothing does; says what is near, and what can be launched.
+        UnsupportedSource: an image or an address.
+        ManifestError: the folder's `openenv.yaml` is wrong.
+    """
+    if source.startswith(_KINDS_TO_COME):
+        raise UnsupportedSource(
+            f"{source} cannot be launched: images and addresses are not supported yet",
+            f"launch {_what_can_be_launched()}",
+        )
+    if source in (bundled := catalogue.bundled()):
+        return Bundled(source, read_manifest(bundled[source]))
+    folder = cwd / Path(source).expanduser()
+    if folder.is_dir():
+        return _project(folder.resolve())
+    if is_reference(source):
+        return ClassSource(source, cwd)
+    raise _unknown(source, folder)
+
+
+def _project(folder: Path) -> Project:
+    if not (folder / MANIFEST_NAME).is_file():
+        raise UnknownSource(
+            f"{folder} has no {MANIFEST_NAME}, so it is no environment",
+            _hint_for_folder(folder),
+        )
+    return Project(folder, read_manifest(folder))
+
+
+def _hint_for_folder(folder: Path) -> str:
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
+    if inside:
+        return f"there is one inside: openenv launch {folder / inside[0]}"
+    for parent in folder.parents:
+        if (parent / MANIFEST_NAME).is_file():
+            return f"there is one above: openenv launch {parent}"
+    return f"launch {_what_can_be_launched()}; `openenv init NAME` makes a new project"
+
+
+def _unknown(source: str, path: Path) -> EnvironmentsError:
+    if path.is_file():
+        message = f"{path} is a file"
+        if path.name == MANIFEST_NAME:
+            return UnknownSource(message, f"launch its folder: openenv launch {path.parent}")
+        return UnknownSource(message, f"launch {_what_can_be_launched()}")
+    near = catalogue.near(source)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return UnknownSource(
+        f"there is no environment {source!r}: it is no bundled name, and no folder at {path}",
+        f"{hint}You can launch {_what_can_be_launched()}",
+        near,
+    )
+
+
+def _what_can_be_launched() -> str:
+    return WHAT_CAN_BE_LAUNCHED.format(bundled=", ".join(catalogue.bundled()))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check`: what this machine offers, and what is missing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..environments import catalogue
+from ..environments.errors import PreparationFailed
+from ..environments.project_venv import find_uv, package_source
+from . import base
+
+Json = dict[str, Any]
+
+LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half of it
+UV_SECONDS = 10.0
+
+
+class CheckPayload(base.Payload):
+    """Nothing to say."""
+
+
+class Check:
+    """Looks around."""
+
+    name: ClassVar[str] = "check"
+    summary: ClassVar[str] = "What this machine offers, and what is missing."
+    schedule: ClassVar[str] = "SHORT"
+    idempotent: ClassVar[bool] = True
+    max_attempts: ClassVar[int] = 3
+    expected_bytes: ClassVar[int] = 30 * 2**20
+    Payload: ClassVar[type[base.Payload]] = CheckPayload
+
+    @staticmethod
+    def run(payload: CheckPayload, context: base.OperationContext) -> Json:
+        """`{"python", "limits", "cgroups", "uv", "disk", "environments", "problems"}`."""
+        found: Json = {
+            "python": {"version": platform.python_version(), "executable": sys.executable},
+            "limits": _limits(),
+            "cgroups": _cgroups(),
+            "uv": _uv(),
+            "disk": _disk(context.home),
+            "environments": sorted(catalogue.bundled()),
+        }
+        return {**found, "problems": list(problems(found))}
+
+
+def problems(found: Json) -> Iterator[Json]:
+    """What a user should know, each with what to do."""
+    if not found["cgroups"]["available"]:
+        yield {
+            "message": f"no memory cgroups: {found['cgroups']['why_not']}",
+            "hint": "memory limits of replicas are watched, not enforced by the kernel",
+        }
+    if found["uv"]["path"] is None:
+        yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
+    if found["disk"]["free_bytes"] < LITTLE_DISK_BYTES:
+        free_mb = found["disk"]["free_bytes"] / 2**20
+        yield {
+            "message": f"{free_mb:.0f} MB are free in {found['disk']['path']}",
+            "hint": "projects' dependencies are installed there; make room, or set OPENENV_HOME",
+        }
+
+
+def _limits() -> Json:
+    from ..processes.limits import read_limits
+
+    return asdict(read_limits())
+
+
+def _cgroups() -> Json:
+    from ..processes.cgroups import CgroupManager
+
+    manager = CgroupManager("check")
+    manager.remove()
+    return {"available": manager.available, "why_not": manager.why_not or None}
+
+
+def _uv() -> Json:
+    try:
+        path = find_uv()
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=UV_SECONDS, check=True
+        )
+    except (PreparationFailed, OSError, subprocess.SubprocessError) as exc:
+        return {"path": None, "version": None, "packages_from": None, "why_not": str(exc)}
+    return {
+        "path": path,
+        "version": done.stdout.strip(),
+        "packages_from": package_source(),
+        "why_not": None,
+    }
+
+
+def _disk(home: Path) -> Json:
+    usage = shutil.disk_usage(home)
+    return {"path": str(home), "free_bytes": usage.free, "total_bytes": usage.total}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`describe`: what an environment says about itself: its metadata and its schemas."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from ..environments.asking import address_by_name, ask
+from ..environments.layout import Layout
+from . import base
+
+
+class DescribePayload(base.Payload):
+    """Which environment."""
+
+    name: str = Field(min_length=1, description="The environment's name.")
+    timeout_seconds: float = Field(10.0, gt=0, le=600, description="How long it may take.")
+
+
+class Describe:
+    """Asks `/metadata` and `/schema`."""
+
+    name: ClassVar[str] = "describe"
+    summary: ClassVar[str] = "What an environment says about itself."
+    schedule: ClassVar[str] = "SHORT"
+    idempotent: ClassVar[bool] = True
+    max_attempts: ClassVar[int] = 3
+    expected_bytes: ClassVar[int] = 30 * 2**20
+    Payload: ClassVar[type[base.Payload]] = DescribePayload
+
+    @staticmethod
+    def run(payload: DescribePayload, context: base.OperationContext) -> dict[str, Any]:
+        """`{"name", "address", "metadata", "schema"}`.
+
+        Raises:
+            NotAnswering
+        """
+        address = address_by_name(Layout(context.home).runs, payload.name)
+        return {
+            "name": payload.name,
+            "address": address,
+            "metadata": ask(address, "/metadata", payload.timeout_seconds),
+            "schema": ask(address, "/schema", payload.timeout_seconds),
+        }

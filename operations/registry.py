@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations there are: one line each.
+
+The HTTP edge reads their classes; a worker gets a dotted name and finds the operation here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .base import Operation, OperationContext
+from .check import Check
+from .describe import Describe
+from .down import Down
+from .launch import Launch
+from .probe import Probe
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    Launch,
+    Down,
+    Check,
+    Describe,
+    Probe,
+)
+
+# What the zygote imports, so that workers find it in memory.
+PRELOAD: tuple[str, ...] = (__name__,)
+
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def by_name(name: str) -> type[Operation]:
+    """The operation of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BY_NAME[name]
+
+
+def dotted_name(operation: type[Operation]) -> str:
+    """What the executor is given: `package.module:callable`."""
+    return f"{__name__}:run.{operation.name}"
+
+
+def expected_bytes() -> dict[str, int]:
+    """By schedule, the most that one of its operations is expected to use."""
+    expected: dict[str, int] = {}
+    for operation in OPERATIONS:
+        before = expected.get(operation.schedule, 0)
+        expected[operation.schedule] = max(before, operation.expected_bytes)
+    return expected
+
+
+class _Run:
+    """`run.launch(payload, request_id, home, progress)`: an operation as a worker calls it."""
+
+    def __getattr__(self, name: str) -> Callable[[dict[str, Any], str, str, Progress], Any]:
+        if name not in _BY_NAME:
+            raise AttributeError(f"there is no operation {name!r}")
+        operation = _BY_NAME[name]
+
+        def call(payload: dict[str, Any], request_id: str, home: str, progress: Progress) -> Any:
+            context = OperationContext(request_id, Path(home), progress)
+            return operation.run(operation.Payload.model_validate(payload), context)
+
+        return call
+
+
+run = _Run()
