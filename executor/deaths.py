@@ -6,24 +6,20 @@ Pure, but for reading the tail of the log. The trees of the dead are ended in `t
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from ..processes.exit_reason import ExitKind, ExitReason
+from ..processes.explain import explain_exit, telling_line
+from ..processes.oom_evidence import kernel_log_kills
 from ..processes.tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
 from .pool import PooledWorker, Run, StopReason
 from .worker_cgroups import CgroupReading
 
 Frame = dict[str, Any]
-
-_STOPPED_KINDS = {
-    StopReason.TIMED_OUT: ExitKind.TIMED_OUT,
-    StopReason.SHUT_DOWN: ExitKind.STOPPED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,7 @@ class Evidence:
     machine_oom_kills: int | None = None  # during the task; None where a cgroup tells better
     memory_error: bool = False
     peak_bytes: int | None = None
+    kernel_log_line: str | None = None
 
 
 def conclusion(
@@ -57,6 +54,7 @@ def conclusion(
         seconds=time.monotonic() - run.started,
         stop_reason=run.stop_reason,
         cgroup=cgroup,
+        kernel_log_line=kernel_log_line(worker.pid, run.started, cgroup),
         memory_error=raised and frame["error"]["type"] == "MemoryError",
         peak_bytes=peak,
     )
@@ -83,6 +81,7 @@ def death(
         seconds=time.monotonic() - run.started,
         stop_reason=run.stop_reason,
         cgroup=cgroup,
+        kernel_log_line=kernel_log_line(worker.pid, run.started, cgroup),
         machine_oom_kills=killed_machine_wide,
         peak_bytes=None if exited is None else exited.peak_bytes,
     )
@@ -102,48 +101,38 @@ def is_memory(evidence: Evidence) -> bool:
     return evidence.memory_error or (evidence.cgroup is not None and evidence.cgroup.moved)
 
 
-def explain(evidence: Evidence) -> ExitReason:
+def explain(known: Evidence) -> ExitReason:
     """The reason, in the order of `ExitReason`'s docstring; never memory on a bare SIGKILL."""
-    if evidence.cgroup is not None and evidence.cgroup.moved:
-        return _out_of_memory(evidence, Detector.CGROUP, evidence.cgroup.evidence)
-    if evidence.stop_reason in _STOPPED_KINDS:
-        return _reason(evidence, _STOPPED_KINDS[evidence.stop_reason])
-    if evidence.memory_error:
-        return _out_of_memory(evidence, Detector.MEMORY_ERROR, "MemoryError")
-    if evidence.status is None:
-        return _reason(evidence, ExitKind.LOST)
-    if os.WIFEXITED(evidence.status):
-        return _reason(evidence, ExitKind.EXITED, exit_code=os.WEXITSTATUS(evidence.status))
-    number = os.WTERMSIG(evidence.status)
-    if number == signal.SIGKILL and evidence.machine_oom_kills:
-        told = f"/proc/vmstat oom_kill moved by {evidence.machine_oom_kills}"
-        return _out_of_memory(evidence, Detector.VMSTAT, told)
-    return _reason(evidence, ExitKind.SIGNALED, signal_number=number)
-
-
-def _out_of_memory(evidence: Evidence, detector: Detector, told: str) -> ExitReason:
-    cgroup = evidence.cgroup
-    by_cgroup = detector is Detector.CGROUP and cgroup is not None
-    return _reason(
-        evidence,
-        ExitKind.OOM_KILLED,
-        detector=detector,
-        certainty=Certainty.PROBABLE if detector is Detector.VMSTAT else Certainty.CERTAIN,
-        limit_bytes=cgroup.limit_bytes if by_cgroup and cgroup else None,
-        peak_bytes=cgroup.peak_bytes if by_cgroup and cgroup else evidence.peak_bytes,
-        signal_number=int(signal.SIGKILL) if _was_killed(evidence) else None,
-        evidence=told,
+    cgroup = known.cgroup
+    of_cgroup: dict[str, Any] = {}
+    if cgroup is not None:
+        of_cgroup = {
+            "oom_kills_before": cgroup.oom_kills_before,
+            "oom_kills_after": cgroup.oom_kills_after,
+            "cgroup_name": f"openenvd/{cgroup.name}",
+            "limit_bytes": cgroup.limit_bytes,
+        }
+    peaks = (known.peak_bytes, None if cgroup is None else cgroup.peak_bytes)
+    return explain_exit(
+        known.status,
+        pid=known.pid,
+        stopped_by_us=known.stop_reason is StopReason.SHUT_DOWN,
+        timed_out=known.stop_reason is StopReason.TIMED_OUT,
+        vmstat_before=None if known.machine_oom_kills is None else 0,
+        vmstat_after=known.machine_oom_kills,
+        kernel_log_line=known.kernel_log_line,
+        memory_error=known.memory_error,
+        peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        seconds=known.seconds,
+        **of_cgroup,
     )
 
 
-def _was_killed(evidence: Evidence) -> bool:
-    status = evidence.status
-    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def _reason(known: Evidence, kind: ExitKind, **more: Any) -> ExitReason:
-    fields = {"peak_bytes": known.peak_bytes, "seconds": known.seconds, **more}
-    return ExitReason(kind, known.pid, **fields)
+def kernel_log_line(pid: int, since_monotonic: float, cgroup: CgroupReading | None) -> str | None:
+    """What the kernel log, if readable, says of a kill that the cgroup counted."""
+    if cgroup is None or not cgroup.moved:
+        return None
+    return telling_line(kernel_log_kills(since_monotonic), pid)
 
 
 def machine_oom_kills() -> int | None:

@@ -28,8 +28,8 @@ from .messages import LONG, SHORT, Task, WorkerStatus
 from .plan import Plan
 
 if TYPE_CHECKING:
+    from ..processes.cgroups import Cgroup
     from .sources import Exited
-    from .worker_cgroups import WorkerCgroup
 
 
 class Stage(enum.Enum):
@@ -77,7 +77,7 @@ class PooledWorker:
     sentinel: int | None
     source_number: int  # which zygote forked it
     born: float  # monotonic
-    cgroup: WorkerCgroup | None = None
+    cgroup: Cgroup | None = None
     reader: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     stage: Stage = Stage.IDLE

@@ -2,9 +2,8 @@
 """What to do with a worker's tree when it must die, and with what is left of it when it has died.
 
 While a worker lives, all its descendants can be found, also those that made a session of their
-own. Afterwards its process group and its session still tell. What must outlive a worker (a
-replica's keeper) is a grandchild in a session of its own; for its sake a cgroup's members are not
-killed wholesale.
+own. Afterwards its process group, its session and its cgroup still tell. What must outlive a
+worker (a replica's keeper) is a grandchild in a session of its own, and leaves the worker's cgroup.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def started_at(pid: int) -> float:
 def kill_tree(worker: PooledWorker) -> None:
     """SIGKILL to the worker and everything below it; does not wait for their end."""
     # Counted before it dies: afterwards they are somebody else's children.
-    members = tree_of(worker.pid)
+    members = tree_of(worker.pid, cgroup=worker.cgroup)
     signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
     for member in members:
         with contextlib.suppress(PermissionError):
@@ -43,6 +42,8 @@ def end_survivors(worker: PooledWorker) -> list[int]:
     worker died under a task, or some of its group is left.
     """
     left_group = signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
-    if worker.run is None and not left_group:
+    left_inside = worker.cgroup is not None and worker.cgroup.pids()
+    if worker.run is None and not left_group and not left_inside:
         return []
-    return stop_tree(ProcessIdentity(worker.pid, worker.started_at), grace_seconds=0.0)
+    identity = ProcessIdentity(worker.pid, worker.started_at)
+    return stop_tree(identity, grace_seconds=0.0, cgroup=worker.cgroup)

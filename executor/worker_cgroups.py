@@ -11,27 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from ..processes.cgroups import Cgroup
 from .pool import PooledWorker
 
 log = logging.getLogger(__name__)
 
 
-class WorkerCgroup(Protocol):
-    """What is needed of a `processes.cgroups.Cgroup`."""
-
-    def add(self, pid: int) -> None: ...
-    def set_limit(self, limit_bytes: int | None) -> None: ...
-    def oom_kills(self) -> int: ...
-    def peak_bytes(self) -> int | None: ...
-    def pids(self) -> list[int]: ...
-    def reset_peak(self) -> bool: ...
-    def remove(self) -> bool: ...
-
-
 # Makes the group of that name with that limit; None where there are no cgroups.
-CgroupFactory = Callable[[str, int | None], WorkerCgroup | None]
+CgroupFactory = Callable[[str, int | None], Cgroup | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +37,6 @@ class CgroupReading:
         """Whether the kernel killed something in it for memory."""
         return self.oom_kills_after > self.oom_kills_before
 
-    @property
-    def evidence(self) -> str:
-        """For people: `cgroup openenvd/long-3, oom_kill 0→1`."""
-        return (
-            f"cgroup openenvd/{self.name}, oom_kill {self.oom_kills_before}→{self.oom_kills_after}"
-        )
-
 
 class WorkerCgroups:
     """The workers' cgroups, by the workers' names."""
@@ -63,7 +44,7 @@ class WorkerCgroups:
     def __init__(self, create: CgroupFactory | None, *, limit_bytes: int | None) -> None:
         self._create = create
         self._limit_bytes = limit_bytes
-        self._groups: dict[str, WorkerCgroup] = {}
+        self._groups: dict[str, Cgroup] = {}
         self._limits: dict[str, int | None] = {}
         self._oom_kills: dict[str, int] = {}
 
@@ -116,7 +97,7 @@ class WorkerCgroups:
                 log.info("the cgroup of worker %s stays: somebody is in it", name)
         self._groups.clear()
 
-    def _make(self, name: str, create: CgroupFactory) -> WorkerCgroup | None:
+    def _make(self, name: str, create: CgroupFactory) -> Cgroup | None:
         group = create(name, self._limit_bytes)
         if group is not None:
             self._groups[name] = group
