@@ -30,8 +30,10 @@ ProgressRow = tuple[str, Json, float]  # id, data, at
 class _Standing:
     """How a request stands before, and while, a batch is recorded."""
 
-    state: RequestState
+    id: str
+    seq: int
     environment: str | None
+    state: RequestState
     cancel_requested: bool
 
 
@@ -43,9 +45,7 @@ def claim(connection: Connection, schedule: Schedule, limit: int, now: float) ->
     requests = sorted((request_of(row) for row in rows), key=lambda r: (-r.priority, r.seq))
     journal = Journal()
     for request in requests:
-        journal.moved(
-            request.id, request.environment, RequestState.PENDING, RequestState.RUNNING, now
-        )
+        journal.moved(request, RequestState.PENDING, RequestState.RUNNING, now)
     return Claim(tuple(requests), journal.write(connection))
 
 
@@ -77,8 +77,7 @@ def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Eve
     ]
     journal = Journal()
     for request_id in back:
-        environment = running[request_id].environment
-        journal.moved(request_id, environment, RequestState.RUNNING, RequestState.PENDING, now)
+        journal.moved(running[request_id], RequestState.RUNNING, RequestState.PENDING, now)
     _execute_each(connection, statements.RELEASE, [{"of_id": i} for i in back])
     _record_outcomes(connection, journal, cancelled, standing)
     return journal.write(connection)
@@ -101,10 +100,9 @@ def _standing(connection: Connection, ids: Iterable[str]) -> dict[str, _Standing
     found: dict[str, _Standing] = {}
     for start in range(0, len(wanted), MAX_PARAMETERS):
         part = wanted[start : start + MAX_PARAMETERS]
-        for id_, state, environment, asked in connection.execute(
-            statements.STANDING, {"ids": part}
-        ):
-            found[id_] = _Standing(RequestState(state), environment, asked is not None)
+        rows = connection.execute(statements.STANDING, {"ids": part})
+        for id_, seq, environment, state, asked in rows:
+            found[id_] = _Standing(id_, seq, environment, RequestState(state), asked is not None)
     return found
 
 
@@ -132,7 +130,7 @@ def _note_progress(
                 REQUEST_PROGRESS,
                 at,
                 data,
-                request_id=request_id,
+                request=known,
                 environment=known.environment,
             )
 
@@ -152,13 +150,7 @@ def _record_outcomes(
         if known is None or not applies:
             continue
         _must_end(outcome)
-        journal.moved(
-            outcome.request_id,
-            known.environment,
-            known.state,
-            outcome.state,
-            outcome.finished_at,
-        )
+        journal.moved(known, known.state, outcome.state, outcome.finished_at)
         known.state = outcome.state  # a second outcome for it, in this batch, comes too late
         rows.append(finish_values(outcome))
     _execute_each(connection, statements.FINISH, rows)

@@ -4,8 +4,8 @@
 A transaction notes what it does, and writes it all at its end:
 
     journal = Journal()
-    journal.moved(request_id, environment, PENDING, RUNNING, now)     # checks the transition
-    events = journal.write(connection)                                # numbers, rows, tally
+    journal.moved(request, PENDING, RUNNING, now)     # checks the transition
+    events = journal.write(connection)                # numbers, rows, tally
 
 The tally's one row gives out the numbers: see `tables.py`.
 """
@@ -13,7 +13,7 @@ The tally's one row gives out the numbers: see `tables.py`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
@@ -30,7 +30,18 @@ REPLICA_STATE = "replica.state"
 
 _STATE_TEXTS = {state: to_json({"state": state}) for state in RequestState}
 
-_Draft = tuple[float, str, str | None, str | None, Json, str]
+_Draft = tuple[float, str, "Concerned | None", str | None, Json, str]
+
+
+class Concerned(Protocol):
+    """A request, as far as an event needs it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def environment(self) -> str | None: ...
 
 
 class Journal:
@@ -40,28 +51,23 @@ class Journal:
         self._drafts: list[_Draft] = []
         self._moves: Counter[str] = Counter()
 
-    def created(self, request_id: str, environment: str | None, at: float) -> None:
+    def created(self, request: Concerned, at: float) -> None:
         """A request was written."""
         self._moves[RequestState.PENDING] += 1
-        self._state(request_id, environment, RequestState.PENDING, at)
+        self._state(request, RequestState.PENDING, at)
 
     def moved(
-        self,
-        request_id: str,
-        environment: str | None,
-        before: RequestState,
-        after: RequestState,
-        at: float,
+        self, request: Concerned, before: RequestState, after: RequestState, at: float
     ) -> None:
         """A request goes from one state to another.
 
         Raises:
             InvalidTransition
         """
-        check_transition(request_id, before, after)
+        check_transition(request.id, before, after)
         self._moves[before] -= 1
         self._moves[after] += 1
-        self._state(request_id, environment, after, at)
+        self._state(request, after, at)
 
     def removed(self, state: RequestState) -> None:
         """A request was collected: nobody need hear of it, but it counts no longer."""
@@ -73,11 +79,11 @@ class Journal:
         at: float,
         data: Json,
         *,
-        request_id: str | None = None,
+        request: Concerned | None = None,
         environment: str | None = None,
     ) -> None:
         """Anything else that somebody may wait for."""
-        self._drafts.append((at, kind, request_id, environment, data, to_json(data)))
+        self._drafts.append((at, kind, request, environment, data, to_json(data)))
 
     def write(self, connection: Connection) -> tuple[Event, ...]:
         """Write the events and the tally; the events as they will be read."""
@@ -91,8 +97,8 @@ class Journal:
         first = last - len(self._drafts) + 1
         connection.execute(statements.INSERT_EVENT, self._rows(first))
         return tuple(
-            Event(seq, at, kind, request_id, environment, data)
-            for seq, (at, kind, request_id, environment, data, _) in enumerate(self._drafts, first)
+            Event(seq, at, kind, request.id if request else None, environment, data)
+            for seq, (at, kind, request, environment, data, _) in enumerate(self._drafts, first)
         )
 
     def _rows(self, first: int) -> list[dict[str, Any]]:
@@ -101,16 +107,15 @@ class Journal:
                 "seq": seq,
                 "at": at,
                 "kind": kind,
-                "request_id": request_id,
+                "request_id": request.id if request else None,
+                "request_seq": request.seq if request else None,
                 "environment": environment,
                 "data": text,
             }
-            for seq, (at, kind, request_id, environment, _, text) in enumerate(self._drafts, first)
+            for seq, (at, kind, request, environment, _, text) in enumerate(self._drafts, first)
         ]
 
-    def _state(
-        self, request_id: str, environment: str | None, state: RequestState, at: float
-    ) -> None:
+    def _state(self, request: Concerned, state: RequestState, at: float) -> None:
         data = {"state": state.value}
         text = _STATE_TEXTS[state]
-        self._drafts.append((at, REQUEST_STATE, request_id, environment, data, text))
+        self._drafts.append((at, REQUEST_STATE, request, request.environment, data, text))

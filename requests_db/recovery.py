@@ -34,7 +34,7 @@ def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recover
     moved = [_after(request, fate(request, idempotent), now) for request in running]
     journal = Journal()
     for request in moved:
-        journal.moved(request.id, request.environment, RequestState.RUNNING, request.state, now)
+        journal.moved(request, RequestState.RUNNING, request.state, now)
     by_state = {state: tuple(r for r in moved if r.state is state) for state in RequestState}
     requeued = by_state[RequestState.PENDING]
     ended = [request for request in moved if request.state.is_final]

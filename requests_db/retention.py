@@ -26,14 +26,14 @@ def collect(
     rows = connection.execute(statements.COLLECTABLE, parameters).all()
     if not rows:
         return []
-    ids = [row.id for row in rows]
+    seqs = [row.seq for row in rows]
     journal = Journal()
     for row in rows:
         journal.removed(RequestState(row.state))
-    connection.execute(statements.DELETE_EVENTS_OF, {"ids": ids})
-    connection.execute(statements.DELETE_REQUESTS, {"ids": ids})
+    connection.execute(statements.DELETE_EVENTS_OF, {"seqs": seqs})
+    connection.execute(statements.DELETE_REQUESTS, {"seqs": seqs})
     journal.write(connection)
-    return ids
+    return [row.id for row in rows]
 
 
 def collect_old_events(connection: Connection, now: float, keep_seconds: float) -> None:

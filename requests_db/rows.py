@@ -42,7 +42,8 @@ REQUEST_COLUMNS = (
 )
 ENVIRONMENT_COLUMNS = tuple(environments.c)
 REPLICA_COLUMNS = tuple(replicas.c)
-EVENT_COLUMNS = tuple(events.c)
+_v = events.c
+EVENT_COLUMNS = (_v.seq, _v.at, _v.kind, _v.request_id, _v.environment, _v.data)
 
 _STATES = {state.value: state for state in RequestState}
 _SCHEDULES = {schedule.value: schedule for schedule in Schedule}

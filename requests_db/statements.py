@@ -127,7 +127,7 @@ RUNNING_REQUESTS = (
     .with_for_update()
 )
 STANDING = (
-    select(_r.id, _r.state, _r.environment, _r.cancel_requested_at)
+    select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at)
     .where(_r.id.in_(bindparam("ids", expanding=True)))
     .with_for_update()
 )
@@ -180,7 +180,8 @@ def events_after(*, request: bool, environment: bool) -> Select[Any]:
     """Events in their order; each flag adds a condition with a parameter of its own."""
     query = select(*EVENT_COLUMNS).where(_v.seq > bindparam("after_seq"))
     if request:
-        query = query.where(_v.request_id == bindparam("of_request"))
+        seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
+        query = query.where(_v.request_seq == seq)
     if environment:
         query = query.where(_v.environment == bindparam("of_environment"))
     return query.order_by(_v.seq).limit(bindparam("up_to"))
@@ -227,7 +228,7 @@ COLLECT_UP_TO = (
     .offset(bindparam("keep"))
 )
 COLLECTABLE = (
-    select(_r.id, _r.state)
+    select(_r.id, _r.seq, _r.state)
     .where(
         _r.finished_at.is_not(None),
         or_(_r.finished_at < bindparam("finished_before"), _r.seq <= bindparam("up_to_seq")),
@@ -236,7 +237,7 @@ COLLECTABLE = (
     .order_by(_r.seq)
     .limit(bindparam("up_to"))
 )
-DELETE_REQUESTS = delete(requests).where(_r.id.in_(bindparam("ids", expanding=True)))
-DELETE_EVENTS_OF = delete(events).where(_v.request_id.in_(bindparam("ids", expanding=True)))
+DELETE_REQUESTS = delete(requests).where(_r.seq.in_(bindparam("seqs", expanding=True)))
+DELETE_EVENTS_OF = delete(events).where(_v.request_seq.in_(bindparam("seqs", expanding=True)))
 # Events that belong to no request (an environment's, a replica's) go by age.
-DELETE_OLD_EVENTS = delete(events).where(_v.request_id.is_(None), _v.at < bindparam("before"))
+DELETE_OLD_EVENTS = delete(events).where(_v.request_seq.is_(None), _v.at < bindparam("before"))

@@ -47,13 +47,14 @@ def submit(
     refusal = _refusal(connection, new, environment, max_pending)
     if refusal is not None:
         return refusal
-    request = new_request(secrets.token_hex(_ID_BYTES), new, now)
-    seq = connection.execute(statements.INSERT_REQUEST, insert_values(request)).scalar_one()
+    draft = new_request(secrets.token_hex(_ID_BYTES), new, now)
+    seq = connection.execute(statements.INSERT_REQUEST, insert_values(draft)).scalar_one()
+    request = replace(draft, seq=seq)
     journal = Journal()
-    journal.created(request.id, request.environment, now)
+    journal.created(request, now)
     if environment is not None:
         _take_name(connection, replace(environment, request_id=request.id), journal)
-    return Submitted(replace(request, seq=seq), journal.write(connection))
+    return Submitted(request, journal.write(connection))
 
 
 def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
@@ -71,7 +72,7 @@ def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
         return CancelRunning(replace(request, cancel_requested_at=asked_at))
     connection.execute(statements.CANCEL_PENDING, parameters)
     journal = Journal()
-    journal.moved(request.id, request.environment, request.state, RequestState.CANCELLED, now)
+    journal.moved(request, request.state, RequestState.CANCELLED, now)
     cancelled = replace(
         request, state=RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
     )

@@ -155,7 +155,9 @@ events = Table(
     Column("seq", _Sequence, primary_key=True, autoincrement=False),  # numbered by `tally`
     Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
-    Column("request_id", String(16), index=True),
+    Column("request_id", String(16)),
+    # The index: ids are random, and an entry for each would touch a page of its own.
+    Column("request_seq", BigInteger, index=True),
     Column("environment", Text),
     Column("data", Text, nullable=False),  # JSON
 )

@@ -149,10 +149,11 @@ def _create_events() -> None:
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("request_id", sa.String(16)),
+        sa.Column("request_seq", sa.BigInteger),
         sa.Column("environment", sa.Text),
         sa.Column("data", sa.Text, nullable=False),
     )
-    op.create_index("ix_events_request_id", "events", ["request_id"])
+    op.create_index("ix_events_request_seq", "events", ["request_seq"])
 
 
 def _create_tally() -> None:
