@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each command against a daemon that answers as scripted, over a real socket."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
+from .conftest import PROGRAM, Command
+
+Process = Callable[..., subprocess.Popen[str]]
+ID = "7f3a91c2d4e5f607"
+READY = new_request(result={"environment": new_environment()})
+FAILED = new_request(
+    state="FAILED",
+    error={
+        "kind": "operation_error",
+        "message": "trial exited with code 7",
+        "hint": "see its log",
+        "evidence": None,
+        "log_tail": ["cannot go on: no licence"],
+    },
+)
+
+
+def daemon_json(fake: FakeDaemon) -> dict[str, Any]:
+    return {**fake.identity, "uptime_seconds": 5.0, "requests": {}, "sessions": 3}
+
+
+@pytest.fixture
+def accepts(fake: FakeDaemon) -> Callable[[dict[str, Any]], None]:
+    """Makes the daemon accept a launch that ends as given."""
+
+    def end_as(request: dict[str, Any], *log: str) -> None:
+        fake.post("/v1/requests", (202, {"request_id": request["id"], "request": request}))
+        fake.ends(request, *(log or ("preparing\n", "ready\n")))
+
+    return end_as
+
+
+@pytest.fixture
+def status(fake: FakeDaemon) -> dict[str, Any]:
+    answer = {
+        "daemon": daemon_json(fake),
+        "environments": [new_environment()],
+        "requests": [FAILED, new_request("2", state="PENDING", waiting="waiting for memory",
+                                         started_at=None, finished_at=None)],
+    }  # fmt: skip
+    fake.get("/v1/status", answer)
+    return answer
+
+
+# launch
+
+
+def test_launch_shows_the_log_and_prints_address_and_snippet(
+    command: Command, accepts: Callable[..., None]
+) -> None:
+    accepts(READY)
+    answer = command("launch", "echo", "--name", "trial")
+    assert answer.code == 0
+    assert "preparing\nready\n" in answer.err
+    assert "http://127.0.0.1:21000" in answer.out
+    assert "GenericEnvClient" in answer.out
+    assert "preparing" not in answer.out
+
+
+def test_launch_json_is_alone_on_stdout(command: Command, accepts: Callable[..., None]) -> None:
+    accepts(READY)
+    answer = command("launch", "echo", "--name", "trial", "--json")
+    environment = {"name": "trial", "state": "READY", "address": "http://127.0.0.1:21000"}
+    assert answer.json == {"request_id": ID, "environment": environment}
+    assert "GenericEnvClient" in answer.err
+
+
+def test_launch_async_prints_the_id_alone(command: Command, accepts: Callable[..., None]) -> None:
+    accepts(READY)
+    assert command("launch", "--async", "echo").out == f"{ID}\n"
+    assert command("launch", "--async", "echo", "--json").json == {"request_id": ID}
+
+
+def test_launch_sends_what_was_said_and_nothing_else(
+    command: Command,
+    accepts: Callable[..., None],
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepts(READY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKEN", "x")
+    arguments = "launch --async ./my_env --replicas 2 -e A=1 -e TOKEN --memory 2G --timeout 9"
+    command(*arguments.split())
+    assert fake.calls[0][2] == {
+        "operation": "launch",
+        "payload": {
+            "name": "my_env",
+            "source": str(tmp_path / "my_env"),
+            "cwd": str(tmp_path),
+            "replicas": 2,
+            "env": {"A": "1", "TOKEN": "x"},
+            "memory_mb": 2048,
+        },
+        "timeout_seconds": 9.0,
+    }
+
+
+def test_a_launch_that_fails_says_why_on_stderr(
+    command: Command, accepts: Callable[..., None]
+) -> None:
+    accepts(FAILED)
+    answer = command("launch", "echo", "--name", "trial", "--json")
+    assert answer.code == 1
+    assert "Trial exited with code 7" in answer.err
+    assert "no licence" in answer.err
+    assert answer.json["environment"] == {"name": "trial", "state": "FAILED", "address": None}
+    assert answer.json["error"]["kind"] == "operation_error"
+
+
+def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., None]) -> None:
+    accepts(READY, "on", "e\ntwo\r\nthr", "ee")
+    assert "one\ntwo\nthree\n" in command("launch", "echo").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["launch", "echo", "--name", "../escape"], "name"),
+        (["launch", "echo", "--replicas", "0"], "replicas"),
+        (["launch", "echo", "--memory", "lots"], "512M"),
+        (["launch", "echo", "-e", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        (["launch"], "SOURCE"),
+        (["lanuch", "echo"], "launch"),
+        (["serve"], "openenv launch"),
+        (["down"], "--all"),
+        (["down", "x", "--all"], "--all"),
+        (["requests", "--state", "NOPE"], "PENDING"),
+        (["wait"], "REQUEST_ID"),
+    ],
+)
+def test_a_wrong_command_line_is_2_and_reaches_no_daemon(
+    command: Command, fake: FakeDaemon, arguments: list[str], words: str
+) -> None:
+    answer = command(*arguments)
+    assert answer.code == 2
+    assert words in answer.err
+    assert fake.calls == []
+
+
+def test_an_interrupted_launch_detaches_and_says_how_to_come_back(
+    process: Process, fake: FakeDaemon, accepts: Callable[..., None]
+) -> None:
+    accepts(READY)
+    release = _hold_stream(fake)
+    launch = process("launch", "echo", "--name", "trial")
+    assert launch.stderr is not None
+    assert launch.stderr.readline() == "preparing\n"
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=30)
+    release.set()
+    assert launch.returncode == 130
+    assert "openenv logs -f 7f3a91c2" in err
+    assert not [call for call in fake.calls if call[1].endswith("/cancel")]
+
+
+def test_a_second_interrupt_cancels(
+    process: Process, fake: FakeDaemon, accepts: Callable[..., None]
+) -> None:
+    accepts(READY)
+    fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": True})
+    release = _hold_stream(fake)
+    launch = process("launch", "echo", "--name", "trial")
+    assert launch.stderr is not None
+    assert launch.stderr.readline() == "preparing\n"
+    launch.send_signal(signal.SIGINT)
+    while "Ctrl-C once more" not in launch.stderr.readline():
+        pass
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=30)
+    release.set()
+    assert launch.returncode == 130
+    assert "cancelled launch trial" in err
+    assert [call for call in fake.calls if call[1].endswith("/cancel")]
+
+
+def _hold_stream(fake: FakeDaemon) -> threading.Event:
+    """The launch runs, and has printed a line, until the event is set."""
+    release = threading.Event()
+
+    def stream(call: Call) -> None:
+        call.begin_stream()
+        call.event("1:0", "log", {"text": "preparing\n"})
+        release.wait(30)
+        call.break_off()
+
+    fake.get(f"/v1/requests/{ID}/events", stream)
+    return release
+
+
+# status, requests, logs
+
+
+def test_status_json_is_what_the_daemon_says(command: Command, status: dict[str, Any]) -> None:
+    assert command("status", "--json").json == status
+
+
+def test_status_shows_tables_and_failures(command: Command, status: dict[str, Any]) -> None:
+    out = command("status").out
+    assert "trial        READY" in out
+    assert "3/64" in out
+    assert "waiting for memory" in out
+    assert "✗ launch trial  FAILED" in out
+    assert "│ cannot go on: no licence" in out
+    assert "\x1b" not in out
+
+
+def test_status_of_nothing_says_what_to_try(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
+    assert "openenv launch echo" in command("status").out
+
+
+def test_status_of_a_name_has_its_requests(
+    command: Command, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    fake.get("/v1/requests", {"requests": [READY]})
+    found = command("status", "trial", "--json").json
+    assert [e["name"] for e in found["environments"]] == ["trial"]
+    assert [r["id"] for r in found["requests"]] == [ID]
+
+
+def test_status_of_an_id_has_that_request(
+    command: Command, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    fake.get("/v1/requests/7f3a", {"request": FAILED})
+    found = command("status", "7f3a", "--json").json
+    assert (found["environments"], found["requests"]) == ([], [FAILED])
+
+
+@pytest.mark.parametrize("arguments", [["status", "trail"], ["logs", "trail"], ["down", "trail"]])
+def test_a_misspelled_name_is_4_with_near_matches(
+    command: Command, fake: FakeDaemon, status: dict[str, Any], arguments: list[str]
+) -> None:
+    error = {"kind": "not_found", "message": "no environment is called 'trail'",
+             "hint": "did you mean trial?", "near": ["trial"]}  # fmt: skip
+    fake.get("/v1/environments/trail", (404, {"error": error}))
+    fake.post("/v1/requests", (404, {"error": error}))
+    answer = command(*arguments)
+    assert answer.code == 4
+    assert "trail" in answer.err
+    assert "did you mean trial?" in answer.err
+
+
+def test_status_watch_tells_every_change_as_json_lines(
+    process: Process, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    more, done = threading.Event(), threading.Event()
+
+    def stream(call: Call) -> None:
+        call.begin_stream()
+        more.wait(30)
+        call.event("5:0", "change", {"seq": 5})
+        done.wait(30)
+        call.break_off()
+
+    fake.get("/v1/events", stream)
+    watch = process("status", "--watch", "--json")
+    assert watch.stdout is not None
+    assert '"READY"' in watch.stdout.readline()
+    status["environments"][0]["state"] = "DEGRADED"
+    more.set()
+    assert '"DEGRADED"' in watch.stdout.readline()
+    watch.send_signal(signal.SIGINT)
+    watch.communicate(timeout=30)
+    done.set()
+    assert watch.returncode == 130
+
+
+def test_requests_filters_and_tells(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/requests", {"requests": [READY, FAILED]})
+    answer = command("requests", "--state", "failed", "--json")
+    assert [r["id"] for r in answer.json["requests"]] == [ID, ID]
+    assert "state=FAILED" in fake.calls[0][1]
+    assert "launch trial" in command("requests").out
+
+
+def test_logs_of_an_environment_end_with_why_it_is_not_well(
+    command: Command, fake: FakeDaemon
+) -> None:
+    environment = new_environment(state="DEGRADED")
+    environment["replicas"][0].update(state="BACKING_OFF", message="was killed by SIGKILL")
+    fake.get("/v1/environments/trial", {"environment": environment})
+    fake.get("/v1/environments/trial/logs", _text("hello\n"))
+    answer = command("logs", "trial", "--tail", "5")
+    assert (answer.code, answer.out) == (0, "hello\n")
+    assert "SIGKILL" in answer.err
+
+
+def test_logs_of_an_environment_without_one_are_its_launchs(
+    command: Command, fake: FakeDaemon
+) -> None:
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    fake.get(f"/v1/requests/{ID}", {"request": FAILED})
+    fake.get(f"/v1/requests/{ID}/logs", _text("preparing\n"))
+    answer = command("logs", "trial")
+    assert answer.out == "preparing\n"
+    assert "Trial exited with code 7" in answer.err
+
+
+def test_logs_json_is_lines(command: Command, fake: FakeDaemon) -> None:
+    fake.get(f"/v1/requests/{ID}", {"request": READY})
+    fake.get(f"/v1/requests/{ID}/logs", _text("a\nb"))
+    assert command("logs", ID, "--json").json == {"lines": ["a", "b"]}
+    assert command("logs", ID, "-f", "--json").out == '{"line": "a"}\n{"line": "b"}\n'
+
+
+def _text(text: str) -> Callable[[Call], None]:
+    def stream(call: Call) -> None:
+        call.begin_stream("text/plain")
+        call.chunk(text)
+        call.end_stream()
+
+    return stream
+
+
+# wait, cancel, down, stop, up, info, check
+
+
+def test_wait_has_the_outcomes_exit_code(command: Command, fake: FakeDaemon) -> None:
+    oom = {**FAILED["error"], "kind": "oom_killed"}
+    for request_id, state, error in (("1", "SUCCEEDED", None), ("2", "FAILED", oom)):
+        fake.ends(new_request(request_id, state=state, error=error))
+    assert command("wait", "1").code == 0
+    assert command("wait", "1", "2").code == 137
+    assert command("wait", "1", "--json").json["request"]["id"] == "1"
+
+
+def test_wait_follows_a_request_that_runs(command: Command, fake: FakeDaemon) -> None:
+    fake.ends(new_request("1"))
+    fake.get("/v1/requests/1", {"request": new_request("1", state="RUNNING", finished_at=None)})
+    answer = command("wait", "1")
+    assert answer.code == 0
+    assert "SUCCEEDED" in answer.out
+
+
+def test_an_unknown_id_is_said_before_anything_is_waited_for(
+    command: Command, fake: FakeDaemon
+) -> None:
+    fake.ends(new_request("1"))
+    assert command("wait", "1", "nobody").code == 4
+    assert not [call for call in fake.calls if "events" in call[1]]
+
+
+def test_cancel_tells_what_had_ended_already(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/requests/1", {"request": READY})
+    fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False})
+    answer = command("cancel", "1")
+    assert answer.code == 0
+    assert "had ended already" in answer.out
+
+
+def test_down_waits_and_goes_on_past_an_unknown_name(command: Command, fake: FakeDaemon) -> None:
+    ended = new_request("9", operation="down", label="down trial")
+
+    def submit(call: Call) -> None:
+        assert call.body is not None
+        if call.body["payload"]["name"] == "trial":
+            call.json(202, {"request_id": "9", "request": ended})
+        else:
+            call.json(404, {"error": {"kind": "not_found", "message": "no nobody", "hint": None}})
+
+    fake.post("/v1/requests", submit)
+    fake.ends(ended)
+    answer = command("down", "nobody", "trial")
+    assert answer.code == 4
+    assert "trial is down" in answer.out
+    assert "no nobody" in answer.err
+
+
+def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/environments", {"environments": []})
+    assert command("down", "--all").code == 0
+
+
+def test_check_prints_the_operations_result(command: Command, fake: FakeDaemon) -> None:
+    done = new_request("3", operation="check", result={"python": "3.11", "uv": None})
+    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
+    fake.ends(done)
+    assert command("check").out == "python: 3.11\nuv: -\n"
+    assert command("check", "--json").json == {"python": "3.11", "uv": None}
+
+
+def test_up_tells_address_limits_and_plan(command: Command, fake: FakeDaemon) -> None:
+    info = {
+        "daemon": daemon_json(fake),
+        "limits": {"cpus": 4.0, "memory_bytes": 2**34, "sources": {"memory": "machine"}},
+        "plan": {"guaranteed_long": 4, "guaranteed_short": 2, "burst_long": 8,
+                 "burst_short": 0, "budget_bytes": 2**33},
+        "workers": [],
+        "settings": {"port": 8585},
+    }  # fmt: skip
+    fake.get("/v1/info", info)
+    answer = command("up", "--port", "9000")
+    assert answer.code == 0
+    assert "http://127.0.0.1:8585" in answer.out
+    assert "4 CPUs, 16.0 GB (machine)" in answer.out
+    assert "4 long and 2 short, bursting to 12 and 2, within 8.0 GB" in answer.out
+    assert "without --port 9000 (it has 8585)" in answer.err
+    assert command("up", "--json").json == info
+    assert command("info", "--json").json == info
+
+
+def test_up_in_the_foreground_beside_another_daemon_is_refused(
+    command: Command, fake: FakeDaemon
+) -> None:
+    answer = command("up", "--foreground")
+    assert answer.code == 3
+    assert "running already" in answer.err
+
+
+def test_stop_where_nothing_runs_is_fine(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "none"))
+    assert command("stop", "--json").json == {"stopped": False, "pid": None}
+
+
+def test_a_daemon_of_another_version_is_3(command: Command, fake: FakeDaemon) -> None:
+    fake.write_identity(version="0.0.1")
+    answer = command("status", "--json")
+    assert answer.code == 3
+    assert "0.0.1" in answer.err
+    assert answer.json["error"]["kind"] == "unreachable"
+
+
+# the process itself
+
+
+def test_a_reader_that_leaves_causes_no_traceback(fake: FakeDaemon, status: dict[str, Any]) -> None:
+    status["requests"] = [FAILED] * 2000
+    done = subprocess.run(
+        ["bash", "-c", '"$@" status --json | head -1; exit ${PIPESTATUS[0]}', "-", *PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, "{\n", "")
+
+
+@pytest.mark.parametrize(("environ", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_is_for_terminals_and_can_be_refused(
+    fake: FakeDaemon, status: dict[str, Any], environ: dict[str, str], coloured: bool
+) -> None:
+    ours, theirs = pty.openpty()
+    kept = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    subprocess.run(
+        [*PROGRAM, "status"], stdout=theirs, env={**kept, "TERM": "xterm", **environ}, check=True
+    )
+    os.close(theirs)
+    shown = b""
+    while b"openenv logs" not in shown:
+        shown += os.read(ours, 65536)
+    os.close(ours)
+    assert (b"\x1b[3" in shown) is coloured
+
+
+def test_nothing_heavy_is_imported_for_status(fake: FakeDaemon, status: dict[str, Any]) -> None:
+    heavy = ["fastapi", "pydantic", "sqlalchemy", "httpx", "rich", "psutil", "asyncio",
+             "filelock", "subprocess"]  # fmt: skip
+    program = (
+        "import sys\nfrom openenvd.cli.main import run\n"
+        "run(['status', '--json'])\n"
+        f"sys.exit(str([m for m in {heavy} if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [*PROGRAM[:-1], program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["up", "launch", "status", "logs", "requests", "wait", "cancel",
+                                  "down", "stop", "check", "info"])  # fmt: skip
+def test_every_command_has_help_and_json(command: Command, name: str) -> None:
+    answer = command(name, "--help")
+    assert answer.code == 0
+    assert "--json" in answer.out

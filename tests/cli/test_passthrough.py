@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's commands through ours: a stand-in package takes upstream's place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenvd.cli import passthrough
+
+from .conftest import Command
+
+UPSTREAM = """
+import sys
+
+def main():
+    print("upstream", sys.argv)
+    sys.exit(5 if "--fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site" / "openenv"
+    (folder / "cli").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported for nothing')\n")
+    (folder / "cli" / "__init__.py").write_text("")
+    (folder / "cli" / "__main__.py").write_text(UPSTREAM)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    yield_modules = [name for name in sys.modules if name.split(".")[0] == "openenv"]
+    for name in yield_modules:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passthrough, "find_spec", lambda _name: None)
+
+
+def test_help_lists_upstreams_commands_without_importing_it(
+    command: Command, upstream: Path
+) -> None:
+    out = command("--help").out
+    assert "Upstream's commands" in out
+    assert "init" in out
+    assert "openenv" not in sys.modules
+
+
+def test_help_does_not_list_what_is_not_there(command: Command, absent: None) -> None:
+    assert "Upstream's commands" not in command("--help").out
+
+
+def test_a_command_of_upstreams_says_where_it_comes_from(command: Command, absent: None) -> None:
+    answer = command("init", "my_env")
+    assert answer.code == 2
+    assert "pip install openenv" in answer.err
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["init", "--help"], 0), (["push", "--fail"], 5)])
+def test_all_arguments_are_handed_on(
+    command: Command, upstream: Path, arguments: list[str], code: int
+) -> None:
+    (upstream / "__init__.py").write_text("")
+    answer = command(*arguments)
+    for name in [name for name in sys.modules if name.split(".")[0] == "openenv"]:
+        del sys.modules[name]
+    assert answer.code == code
+    assert answer.out == f"upstream {['openenv', *arguments]}\n"
+
+
+def test_a_misspelled_upstream_command_has_near_matches(command: Command, upstream: Path) -> None:
+    assert "validate" in command("valdate").err

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding, starting and stopping a daemon: real processes, each a few lines of Python."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.errors import DaemonNotStarted, DaemonUnreachable, OtherVersion
+from openenvd.server.settings import Paths
+
+from .fake_daemon import Call, FakeDaemon
+
+Program = Callable[[str], None]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Makes the daemon's command a program of the test; `ready` is its pipe."""
+
+    def become(source: str) -> None:
+        head = "import json, os, sys\nready = int(sys.argv[sys.argv.index('--ready-fd') + 1])\n"
+
+        def command(settings: dict[str, Any], *more: str) -> list[str]:
+            given = [f"{key}={value}" for key, value in settings.items()]
+            return [sys.executable, "-I", "-S", "-c", head + source, *more, *given]
+
+        monkeypatch.setattr(daemon, "server_command", command)
+
+    return become
+
+
+def test_a_running_daemon_is_found_and_not_started_again(fake: FakeDaemon) -> None:
+    started: list[Any] = []
+    client = daemon.connect(fake.paths, on_start=started.append)
+    assert client.identity["pid"] == fake.identity["pid"]
+    assert started == []
+
+
+def test_a_daemon_file_without_a_daemon_is_no_daemon(paths: Paths) -> None:
+    paths.daemon_file.write_text('{"pid": 1, "socket": "/nowhere", "address": "x"}')
+    paths.token.write_text("x")
+    assert daemon.find(paths) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "{}"])
+def test_a_broken_daemon_file_is_no_daemon(paths: Paths, content: str) -> None:
+    paths.daemon_file.write_text(content)
+    assert daemon.read_identity(paths) is None
+
+
+def test_a_daemon_of_another_version_is_named(fake: FakeDaemon) -> None:
+    fake.write_identity(version="0.0.1")
+    with pytest.raises(OtherVersion, match=r"0\.0\.1") as caught:
+        daemon.connect(fake.paths)
+    assert caught.value.hint is not None
+    assert "openenv stop" in caught.value.hint
+
+
+def test_the_lock_says_whether_a_daemon_lives(fake: FakeDaemon) -> None:
+    assert daemon.is_running(fake.paths)
+
+
+def test_a_lock_file_that_nobody_holds_is_no_daemon(paths: Paths) -> None:
+    paths.daemon_lock.touch()
+    assert not daemon.is_running(paths)
+
+
+def test_a_daemon_that_says_why_it_cannot_start_is_quoted(paths: Paths, program: Program) -> None:
+    error = {"kind": "port_in_use", "message": "port 1 is taken", "hint": "another"}
+    program(
+        f"os.write(ready, json.dumps({{'ready': False, 'error': {error!r}}}).encode() + b'\\n')"
+    )
+    with pytest.raises(DaemonNotStarted, match="port 1 is taken") as caught:
+        daemon.connect(paths)
+    assert (caught.value.kind, caught.value.hint) == ("port_in_use", "another")
+
+
+def test_a_daemon_that_dies_is_told_with_its_last_words_alone(
+    paths: Paths, program: Program
+) -> None:
+    paths.daemon_log.write_text("words of an earlier life\n")
+    program("sys.exit('the disk is on fire')")
+    with pytest.raises(DaemonNotStarted, match="the disk is on fire") as caught:
+        daemon.connect(paths)
+    assert "earlier life" not in caught.value.message
+
+
+def test_the_daemon_gets_a_session_of_its_own_and_the_pipe_once(
+    paths: Paths, program: Program
+) -> None:
+    program(
+        "pipe = os.readlink('/proc/self/fd/3')\n"
+        "links = [os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')]\n"
+        "copies = sum(link.endswith(pipe) for link in links)\n"
+        "sys.exit(f'{os.getsid(0) == os.getpid()} {os.readlink(\"/proc/self/fd/0\")} {copies}')"
+    )
+    with pytest.raises(DaemonNotStarted, match="True /dev/null 1"):
+        daemon.connect(paths)
+
+
+def test_settings_reach_the_daemon(paths: Paths, program: Program) -> None:
+    program("sys.exit(' '.join(sys.argv[1:]))")
+    with pytest.raises(DaemonNotStarted, match="port=0"):
+        daemon.connect(paths, settings={"port": 0})
+
+
+def test_the_daemons_command_has_flags_for_what_was_said_alone() -> None:
+    command = daemon.server_command({"port": 0, "max_long_workers": None}, "--ready-fd", "3")
+    assert command[1:] == ["-P", "-m", "openenvd.server", "--ready-fd", "3", "--port=0"]
+
+
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DaemonUnreachable, match="file") as caught:
+        daemon.connect(Paths(tmp_path / "file"))
+    assert caught.value.hint is not None
+
+
+def test_stopping_where_nothing_runs_is_nothing(paths: Paths, tmp_path: Path) -> None:
+    assert daemon.stop(paths) is None
+    assert daemon.stop(Paths(tmp_path / "never")) is None
+    assert not (tmp_path / "never").exists()
+
+
+def test_stop_waits_until_the_lock_is_free(paths: Paths) -> None:
+    from .fake_daemon import serving
+
+    told, gone = threading.Event(), threading.Event()
+
+    def answer(call: Call) -> None:
+        call.json(202, {"stopping": True})
+        told.set()
+
+    def live() -> None:
+        with serving(paths) as fake:
+            fake.write_identity(version="0.0.1")  # of whatever version
+            fake.post("/v1/stop", answer)
+            up.set()
+            told.wait()
+            gone.set()
+
+    up = threading.Event()
+    thread = threading.Thread(target=live)
+    thread.start()
+    up.wait()
+    identity = daemon.stop(paths)
+    assert gone.is_set()
+    assert identity is not None
+    assert not daemon.is_running(paths)
+    thread.join()

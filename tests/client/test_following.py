@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request is followed to its end, whatever happens to the stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.client import daemon, following
+from openenvd.client.api import DaemonClient
+from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
+from openenvd.requests_db import states
+
+from .fake_daemon import Call, FakeDaemon, new_request
+
+RUNNING = new_request("1", state="RUNNING", finished_at=None)
+DONE = new_request("1")
+
+
+def test_final_states_are_the_queues() -> None:
+    assert {state.value for state in states.FINAL_STATES} == following.FINAL_STATES
+
+
+def test_the_final_state_comes_last_even_when_the_log_comes_after_it(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    def stream(call: Call) -> None:
+        call.begin_stream()
+        call.event("2:0", "state", DONE)
+        call.event("2:4", "log", {"text": "end\n"})
+        call.end_stream()
+
+    fake.get("/v1/requests/1/events", stream)
+    assert [event.name for event in following.follow(client, "1")] == ["log", "state"]
+
+
+def test_a_broken_stream_is_taken_up_after_the_last_event(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    asked: list[str | None] = []
+
+    def stream(call: Call) -> None:
+        asked.append(call.headers["Last-Event-ID"])
+        call.begin_stream()
+        if len(asked) == 1:
+            call.event("1:0", "state", RUNNING)
+            call.event("1:2", "log", {"text": "a\n"})
+            call.break_off()
+        else:
+            call.event("1:4", "log", {"text": "b\n"})
+            call.event("2:4", "state", DONE)
+            call.end_stream()
+
+    fake.get("/v1/requests/1/events", stream)
+    fake.get("/v1/requests/1", {"request": RUNNING})
+    events = list(following.follow(client, "1", reconnect=lambda: daemon.find(fake.paths)))
+    assert asked == [None, "1:2"]
+    assert [e.data.get("text") for e in events if e.name == "log"] == ["a\n", "b\n"]
+    assert events[-1].data["state"] == "SUCCEEDED"
+
+
+def test_an_end_that_was_missed_is_found_with_the_rest_of_the_log(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    asked: list[str | None] = []
+
+    def stream(call: Call) -> None:
+        asked.append(call.headers["Last-Event-ID"])
+        call.begin_stream()
+        if len(asked) == 1:
+            call.event("1:0", "state", RUNNING)
+            call.break_off()
+        else:
+            call.event("2:4", "log", {"text": "b\n"})
+            call.end_stream()
+
+    fake.get("/v1/requests/1/events", stream)
+    fake.get("/v1/requests/1", {"request": DONE})
+    names = [event.name for event in following.follow(client, "1")]
+    assert names == ["state", "log", "state"]
+
+
+def test_a_daemon_that_does_not_come_back_is_said_with_the_way_on(
+    fake: FakeDaemon, client: DaemonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(call: Call) -> None:
+        call.begin_stream()
+        call.break_off()
+
+    monkeypatch.setattr(following, "COME_BACK_SECONDS", 0.0)
+    fake.get("/v1/requests/1/events", stream)
+    with pytest.raises(ConnectionLost) as caught:
+        following.wait(client, "1", reconnect=lambda: None)
+    assert caught.value.hint is not None
+    assert "openenv wait 1" in caught.value.hint
+
+
+def test_an_unknown_request_is_refused_and_not_waited_for(client: DaemonClient) -> None:
+    with pytest.raises(ApiRefused):
+        following.wait(client, "nobody")
+
+
+def test_run_raises_what_the_request_failed_of(fake: FakeDaemon, client: DaemonClient) -> None:
+    error = {"kind": "operation_error", "message": "no such thing", "hint": "another"}
+    failed = new_request("1", state="FAILED", error=error)
+    fake.post("/v1/requests", (202, {"request_id": "1", "request": RUNNING}))
+    fake.ends(failed)
+    with pytest.raises(RequestFailed, match="no such thing") as caught:
+        following.run(client, "check", {})
+    assert caught.value.hint == "another"

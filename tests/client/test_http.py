@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls and streams over a real Unix socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.client.api import DaemonClient
+from openenvd.client.errors import ApiRefused, ConnectionLost
+from openenvd.client.http import HttpClient, parse_events
+
+from .fake_daemon import Call, FakeDaemon, new_request
+
+
+def test_a_submission_carries_only_what_was_said(fake: FakeDaemon, client: DaemonClient) -> None:
+    fake.post("/v1/requests", (202, {"request_id": "1", "request": new_request("1")}))
+    client.submit("launch", {"name": "x"}, priority=None, timeout_seconds=5.0)
+    [(_, _, body)] = fake.calls
+    assert body == {"operation": "launch", "payload": {"name": "x"}, "timeout_seconds": 5.0}
+
+
+def test_lists_and_flags_become_a_query(fake: FakeDaemon, client: DaemonClient) -> None:
+    fake.get("/v1/requests", {"requests": []})
+    client.requests(states=["PENDING", "RUNNING"], limit=5)
+    assert fake.calls[0][1] == "/v1/requests?state=PENDING&state=RUNNING&limit=5"
+
+
+def test_a_name_cannot_leave_its_place_in_the_path(fake: FakeDaemon, client: DaemonClient) -> None:
+    with pytest.raises(ApiRefused):
+        client.environment("../info?x=1")
+    assert fake.calls[0][1] == "/v1/environments/..%2Finfo%3Fx%3D1"
+
+
+def test_a_refusal_keeps_kind_hint_and_details(fake: FakeDaemon, client: DaemonClient) -> None:
+    error = {"kind": "name_taken", "message": "taken", "hint": "another", "address": "http://a"}
+    fake.post("/v1/requests", (409, {"error": error}))
+    with pytest.raises(ApiRefused, match="taken") as caught:
+        client.submit("launch", {})
+    assert (caught.value.kind, caught.value.hint) == ("name_taken", "another")
+    assert caught.value.details["address"] == "http://a"
+
+
+def test_a_wrong_token_is_refused(fake: FakeDaemon) -> None:
+    with pytest.raises(ApiRefused, match="no token"):
+        HttpClient(str(fake.paths.socket), "wrong").request("GET", "/v1/info")
+
+
+def test_an_answer_that_is_not_json_is_still_an_error_of_ours(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    def plain(call: Call) -> None:
+        call.send_error(500)
+
+    fake.get("/v1/info", plain)
+    with pytest.raises(ApiRefused, match="HTTP 500"):
+        client.info()
+
+
+def test_no_listener_is_a_lost_connection(fake: FakeDaemon) -> None:
+    with pytest.raises(ConnectionLost):
+        HttpClient(str(fake.paths.home / "none.sock"), "x").request("GET", "/v1/info")
+
+
+def test_a_chunked_log_comes_as_text_with_characters_whole(
+    fake: FakeDaemon, client: DaemonClient
+) -> None:
+    def stream(call: Call) -> None:
+        call.begin_stream("text/plain")
+        halves = "é".encode()
+        for half in (halves[:1], halves[1:]):
+            call.wfile.write(b"1\r\n" + half + b"\r\n")
+        call.end_stream()
+
+    fake.get("/v1/requests/1/logs", stream)
+    assert "".join(client.request_log("1", tail=3, follow=True)) == "é"
+    assert fake.calls[0][1] == "/v1/requests/1/logs?tail=3&follow=true"
+
+
+def test_keep_alives_are_no_events() -> None:
+    lines = [b": still here\n", b"\n", b"id: 4:2\n", b"event: log\n", b'data: {"text": "a"}\n']
+    [event] = parse_events(iter([*lines, b"\n"]))
+    assert (event.id, event.name, event.data) == ("4:2", "log", {"text": "a"})
+
+
+def test_half_an_event_at_a_break_is_no_event() -> None:
+    assert list(parse_events(iter([b"id: 1:0\n", b"event: log\n", b'data: {"te']))) == []
