@@ -120,7 +120,7 @@ class _Daemon:
         executor, dispatcher = self._queue_side(plan, dispatch_store, hub)
         reconciler = Reconciler(store, hub, self._paths)
         logs = LogWatcher(loop)
-        submitter = Submitter(store, dispatcher, hub, self._settings, executor.cancel)
+        submitter = Submitter(store, dispatcher, hub, self._settings)
         try:
             await reconciler.start()
             executor.start()

@@ -28,6 +28,7 @@ Owned by this thread: the store. Shared: the inbox (a deque: append and popleft 
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections import deque
@@ -81,6 +82,7 @@ class Dispatcher:
         self._paths = paths
         self._settings = settings
         self._inbox: deque[ExecutorEvent] = deque()
+        self._called_off: set[str] = set()
         self._pending = dict.fromkeys(CLAIM_ORDER, True)
         self._wake = threading.Event()
         self._stopping = False
@@ -107,6 +109,14 @@ class Dispatcher:
         """The executor reports something (its supervisor thread)."""
         self._inbox.append(event)
         self._wake.set()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request that has been claimed, wherever it is by now (any thread)."""
+        # Noted before it is looked for: between claim and submit the executor does not know it
+        # yet, and `_submit` looks here right after.
+        self._called_off.add(request_id)
+        if self._executor.cancel(request_id):
+            self._called_off.discard(request_id)
 
     def _run(self) -> None:
         self._wake.set()  # what an earlier daemon left pending
@@ -142,6 +152,7 @@ class Dispatcher:
         started = [e for e in batch if isinstance(e, Started)]
         progressed = [e for e in batch if isinstance(e, Progressed)]
         finals = [e for e in batch if isinstance(e, Succeeded | Raised | Died | Cancelled)]
+        self._called_off.difference_update(e.task_id for e in finals)
         return self._store.record(
             started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
             progress=[(e.task_id, e.data, e.at) for e in progressed],
@@ -168,6 +179,8 @@ class Dispatcher:
                 self._publish(self._store.release([r.id for r in requests[position:]], time.time()))
                 self._pending[schedule] = True
                 return
+            if request.id in self._called_off:
+                self.cancel(request.id)
 
     def _task(self, request: Request) -> Task:
         return Task(
@@ -190,6 +203,8 @@ class Dispatcher:
         removed = self._store.collect(time.time(), self._settings.keep_requests, keep_seconds)
         for request_id in removed:
             self._paths.request_log(request_id).unlink(missing_ok=True)
+        for name in self._store.collect_environments(time.time(), keep_seconds):
+            shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
 
 
 def label_of(request: Request) -> str:

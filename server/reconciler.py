@@ -79,6 +79,7 @@ _STEP_OF_DOWN = {
     RequestState.RUNNING: Step.NOTHING,
     RequestState.SUCCEEDED: Step.RETIRE,
     RequestState.FAILED: Step.STUCK,
+    RequestState.CANCELLED: Step.STUCK,  # only by a lost daemon's hand: the API refuses it
 }
 
 

@@ -49,14 +49,11 @@ class Submitter:
         dispatcher: Dispatcher,
         hub: EventHub,
         settings: Settings,
-        cancel_running: Any,
     ) -> None:
-        """`cancel_running(request_id)` signals a worker at once, and returns without waiting."""
         self._store = store
         self._dispatcher = dispatcher
         self._hub = hub
         self._settings = settings
-        self._cancel_running = cancel_running
 
     async def submit(self, submission: Submission) -> Request:
         """Write the request; it is durable when this returns.
@@ -95,16 +92,18 @@ class Submitter:
         """Cancel at once, never through the queue. False: it had ended already.
 
         Raises:
-            NotFound, AmbiguousId
+            NotFound, AmbiguousId, Invalid
         """
         request = await self.find(request_id)
+        if request.operation == "down" and not request.state.is_final:
+            raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
         outcome = await self._store.cancel(request.id, time.time())
         match outcome:
             case results.CancelledPending():
                 self._hub.publish(outcome.events)
                 return outcome.request, True
             case results.CancelRunning():
-                self._cancel_running(request.id)
+                self._dispatcher.cancel(request.id)
                 return outcome.request, True
             case results.AlreadyFinal():
                 return outcome.request, False

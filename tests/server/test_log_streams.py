@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from openenvd.server.log_streams import LogFile, LogWatcher, offset_of_last_lines
 
 

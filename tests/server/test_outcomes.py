@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.states import ErrorKind, RequestState

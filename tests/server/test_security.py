@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from openenvd.server.errors import Forbidden, Unauthorized
 from openenvd.server.security import ensure_token, refuse
 
