@@ -55,8 +55,11 @@ class Output:
     def draw(self, *renderables: Any) -> None:
         """rich's tables, on the people's stream."""
         console = new_console(self.people)
-        for renderable in renderables:
-            console.print(renderable)
+        with console.capture() as captured:  # rich would end the process at a broken pipe
+            for renderable in renderables:
+                console.print(renderable)
+        self.people.write(captured.get())
+        self.people.flush()
 
 
 def echo(text: str, stream: TextIO) -> None:

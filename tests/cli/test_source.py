@@ -85,12 +85,8 @@ def test_an_invalid_name_is_refused(name: str) -> None:
 
 def test_variables_are_given_or_taken_from_here() -> None:
     given = ("A=1", "B=", "C", "D=x=y")
-    assert source.read_variables(given, {"C": "here"}) == {
-        "A": "1",
-        "B": "",
-        "C": "here",
-        "D": "x=y",
-    }
+    found = source.read_variables(given, {"C": "here"})
+    assert found == {"A": "1", "B": "", "C": "here", "D": "x=y"}
 
 
 @pytest.mark.parametrize("text", ["MISSING", "=x", ""])
