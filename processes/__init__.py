@@ -3,7 +3,7 @@
 
 Where to look:
 
-    limits.py          CPU, memory and pids that this process may really use (cgroup v1, v2, affinity)
+    limits.py          CPU, memory and pids that this process may really use
     cgroup_tree.py     where this process stands in the control groups; reading their files
     cgroups.py         one memory cgroup per worker or replica, where the system allows one
     identity.py        a process by pid *and* start time, so that a reused pid is never signalled

@@ -20,8 +20,7 @@ _NOTICE = b"[openenvd: earlier lines were dropped to keep this log small]\n"
 def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> float:
     """When to look again, after a log has grown by `grown_bytes` since the last look.
 
-    Half the time in which a tenth of `LOOK_SECONDS` at this pace would fill what is left; a log
-    that has hardly grown is left alone for longest.
+    Soon, when growing as much twice more would fill what is left.
     """
     left = max(0, limit_bytes - size_bytes)
     if grown_bytes <= 0 or grown_bytes * 2 < left:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of deaths: what is known, and what is made of it."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from openenvd.processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.processes.explain import explain_exit, telling_line
+from openenvd.processes.oom_evidence import killed_process
+
+PID = 41233
+KILLED = int(signal.SIGKILL)
+SEGFAULT = int(signal.SIGSEGV) | 0x80  # with a core dumped
+STOOD_STILL: dict[str, Any] = {"oom_kills_before": 2, "oom_kills_after": 2}
+MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
+MACHINE_MOVED: dict[str, Any] = {"vmstat_before": 7, "vmstat_after": 8}
+ITSELF: dict[str, Any] = {
+    "kernel_log_line": f"Memory cgroup out of memory: Killed process {PID} (python) total-vm:1kB"
+}
+ANOTHER: dict[str, Any] = {
+    "kernel_log_line": "Memory cgroup out of memory: Killed process 99 (uv (x)), UID 0 total-vm:1kB"
+}
+
+
+def _exited(code: int) -> int:
+    return code << 8
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "known", "kind", "detector", "certainty"),
+    [
+        # Without any sign of memory
+        (_exited(0), {}, ExitKind.EXITED, None, "certain"),
+        (_exited(7), {}, ExitKind.EXITED, None, "certain"),
+        (SEGFAULT, {}, ExitKind.SIGNALED, None, "certain"),
+        (KILLED, {}, ExitKind.SIGNALED, None, "certain"),
+        (None, {}, ExitKind.LOST, None, "certain"),
+        # By hand, while the machine ran out elsewhere: the own counter rules memory out
+        (KILLED, STOOD_STILL, ExitKind.SIGNALED, None, "certain"),
+        (KILLED, STOOD_STILL | MACHINE_MOVED, ExitKind.SIGNALED, None, "certain"),
+        # 1. the cgroup's counter
+        (KILLED, MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
+        (KILLED, MOVED | ITSELF, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
+        # … which another process of the group moved
+        (KILLED, MOVED | ANOTHER, ExitKind.SIGNALED, None, "certain"),
+        (_exited(1), MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        (_exited(1), MOVED | ANOTHER, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        (_exited(0), MOVED, ExitKind.EXITED, None, "certain"),
+        (SEGFAULT, MOVED, ExitKind.SIGNALED, None, "certain"),
+        (None, MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        # 2. the kernel log
+        (KILLED, ITSELF, ExitKind.OOM_KILLED, Detector.KERNEL_LOG, "certain"),
+        (_exited(1), ITSELF, ExitKind.EXITED, None, "certain"),
+        # 3. our watchdog
+        (KILLED, {"watchdog": "512 of 256 MB"}, ExitKind.OOM_KILLED, Detector.WATCHDOG, "certain"),
+        # 4. the machine's counter, when there is no better one
+        (KILLED, MACHINE_MOVED, ExitKind.OOM_KILLED, Detector.VMSTAT, "probable"),
+        (KILLED, MACHINE_MOVED | ANOTHER, ExitKind.SIGNALED, None, "certain"),
+        (_exited(1), MACHINE_MOVED, ExitKind.EXITED, None, "certain"),
+        # 5. `MemoryError`
+        (
+            _exited(1),
+            {"memory_error": True},
+            ExitKind.OOM_KILLED,
+            Detector.MEMORY_ERROR,
+            "certain",
+        ),
+        # What we did ourselves
+        (KILLED, {"stopped_by_us": True} | MACHINE_MOVED, ExitKind.STOPPED, None, "certain"),
+        (_exited(0), {"stopped_by_us": True}, ExitKind.STOPPED, None, "certain"),
+        (KILLED, {"timed_out": True}, ExitKind.TIMED_OUT, None, "certain"),
+    ],
+)
+def test_table_of_deaths(
+    wait_status: int | None,
+    known: dict[str, Any],
+    kind: ExitKind,
+    detector: Detector | None,
+    certainty: str,
+) -> None:
+    reason = explain_exit(wait_status, pid=PID, **known)
+    assert (reason.kind, reason.detector, reason.certainty) == (
+        kind,
+        detector,
+        Certainty(certainty),
+    )
+
+
+def test_evidence_names_the_cgroup_and_its_counter() -> None:
+    reason = explain_exit(KILLED, pid=PID, cgroup_name="openenvd/long-3", **MOVED)
+    assert reason.evidence == "cgroup openenvd/long-3, oom_kill 0→1"
+
+
+def test_killed_descendant_is_named_as_the_victim() -> None:
+    reason = explain_exit(_exited(1), pid=PID, cgroup_name="openenvd/long-3", **MOVED, **ANOTHER)
+    assert (reason.victim_pid, reason.victim_name) == (99, "uv (x)")
+    assert (reason.evidence or "").startswith("uv (x) (pid 99) was killed: cgroup")
+
+
+def test_reason_survives_json() -> None:
+    reason = explain_exit(KILLED, pid=PID, limit_bytes=5, peak_bytes=4, seconds=1.5, **MOVED)
+    assert ExitReason.from_json(reason.to_json()) == reason
+
+
+def test_kernel_log_line_with_brackets_in_the_name_is_read() -> None:
+    assert killed_process(ANOTHER["kernel_log_line"]) == (99, "uv (x)")
+    assert killed_process("python invoked oom-killer: gfp_mask=0xcc0") is None
+
+
+def test_line_about_the_process_itself_tells_more_than_a_later_one() -> None:
+    lines = [ITSELF["kernel_log_line"], ANOTHER["kernel_log_line"]]
+    assert telling_line(lines, PID) == lines[0]
+    assert telling_line(lines, 5) == lines[1]
+    assert telling_line([], 5) is None

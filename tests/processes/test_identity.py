@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process is its pid and its start; nothing else is ever signalled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from openenvd.processes.identity import ProcessIdentity, parse_stat, read_stat
+
+SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+
+
+def test_it_is_the_same_however_often_it_is_asked() -> None:
+    assert ProcessIdentity.of(os.getpid()) == ProcessIdentity.of(os.getpid())
+    assert ProcessIdentity.of(os.getpid()).is_alive()
+
+
+def test_it_survives_json() -> None:
+    me = ProcessIdentity.of(os.getpid())
+    assert ProcessIdentity(*json.loads(json.dumps(me))) == me
+
+
+def test_age_is_seconds_since_its_start() -> None:
+    assert 0 <= ProcessIdentity.of(os.getpid()).age_seconds() < 24 * 3600
+
+
+def test_signal_reaches_the_process() -> None:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
+        assert ProcessIdentity.of(process.pid).signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_reused_pid_is_never_signalled() -> None:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
+        earlier = ProcessIdentity(process.pid, ProcessIdentity.of(process.pid).started_at - 0.01)
+        assert not earlier.is_alive()
+        assert not earlier.signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_zombie_is_not_alive_but_still_has_its_pid() -> None:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
+        identity = ProcessIdentity.of(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert identity.exists()
+        assert not identity.is_alive()
+        process.communicate()
+    assert not identity.exists()
+    assert not identity.signal(signal.SIGTERM)
+
+
+def test_a_pid_that_nobody_has_is_a_lookup_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    with pytest.raises(ProcessLookupError):
+        ProcessIdentity.of(process.pid)
+
+
+def test_a_name_with_brackets_and_blanks_is_parsed() -> None:
+    line = "12 (a) b (c) S 1 12 12 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0"
+    stat = parse_stat(line)
+    assert (stat.name, stat.state, stat.parent, stat.session) == ("a) b (c", "S", 1, 12)
+    assert stat.started_seconds == 500 / os.sysconf("SC_CLK_TCK")
+
+
+def test_own_stat_is_read() -> None:
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper's failure cases, one by one, as its docstring lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host import protocol
+from openenvd.processes import keeper
+from openenvd.processes.cgroups import CgroupManager
+from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.identity import ProcessIdentity
+from openenvd.processes.keeper_link import (
+    KeeperGone,
+    KeeperLink,
+    clean_up_after_keeper,
+    read_run_file,
+    read_status_file,
+    start_keeper,
+)
+from openenvd.processes.oom_evidence import kernel_log_kills
+from openenvd.processes.tree import wait_until_dead
+
+from .conftest import WAIT_SECONDS, Replica
+
+Make = Callable[..., Replica]
+MB = 1 << 20
+
+
+def _needs_cgroups() -> None:
+    manager = CgroupManager("probe")
+    why_not = manager.why_not
+    manager.remove()
+    if why_not:
+        pytest.skip(f"no memory cgroups here: {why_not}")
+
+
+def _exit_of(status: dict[str, object]) -> ExitReason:
+    reason = status["exit"]
+    assert isinstance(reason, dict)
+    return ExitReason.from_json(reason)
+
+
+def test_its_variables_are_those_of_the_protocol() -> None:
+    assert keeper.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
+    assert keeper.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
+
+
+def test_ready_carries_what_the_server_said_and_who_it_is(replica: Make) -> None:
+    one = replica().ready()
+    status = one.link.status
+    assert status["info"]["max_sessions"] == 4
+    assert ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
+    assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
+
+
+def test_keeper_is_in_its_own_session_and_written_into_the_run_file(replica: Make) -> None:
+    one = replica().ready()
+    run_file = read_run_file(one.run_dir)
+    assert run_file is not None
+    pid = run_file["keeper"]["pid"]
+    assert os.getsid(pid) != os.getsid(0)
+    assert ProcessIdentity(pid, run_file["keeper"]["started_at"]).is_alive()
+
+
+def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
+    one = replica().ready()
+    for path in (one.run_dir / "replica.json", Path(one.run_file["socket_path"])):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_code_is_reported(replica: Make, code: int) -> None:
+    one = replica().ready()
+    one.tell(f"exit {code}")
+    reason = _exit_of(one.wait_state("exited"))
+    assert (reason.kind, reason.exit_code) == (ExitKind.EXITED, code)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_signal_by_hand_is_that_signal_and_never_out_of_memory(
+    replica: Make, number: signal.Signals
+) -> None:
+    one = replica(memory_limit_bytes=64 * MB).ready()
+    os.kill(one.link.status["pid"], number)
+    reason = _exit_of(one.wait_state("exited"))
+    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, number.name)
+
+
+def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -> None:
+    _needs_cgroups()
+    one = replica(memory_limit_bytes=48 * MB).ready()
+    one.tell("eat 200")
+    reason = _exit_of(one.wait_state("exited"))
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
+    assert reason.limit_bytes == 48 * MB
+    assert reason.peak_bytes is not None
+    assert 40 * MB < reason.peak_bytes <= 48 * MB
+
+
+def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) -> None:
+    """It is counted; a later `kill -9` of the server by hand is not blamed on memory."""
+    _needs_cgroups()
+    one = replica(memory_limit_bytes=48 * MB).ready()
+    pid = one.link.status["pid"]
+    one.tell("child_eats 200")
+    status = one.wait(lambda s: s["sessions"] == -signal.SIGKILL)
+    assert (status["state"], status["pid"]) == ("ready", pid)
+    if not kernel_log_kills(0.0):
+        return  # without the kernel's own words, a kill by hand right afterwards is ambiguous
+    os.kill(pid, signal.SIGKILL)
+    reason = _exit_of(one.wait_state("exited"))
+    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, "SIGKILL")
+    assert "was killed: cgroup" in (reason.evidence or "")
+
+
+def test_server_that_fails_to_start_says_why_with_its_last_lines(replica: Make) -> None:
+    one = replica(words=["fail"]).start()
+    status = one.wait_state("exited")
+    assert status["failed"] == "ImportError: no such thing"
+    assert status["log_tail"][-1] == "ImportError: no such thing"
+    assert _exit_of(status).exit_code == 3
+
+
+def test_program_that_does_not_exist_is_an_exit_with_127(replica: Make) -> None:
+    one = replica(argv=["/no/such/program"]).start()
+    status = one.wait_state("exited")
+    assert _exit_of(status).exit_code == keeper.EXIT_CANNOT_START
+    assert "/no/such/program" in status["failed"]
+
+
+def test_port_in_use_is_told_and_start_tries_again(replica: Make) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    one = replica(port=port).start()
+    assert "in use" in one.wait_state("exited")["failed"]
+    taken.close()
+    one.link.send("start")
+    assert one.wait_state("ready")["port"] == port
+
+
+def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(replica: Make) -> None:
+    one = replica().ready()
+    before = one.link.status
+    one.tell("exit 1")
+    one.wait_state("exited")
+    one.link.send("start")
+    after = one.wait_state("ready", generation=2)
+    assert after["port"] == before["port"]
+    assert (after["restarts"], after["exit"]) == (1, None)
+    assert after["last_exit"]["exit_code"] == 1
+
+
+def test_start_while_running_changes_nothing(replica: Make) -> None:
+    one = replica().ready()
+    pid = one.link.status["pid"]
+    one.link.send("start")
+    one.tell("sessions 3")
+    status = one.wait(lambda s: s["sessions"] == 3)
+    assert (status["pid"], status["generation"]) == (pid, 1)
+
+
+def test_stop_ends_server_and_keeper_and_leaves_no_socket(replica: Make) -> None:
+    one = replica().ready()
+    server = ProcessIdentity(one.link.status["pid"], one.link.status["pid_started_at"])
+    one.link.send("stop", grace_seconds=WAIT_SECONDS)
+    assert _exit_of(one.wait_state("stopped")).kind is ExitKind.STOPPED
+    assert not Path(one.run_file["socket_path"]).exists()
+    assert not server.is_alive()
+    one.wait_for_end()
+    status = read_status_file(one.run_dir)
+    assert status is not None
+    assert status["state"] == "stopped"
+
+
+def test_server_that_ignores_sigterm_is_killed_after_the_grace(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("ignore_sigterm")
+    one.wait(lambda s: s["sessions"] == 99)
+    one.link.send("stop", grace_seconds=0.05)
+    reason = _exit_of(one.wait_state("stopped"))
+    assert (reason.kind, reason.signal_name) == (ExitKind.STOPPED, "SIGKILL")
+
+
+def test_second_stop_can_only_shorten_the_grace(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("ignore_sigterm")
+    one.wait(lambda s: s["sessions"] == 99)
+    one.link.send("stop", grace_seconds=3600.0)
+    one.wait_state("stopping")
+    one.link.send("stop", grace_seconds=0.0)
+    one.wait_state("stopped")
+
+
+def test_stop_of_an_exited_server_stops_the_keeper(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("exit 1")
+    one.wait_state("exited")
+    one.link.send("stop")
+    one.wait_state("stopped")
+
+
+def test_what_the_server_leaves_behind_ends_with_it(replica: Make) -> None:
+    """Even a grandchild in a session of its own, whose parent is long gone."""
+    one = replica().ready()
+    one.tell("orphan")
+    status = one.wait(lambda s: s["sessions"] > 0)
+    orphan = ProcessIdentity.of(status["sessions"])
+    one.tell("exit 0")
+    one.wait_state("exited")
+    assert not orphan.is_alive()
+
+
+def test_sigterm_to_the_keeper_is_a_stop(replica: Make) -> None:
+    one = replica().ready()
+    os.kill(one.link.status["keeper"]["pid"], signal.SIGTERM)
+    one.wait_state("stopped")
+
+
+def test_server_dies_with_a_killed_keeper_and_its_orphans_can_be_swept(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("orphan")
+    status = one.wait(lambda s: s["sessions"] > 0)
+    orphan = ProcessIdentity.of(status["sessions"])
+    server = ProcessIdentity(status["pid"], status["pid_started_at"])
+    os.kill(status["keeper"]["pid"], signal.SIGKILL)
+    one.wait_for_end()
+    assert wait_until_dead([server], WAIT_SECONDS)
+    clean_up_after_keeper(one.run_dir, grace_seconds=0.0)
+    if status["cgroup"] is None:
+        os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
+    assert wait_until_dead([orphan], WAIT_SECONDS)
+
+
+def test_a_keeper_without_clients_is_found_again(replica: Make) -> None:
+    """What happened meanwhile is in the status file, and is told to whoever connects."""
+    one = replica().ready()
+    pid = one.link.status["pid"]
+    one.link.close()
+    one._link = None
+    assert one.link.status["pid"] == pid
+    one.link.close()
+    one._link = None
+    os.kill(pid, signal.SIGSEGV)
+    status = one.wait_state("exited")
+    assert _exit_of(status).signal_name == "SIGSEGV"
+    written = read_status_file(one.run_dir)
+    assert written is not None
+    assert written["exit"] == status["exit"]
+
+
+def test_two_clients_hear_the_same(replica: Make) -> None:
+    one = replica().ready()
+    with one.connect() as other:
+        one.tell("exit 5")
+        assert one.wait_state("exited") == other.wait(
+            lambda s: s["state"] == "exited", WAIT_SECONDS
+        )
+
+
+def test_half_a_line_and_nonsense_harm_nobody(replica: Make) -> None:
+    one = replica().ready()
+    leaving = socket.socket(socket.AF_UNIX)
+    leaving.connect(one.run_file["socket_path"])
+    leaving.sendall(b'{"op": "st')
+    leaving.close()
+    one.link._socket.sendall(b"nonsense\n[1]\n" + b'{"op": "stop", "grace_seconds": []}\n')
+    one.tell("sessions 2")
+    assert one.wait(lambda s: s["sessions"] == 2)["state"] == "ready"
+
+
+def test_line_without_end_drops_its_client_alone(replica: Make) -> None:
+    one = replica().ready()
+    with one.connect() as other:
+        with contextlib.suppress(OSError):
+            other._socket.sendall(b"x" * (1 << 20))
+        with pytest.raises(KeeperGone):
+            other.wait(lambda _: False, WAIT_SECONDS)
+        assert one.link.status["state"] == "ready"
+
+
+def test_client_that_does_not_read_never_blocks_the_keeper(replica: Make) -> None:
+    one = replica().ready()
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    deaf.connect(one.run_file["socket_path"])
+    for number in range(1, 2000):
+        one.tell(f"sessions {number}")
+    assert one.wait(lambda s: s["sessions"] == 1999)["state"] == "ready"
+    one.link.send("stop", grace_seconds=0.0)
+    one.wait_state("stopped")
+    deaf.close()
+
+
+def test_listener_is_handed_over_and_serves_the_same_port(replica: Make) -> None:
+    one = replica().ready()
+    fd = one.link.request_listener()
+    with socket.socket(fileno=fd) as listener:
+        assert listener.getsockname()[1] == one.link.status["port"]
+        with socket.create_connection(listener.getsockname()):
+            listener.setblocking(True)
+            listener.accept()[0].close()
+
+
+def test_keepers_of_one_environment_share_one_socket(replica: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as shared:
+        port = shared.getsockname()[1]
+        ones = [replica(port=port, listen_fd=shared.fileno()).ready() for _ in range(2)]
+    assert {one.link.status["port"] for one in ones} == {port}
+
+
+def test_second_keeper_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
+    one = replica().ready()
+    run = subprocess.run(
+        [sys.executable, "-m", "openenvd.processes.keeper", str(one.run_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 1
+    assert "another keeper" in run.stderr
+    assert one.link.status["state"] == "ready"
+
+
+def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
+    replica: Make,
+) -> None:
+    one = replica().ready()
+    environ = Path(f"/proc/{one.link.status['pid']}/environ").read_bytes()
+    assert b"SECRET=xyz" in environ.split(b"\0")
+    assert f"server {one.link.status['pid']}" in one.log()
+
+
+def test_log_is_kept_bounded_while_the_server_writes(replica: Make) -> None:
+    one = replica(max_log_bytes=20_000).ready()
+    for number in range(3000):
+        one.tell(f"print line-{number} {'x' * 40}")
+    one.tell("exit 0")
+    one.wait_state("exited")
+    one.link.send("start")  # looks at once
+    one.wait_state("ready", generation=2)
+    assert Path(one.run_file["log_path"]).stat().st_size <= 20_000
+    assert "line-2999" in one.log()
+
+
+def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) -> None:
+    """The run directory vanishes, which fails every write the same way."""
+    one = replica().ready()
+    for name in ("status.json", "replica.json", "keeper.lock"):
+        (one.run_dir / name).unlink()
+    one.run_dir.rmdir()
+    one.tell("exit 4")
+    assert _exit_of(one.wait_state("exited")).exit_code == 4
+    one.link.send("start")
+    one.wait_state("ready", generation=2)
+
+
+def test_server_has_default_signals_and_the_oom_score_asked_for(replica: Make) -> None:
+    one = replica().ready()
+    pid = one.link.status["pid"]
+    ignored = next(
+        int(line.split()[1], 16)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigIgn:")
+    )
+    # SIGPIPE is Python's own to ignore, and SIGXFSZ
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        assert not ignored & (1 << (number - 1))
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "500"
+
+
+def test_connecting_where_no_keeper_is_says_so(tmp_path: Path) -> None:
+    with pytest.raises(KeeperGone, match="no keeper answers"):
+        KeeperLink.connect(str(tmp_path / "none.sock"), 1.0)
+
+
+def test_a_keeper_whose_python_cannot_start_is_gone_at_once(replica: Make) -> None:
+    """The handed-over control socket closes with it: nobody waits for a time-out."""
+    one = replica()
+    start_keeper(one.run_dir, one.run_file, python="/no/such/python")
+    with pytest.raises(KeeperGone), one.connect() as link:
+        link.wait(lambda _: True, WAIT_SECONDS)
+
+
+def test_wire_is_one_json_object_a_line() -> None:
+    line = keeper.encode_line({"op": "stop", "grace_seconds": 1.5})
+    assert line.endswith(b"\n")
+    assert keeper.decode_line(line) == json.loads(line)
+    with pytest.raises(ValueError, match="object"):
+        keeper.decode_line(b"[]")

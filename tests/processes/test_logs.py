@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a log, and how it is kept bounded under a writer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.processes.log_bound import (
+    BUSY_LOOK_SECONDS,
+    LOOK_SECONDS,
+    keep_newest_half,
+    next_look_seconds,
+)
+from openenvd.processes.tail import last_lines
+
+
+def test_last_lines_are_the_last_ones(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{n}\n" for n in range(100)))
+    assert last_lines(log, 3) == ["97", "98", "99"]
+    assert last_lines(log, 0) == []
+
+
+def test_a_line_cut_by_the_bound_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"long line\n\xffshort\n")
+    assert last_lines(log, 9, max_bytes=10) == ["\ufffdshort"]
+    assert last_lines(log, 9, max_bytes=4) == ["ort"]
+
+
+def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
+    assert last_lines(tmp_path / "none", 5) == []
+
+
+def test_newest_half_is_kept_from_a_lines_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [f"line {n:06}\n" for n in range(20_000)]
+    log.write_text("".join(lines))
+    size = keep_newest_half(str(log), 100_000)
+    first, *rest = log.read_text().splitlines(keepends=True)
+    assert first.startswith("[openenvd: earlier lines were dropped")
+    assert rest == lines[-len(rest) :]
+    assert size == log.stat().st_size
+    assert 49_000 < size < 51_000
+
+
+def test_writer_keeps_its_descriptor(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x\n" * 10_000)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
+    size = keep_newest_half(str(log), 1000)
+    os.write(fd, b"after\n")
+    os.close(fd)
+    assert log.stat().st_size == size + len("after\n")
+    assert last_lines(log, 1) == ["after"]
+
+
+def test_one_endless_line_is_cut_anywhere(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 500_000)
+    assert keep_newest_half(str(log), 100_000) < 51_000
+
+
+@pytest.mark.parametrize(
+    ("size", "grown", "seconds"),
+    [
+        (0, 0, LOOK_SECONDS),
+        (900, 0, LOOK_SECONDS),
+        (100, 100, LOOK_SECONDS),
+        (500, 400, BUSY_LOOK_SECONDS),
+        (1000, 1, BUSY_LOOK_SECONDS),
+        (500, -300, LOOK_SECONDS),
+    ],
+)
+def test_fast_logs_are_looked_at_often(size: int, grown: int, seconds: float) -> None:
+    assert next_look_seconds(size, grown, 1000) == seconds
