@@ -69,8 +69,8 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
     lines += [f"  {line}" for line in _sentence(message).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
     lines += [faint(f"  │ {line}") for line in _unseen(error.get("log_tail") or [], shown)]
-    if error.get("hint"):
-        lines.append(f"  Try: {error['hint']}")
+    if hint := error.get("hint"):
+        lines.append(f"  Try: {hint}" if hint.startswith("openenv ") else f"  {_sentence(hint)}")
     return lines
 
 

@@ -58,7 +58,8 @@ class Output:
         with console.capture() as captured:  # rich would end the process at a broken pipe
             for renderable in renderables:
                 console.print(renderable)
-        self.people.write(captured.get())
+        lines = (line.rstrip(" ") for line in captured.get().splitlines())
+        self.people.write("".join(f"{line}\n" for line in lines))
         self.people.flush()
 
 
