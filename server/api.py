@@ -72,6 +72,7 @@ def create_app(services: Services, token: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseError, _answer_database_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_defect)
     for routes in (routes_requests, routes_environments, routes_daemon):
         app.include_router(routes.router, prefix="/v1")
     app.include_router(routes_daemon.root)
@@ -105,3 +106,12 @@ async def _answer_http_error(_request: Request, exc: Exception) -> JSONResponse:
     kind = "not_found" if exc.status_code == 404 else "http"
     error = {"kind": kind, "message": str(exc.detail), "hint": None}
     return JSONResponse({"error": error}, exc.status_code)
+
+
+async def _answer_defect(_request: Request, exc: Exception) -> JSONResponse:
+    """A defect of ours: told plainly, with its traceback in the daemon's log."""
+    error = ApiError(
+        f"the daemon failed at this call: {type(exc).__name__}: {exc}",
+        "its log has the traceback: daemon.log in its home folder",
+    )
+    return JSONResponse(error.to_json(), error.status)

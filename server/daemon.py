@@ -313,6 +313,7 @@ def _new_server(app: Any, settings: Settings) -> _Server:
         lifespan="off",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     return _Server(config)

@@ -72,8 +72,7 @@ def environment_view(
     """One environment with its replicas. `live` holds the keepers' last words by replica id."""
     spec = environment.spec
     views = [replica_view(replica, live.get(replica.id)) for replica in replicas]
-    sizes = [live.get(r.id, {}).get("info", {}).get("max_sessions") for r in replicas]
-    known = [size for size in sizes if size]
+    known = [size for r in replicas if (size := _max_sessions(live.get(r.id)))]
     return {
         "name": environment.name,
         "state": environment.state,
@@ -101,6 +100,12 @@ def replica_view(replica: Replica, live: Json | None) -> Json:
         "exit": replica.exit,
         "message": _replica_message(replica),
     }
+
+
+def _max_sessions(live: Json | None) -> int | None:
+    info = (live or {}).get("info") or {}  # None until the replica is ready
+    size: int | None = info.get("max_sessions")
+    return size
 
 
 def _replica_message(replica: Replica) -> str | None:
