@@ -58,7 +58,9 @@ class ManifestError(EnvironmentsError):
         self, path: Path, why: str, *, line: int | None = None, field: str | None = None
     ) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
-        super().__init__(f"{where}: {f'{field}: ' if field else ''}{why}")
+        super().__init__(
+            f"{where}: {f'{field}: ' if field else ''}{why}", "correct it and launch again"
+        )
         self.path = path
         self.line = line
         self.field = field

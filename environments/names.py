@@ -10,8 +10,8 @@ from .errors import InvalidName
 
 MAX_NAME_LENGTH = 63  # one DNS label
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
-_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_UNUSABLE = re.compile(r"[^a-z0-9_.-]+")
 
 
 def validate_name(name: str) -> str:
@@ -29,22 +29,22 @@ def validate_name(name: str) -> str:
         )
     if _NAME.fullmatch(name) is None:
         raise InvalidName(
-            f"{name!r} cannot be an environment's name: letters, digits, - and _, "
-            "with a letter or digit first and last",
+            f"{name!r} cannot be an environment's name: small letters, digits, '-', '_' and '.', "
+            "with a letter or digit first",
             f"give it another one: --name {suggest_name(name)}",
         )
     return name
 
 
 def suggest_name(text: str) -> str:
-    """The nearest thing to `text` that is a valid name; `environment` when nothing is left."""
-    name = _UNUSABLE.sub("-", text)[:MAX_NAME_LENGTH].strip("-_")
-    return name or "environment"
+    """The nearest thing to `text` that is a valid name; `env` when nothing is left."""
+    name = _UNUSABLE.sub("-", text.strip().lower()).strip("-_.")
+    return name[:MAX_NAME_LENGTH] or "env"
 
 
 def name_of_source(source: str) -> str:
-    """What an environment is called when nobody says: `echo`, `my_env`, `Sample`."""
-    _, _, class_name = source.rpartition(":")
-    if class_name.isidentifier():
-        return suggest_name(class_name)
+    """What an environment is called when nobody says: `echo`, `my_env`, `sample`."""
+    _, colon, reference = source.rpartition(":")
+    if colon and reference.replace(".", "_").isidentifier():
+        return suggest_name(reference.rpartition(".")[2])
     return suggest_name(PurePath(source).name)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# pip's option → uv's variable; whether pip separates several values by blanks and uv by commas.
+# pip's option → uv's variable.
 _VARIABLE_OF_OPTION = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -38,8 +38,9 @@ _UV_INDEX_VARIABLES = {
 _UV_INDEX_KEYS = {
     "index", "index-url", "extra-index-url", "find-links", "no-index",
 }  # fmt: skip
+SYSTEM_FILES = (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml"))  # pip's, uv's
 _PIP_SECTIONS = ("global", "install")  # the later wins
-_COMMA_SEPARATED = {"find-links"}
+_COMMA_SEPARATED = {"find-links"}  # where pip, and uv elsewhere, has blanks
 _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant for something else
 
 
@@ -73,7 +74,7 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
     system = environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [Path(folder) / "pip" / "pip.conf" for folder in system.split(os.pathsep) if folder]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", config / "pip" / "pip.conf"]
+    files += [SYSTEM_FILES[0], home / ".pip" / "pip.conf", config / "pip" / "pip.conf"]
     if sys.platform == "darwin":
         files.append(home / "Library" / "Application Support" / "pip" / "pip.conf")
     files.append(Path(sys.prefix) / "pip.conf")
@@ -113,7 +114,7 @@ def _uv_files_name_an_index(environ: Mapping[str, str]) -> bool:
     home = Path(environ.get("HOME") or Path.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     named = environ.get("UV_CONFIG_FILE")
-    files = [Path(named)] if named else [config / "uv" / "uv.toml", Path("/etc/uv/uv.toml")]
+    files = [Path(named)] if named else [config / "uv" / "uv.toml", SYSTEM_FILES[1]]
     return any(_names_an_index(_read_toml(path)) for path in files)
 
 

@@ -48,6 +48,8 @@ HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
 
+_TEDIOUS = ("+ ", "Downloaded ", "Using Python ")  # a hundred packages, one line each
+
 Say = Callable[[str], None]
 
 
@@ -219,18 +221,18 @@ class Builder:
         )
         with _ended_with_us(process):
             assert process.stdout is not None
-            lines = deque(self._relay(process.stdout, quiet=quiet), maxlen=LAST_LINES)
+            said = filter(None, self._relay(process.stdout, quiet=quiet))
+            lines = deque(said, maxlen=LAST_LINES)
             code = process.wait()
         if code != 0:
             raise self._failed(code, list(lines))
         return list(lines)
 
     def _relay(self, output: Iterator[str], *, quiet: bool) -> Iterator[str]:
-        for line in output:
-            if line := line.rstrip():
-                if not quiet:
-                    self._say(f"  uv: {line}")
-                yield line
+        for line in map(str.rstrip, output):
+            if not quiet and line and not line.lstrip().startswith(_TEDIOUS):
+                self._say(f"  uv: {line}")
+            yield line
 
     def _failed(self, code: int, lines: list[str]) -> PreparationFailed:
         source = self._project.dependencies_file

@@ -172,7 +172,9 @@ class _Launching:
     def _prepare(self, source: ResolvedSource) -> Path | None:
         if not isinstance(source, Project):
             return None
-        return project_python(source, self._layout, lambda text: self._say("preparing", text))
+        message = f"preparing the Python of {source.manifest.name}"
+        self._context.progress({"phase": "preparing", "message": message})
+        return project_python(source, self._layout, base.say)
 
     @contextmanager
     def _started(self, source: ResolvedSource, python: Path | None) -> Iterator[Replicas]:

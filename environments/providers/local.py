@@ -85,12 +85,9 @@ class LocalReplicas:
     def __init__(self, spec: EnvironmentSpec, listener: socket.socket) -> None:
         self._spec = spec
         self._listener = listener
+        self.port = int(listener.getsockname()[1])
         self._run_files: list[run_files.RunFile] = []
         self._links: dict[str, KeeperLink] = {}
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
 
     @property
     def address(self) -> str:
@@ -142,6 +139,8 @@ class LocalReplicas:
 
     def _connect(self) -> None:
         for run_file in self._run_files:
+            if run_file.replica_id in self._links:
+                continue
             try:
                 link = KeeperLink.connect(run_file.socket_path)
             except KeeperGone as exc:
@@ -268,20 +267,20 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     if told := status.get("failed"):
         raise ReplicaFailed(
             with_last_lines(f"{who} failed to start: {told}", lines),
-            "the log above says where; correct it and launch again",
+            "correct what the lines above name, and launch again",
         )
     if status["state"] != "exited" or not status.get("exit"):
         raise ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(status["exit"])
     message = f"{who} {reason.sentence()} before it was ready"
     text = with_last_lines(*_with_heading(message, lines))
-    raise ReplicaFailed(text, _hint(reason), is_oom=reason.is_oom)
+    raise ReplicaFailed(text, _hint(run_file, reason), is_oom=reason.is_oom)
 
 
-def _hint(reason: ExitReason) -> str:
+def _hint(run_file: run_files.RunFile, reason: ExitReason) -> str:
     if reason.is_oom:
         return "give it more: --memory 2G"
-    return "what it printed last is above; all of it: openenv logs NAME"
+    return f"all that it printed: openenv logs {run_file.environment}"
 
 
 def _with_heading(message: str, lines: list[str]) -> tuple[str, list[str]]:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things lie: the same for the daemon and for the workers that start replicas."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.layout import MAX_SOCKET_PATH_BYTES, Layout, make_private
+from openenvd.environments.ports import FIRST_PORT, LAST_PORT
+from openenvd.server import settings
+
+
+@pytest.mark.parametrize("home", [Path("/h"), Path("/" + "deep/" * 30)])
+def test_the_daemon_looks_where_this_room_writes(home: Path) -> None:
+    layout, paths = Layout(home), settings.Paths(home)
+    assert layout.runs == paths.runs
+    assert layout.venvs == paths.venvs
+    assert layout.sockets == paths.sockets
+    assert layout.environment_logs == paths.environment_logs
+    assert layout.replica_log("a", "a-0-1") == paths.replica_log("a", "a-0-1")
+
+
+def test_the_daemon_tells_of_the_ports_that_this_room_uses() -> None:
+    told = (settings.FIRST_ENVIRONMENT_PORT, settings.LAST_ENVIRONMENT_PORT)
+    assert told == (FIRST_PORT, LAST_PORT)
+
+
+def test_a_socket_path_is_never_too_long() -> None:
+    layout = Layout(Path("/" + "deep/" * 30))
+    path = layout.replica_socket("x" * 63 + "-999-0123456789abcdef")
+    assert len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
+
+
+def test_a_private_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(PermissionError, match="another user"):
+        make_private(tmp_path)

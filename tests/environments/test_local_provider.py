@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas on this machine: real keepers, the real env host, found again by their run files."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openenvd.environments import run_files
+from openenvd.environments.asking import address_by_name, ask
+from openenvd.environments.errors import InvalidSpec, NotAnswering, NotReady, ReplicaFailed
+from openenvd.environments.layout import Layout
+from openenvd.environments.program import program_of
+from openenvd.environments.providers.base import Replicas, StartedReplica
+from openenvd.environments.providers.local import LocalProvider, share_sessions
+from openenvd.environments.sources import resolve
+from openenvd.environments.spec import EnvironmentSpec
+from openenvd.processes.keeper_link import KeeperLink, read_status_file
+
+TIMEOUT_SECONDS = 60.0
+LAUNCH_ID = "0123456789abcdef"
+
+
+def start(home: Path, source: str = "echo", *, cwd: Path = Path("/"), **fields: object) -> Replicas:
+    spec = EnvironmentSpec("sample", source, **fields)  # type: ignore[arg-type]
+    return LocalProvider(home).start(
+        spec,
+        program_of(spec, resolve(source, cwd), None),
+        launch_id=LAUNCH_ID,
+        memory_limit_bytes=None,
+        on_started=lambda _: None,
+    )
+
+
+def wait(replicas: Replicas, seconds: float = TIMEOUT_SECONDS) -> list[StartedReplica]:
+    return replicas.wait_until_ready(seconds, lambda _: None)
+
+
+def write_class(folder: Path, code: str) -> str:
+    (folder / "sample_env.py").write_text(code)
+    return "sample_env:Sample"
+
+
+@pytest.mark.parametrize(
+    ("max_sessions", "replicas", "shares"),
+    [(None, 2, [None, None]), (64, 1, [64]), (7, 3, [3, 2, 2]), (3, 3, [1, 1, 1])],
+)
+def test_sessions_are_shared_evenly(
+    max_sessions: int | None, replicas: int, shares: list[int | None]
+) -> None:
+    assert share_sessions(max_sessions, replicas) == shares
+
+
+def test_fewer_sessions_than_replicas_are_refused() -> None:
+    with pytest.raises(InvalidSpec, match="cannot share 2 sessions"):
+        share_sessions(2, 3)
+
+
+def test_replicas_answer_at_one_address_and_outlive_their_launch(
+    home: Path, layout: Layout
+) -> None:
+    replicas = start(home, replicas=2, max_sessions=5)
+    ready = wait(replicas)
+    replicas.release()
+    assert [replica.max_sessions for replica in ready] == [3, 2]
+    assert len({replica.pid for replica in ready}) == 2
+    assert address_by_name(layout.runs, "sample") == replicas.address
+    assert ask(replicas.address, "/health", 10.0) == {"status": "healthy"}
+    run_files.stop_environment(layout.runs, "sample")
+    assert not [replica for replica in ready if psutil.pid_exists(replica.pid or 0)]
+    assert list(layout.runs.iterdir()) == []
+
+
+def test_a_run_file_is_written_first_and_is_its_owners_alone(home: Path, layout: Layout) -> None:
+    replicas = start(home, env={"API_KEY": "hunter2"})
+    try:
+        [run_file] = run_files.all_of(layout.runs)
+        mode = (run_file.run_dir / "replica.json").stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+        assert run_file.replica_id == f"sample-0-{LAUNCH_ID}"
+        assert run_file.request_id == LAUNCH_ID
+        assert run_file.data["env"]["API_KEY"] == "hunter2"
+    finally:
+        replicas.stop()
+
+
+def test_stopping_gives_the_port_back_and_may_be_done_twice(home: Path, layout: Layout) -> None:
+    replicas = start(home)
+    port = int(replicas.address.rpartition(":")[2])
+    wait(replicas)
+    replicas.stop()
+    replicas.stop()
+    again = start(home, port=port)
+    again.stop()
+    assert list(layout.runs.iterdir()) == []
+
+
+def test_one_that_exits_fails_all_at_once_with_its_last_lines(home: Path, tmp_path: Path) -> None:
+    code = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
+    replicas = start(home, write_class(tmp_path, code), cwd=tmp_path, replicas=2)
+    with pytest.raises(ReplicaFailed) as caught:
+        wait(replicas)
+    replicas.stop()
+    assert "exited with code 7 before it was ready" in str(caught.value)
+    assert "no licence" in str(caught.value)
+
+
+def test_an_import_that_fails_says_of_what(home: Path, tmp_path: Path) -> None:
+    source = write_class(tmp_path, "import a_module_that_nobody_has\n")
+    replicas = start(home, source, cwd=tmp_path)
+    with pytest.raises(ReplicaFailed, match="a_module_that_nobody_has") as caught:
+        wait(replicas)
+    replicas.stop()
+    assert "sample_env.py" in str(caught.value)  # the traceback's last lines
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_one_that_is_never_ready_is_told_with_its_last_lines(home: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    code = f"""
+import threading
+print("loading weights", flush=True)
+open({str(told)!r}, "w").close()
+threading.Event().wait()
+"""
+    replicas = start(home, write_class(tmp_path, code), cwd=tmp_path)
+    told.read_bytes()  # until it has said so, however slow the machine is
+    with pytest.raises(NotReady) as caught:
+        wait(replicas, 0.1)
+    replicas.stop()
+    assert "was not ready after 0.1 s" in str(caught.value)
+    assert "loading weights" in str(caught.value)
+
+
+def test_a_keeper_that_was_killed_is_replaced_on_the_same_address(
+    home: Path, layout: Layout
+) -> None:
+    replicas = start(home)
+    [ready] = wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    kill_keeper(run_file)
+    run_files.revive(run_file)
+    with KeeperLink.connect(run_file.socket_path) as link:
+        status = link.wait(lambda s: s["state"] in ("ready", "exited"), TIMEOUT_SECONDS)
+    assert status["state"] == "ready"
+    assert status["pid"] != ready.pid
+    assert ask(replicas.address, "/health", 10.0) == {"status": "healthy"}
+    run_files.stop_environment(layout.runs, "sample")
+
+
+def test_a_replaced_keeper_shares_its_siblings_socket(home: Path, layout: Layout) -> None:
+    replicas = start(home, replicas=2)
+    wait(replicas)
+    replicas.release()
+    first, second = run_files.all_of(layout.runs)
+    kill_keeper(first)
+    run_files.revive(first)
+    with KeeperLink.connect(first.socket_path) as link:
+        status = link.wait(lambda s: s["state"] in ("ready", "exited"), TIMEOUT_SECONDS)
+    assert status["state"] == "ready"
+    assert status["port"] == second.port
+    run_files.stop_environment(layout.runs, "sample")
+
+
+def test_what_a_killed_keeper_left_is_stopped(home: Path, layout: Layout) -> None:
+    replicas = start(home)
+    wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    kill_keeper(run_file)
+    run_files.stop_replica(run_file.run_dir)
+    assert not run_file.run_dir.exists()
+    assert not Path(run_file.socket_path).exists()
+
+
+def test_environments_are_told_apart_although_their_names_begin_alike(
+    home: Path, layout: Layout
+) -> None:
+    replicas = start(home)
+    assert run_files.of_environment(layout.runs, "sampl") == []
+    assert run_files.stop_environment(layout.runs, "sample-0") == []
+    assert len(run_files.of_environment(layout.runs, "sample")) == 1
+    replicas.stop()
+
+
+def test_folders_without_a_readable_run_file_are_passed_over(layout: Layout) -> None:
+    assert run_files.all_of(layout.runs) == []
+    (layout.runs / "half-0-1").mkdir(parents=True)
+    (layout.runs / "half-0-1" / "replica.json").write_text("{")
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_an_address_where_nobody_listens_is_told() -> None:
+    with pytest.raises(NotAnswering, match="nothing answers at"):
+        ask("http://127.0.0.1:1", "/health", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+    ],
+)
+def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> None:
+    assert run_files.address_of(host, 80) == address
+
+
+def kill_keeper(run_file: run_files.RunFile) -> None:
+    """SIGKILL; returns when it and its server are gone."""
+    status = read_status_file(run_file.run_dir)
+    assert status is not None
+    pidfds = [os.pidfd_open(pid) for pid in (status["keeper"]["pid"], status["pid"])]
+    psutil.Process(status["keeper"]["pid"]).kill()
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], TIMEOUT_SECONDS)[0]
+        os.close(pidfd)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv.yaml`: what is taken from it, and how mistakes in it are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.errors import ManifestError
+from openenvd.environments.manifest import parse_manifest, read_manifest
+
+PATH = Path("/projects/x/openenv.yaml")
+RESOURCES = "validation.resources"
+TEMPLATE = """\
+spec_version: 1
+name: my_env
+app: my_env.server.app:app
+port: 8000
+validation:
+  resources:
+    cpu: 1.5
+    memory_mb: 1024
+    disk_mb: 512
+    episode_timeout_s: 60
+    gpus: 2
+"""
+
+
+def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
+    manifest = parse_manifest(PATH, TEMPLATE)
+    assert (manifest.name, manifest.app) == ("my_env", "my_env.server.app:app")
+    assert manifest.resources.cpu == 1.5
+    assert manifest.resources.memory_bytes == 2**30
+    assert manifest.resources.disk_bytes == 512 * 2**20
+    assert manifest.resources.episode_timeout_seconds == 60
+    assert manifest.resources.gpus == 2
+    assert manifest.data["port"] == 8000
+
+
+def test_the_app_is_the_templates_when_nobody_says() -> None:
+    assert parse_manifest(PATH, "name: x").app == "server.app:app"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "word"),
+    [
+        ("name: x\n  bad: [indent\n", 2, None, "mapping"),
+        ("spec_version: 1\n", None, "name", "missing"),
+        ("\nname: [a]\n", 2, "name", "text"),
+        ("name: ''\n", 1, "name", "text"),
+        ("name: x\napp: server.app\n", 2, "app", "module:attribute"),
+        ("name: x\nclass: 3\n", 2, "class", "text"),
+        ("name: x\nvalidation: all\n", 2, "validation", "fields"),
+        ("name: x\nvalidation:\n  resources:\n    cpu: x\n", 4, f"{RESOURCES}.cpu", "number"),
+        ("name: x\nvalidation: {resources: {memory_mb: -1}}\n", 2, f"{RESOURCES}.memory_mb", "-1"),
+        ("name: x\nvalidation: {resources: {gpus: true}}\n", 2, f"{RESOURCES}.gpus", "True"),
+        ("- a\n- b\n", 1, None, "mapping"),
+        ("", 1, None, "mapping"),
+        ("name: x\n---\nname: y\n", 2, None, "document"),
+        ("name: !!python/object:os.system x\n", 1, None, "constructor"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_line_and_field(
+    text: str, line: int | None, field: str | None, word: str
+) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(PATH, text)
+    assert (caught.value.line, caught.value.field) == (line, field)
+    assert str(PATH) in str(caught.value)
+    assert line is None or f"line {line}" in str(caught.value)
+    assert word in str(caught.value)
+
+
+def test_a_manifest_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "openenv.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ManifestError, match="UTF-8"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        read_manifest(tmp_path)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user told pip is told to uv, unless uv was told something itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments import package_index
+from openenvd.environments.package_index import uv_variables
+
+MIRROR = "https://mirror.example/simple"
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        package_index, "SYSTEM_FILES", (tmp_path / "etc" / "pip.conf", tmp_path / "etc" / "uv.toml")
+    )
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "prefix"))
+
+
+def environ(tmp_path: Path, **variables: str) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "xdg"), **variables}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_nothing_said_is_nothing_told(tmp_path: Path) -> None:
+    assert uv_variables(environ(tmp_path)) == {}
+
+
+def test_pips_variables_are_told(tmp_path: Path) -> None:
+    told = uv_variables(
+        environ(
+            tmp_path,
+            PIP_INDEX_URL=MIRROR,
+            PIP_EXTRA_INDEX_URL="https://a/simple\n https://b/simple",
+            PIP_FIND_LINKS="/wheels /more",
+            PIP_CERT="/ca.pem",
+            PIP_DEFAULT_TIMEOUT="180",
+            PIP_TRUSTED_HOST="a b",
+        )
+    )
+    assert told == {
+        "UV_DEFAULT_INDEX": MIRROR,
+        "UV_INDEX": "https://a/simple https://b/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/ca.pem",
+        "UV_HTTP_TIMEOUT": "180",
+        "UV_INSECURE_HOST": "a b",
+    }
+
+
+def test_pips_files_are_read_in_its_order_and_variables_win(tmp_path: Path) -> None:
+    write(tmp_path / "etc" / "pip.conf", "[global]\nindex-url = https://machine/\ncert = /ca\n")
+    write(tmp_path / ".config" / "pip" / "pip.conf", "[global]\nindex-url = https://user/\n")
+    told = uv_variables(environ(tmp_path))
+    assert told == {"UV_DEFAULT_INDEX": "https://user/", "SSL_CERT_FILE": "/ca"}
+    assert uv_variables(environ(tmp_path, PIP_INDEX_URL=MIRROR))["UV_DEFAULT_INDEX"] == MIRROR
+
+
+def test_the_install_section_wins_over_the_global_one(tmp_path: Path) -> None:
+    text = "[install]\nindex_url = https://install/\n[global]\nindex-url = https://global/\n"
+    write(tmp_path / ".pip" / "pip.conf", text)
+    assert uv_variables(environ(tmp_path)) == {"UV_DEFAULT_INDEX": "https://install/"}
+
+
+def test_a_named_file_is_read_and_devnull_reads_none(tmp_path: Path) -> None:
+    write(tmp_path / "mine.conf", f"[global]\nindex-url = {MIRROR}\n")
+    named = environ(tmp_path, PIP_CONFIG_FILE=str(tmp_path / "mine.conf"))
+    assert uv_variables(named) == {"UV_DEFAULT_INDEX": MIRROR}
+    write(tmp_path / ".pip" / "pip.conf", f"[global]\nindex-url = {MIRROR}\n")
+    assert uv_variables(environ(tmp_path, PIP_CONFIG_FILE="/dev/null")) == {}
+
+
+@pytest.mark.parametrize("variable", ["UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_FIND_LINKS"])
+def test_uvs_own_index_stands(tmp_path: Path, variable: str) -> None:
+    told = uv_variables(
+        environ(tmp_path, PIP_INDEX_URL=MIRROR, PIP_CERT="/ca", **{variable: "https://own/"})
+    )
+    assert told == {"SSL_CERT_FILE": "/ca"}
+
+
+@pytest.mark.parametrize("text", ["index-url = 'https://own/'", "[[index]]\nurl = 'https://own/'"])
+def test_an_index_in_uvs_file_stands(tmp_path: Path, text: str) -> None:
+    write(tmp_path / ".config" / "uv" / "uv.toml", text)
+    assert uv_variables(environ(tmp_path, PIP_INDEX_URL=MIRROR)) == {}
+
+
+def test_a_broken_file_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / ".pip" / "pip.conf", "index-url without a section\n")
+    write(tmp_path / ".config" / "uv" / "uv.toml", "not = = toml")
+    assert uv_variables(environ(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(("value", "told"), [("true", {"UV_NO_INDEX": "1"}), ("0", {})])
+def test_no_index_is_a_yes_or_no(tmp_path: Path, value: str, told: dict[str, str]) -> None:
+    assert uv_variables(environ(tmp_path, PIP_NO_INDEX=value)) == told

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica runs, and with which variables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.child_environment import child_environment
+from openenvd.environments.errors import InvalidSpec
+from openenvd.environments.program import app_candidates, package_of, program_of
+from openenvd.environments.sources import Project, resolve
+from openenvd.environments.spec import EnvironmentSpec
+
+PYTHON = Path("/venvs/x/bin/python")
+MAPPED = """
+[project]
+name = "openenv-thing"
+[tool.setuptools.package-dir]
+"the_thing" = "."
+"the_thing.server" = "server"
+"""
+SCRIPT = """
+[project]
+name = "x"
+[project.scripts]
+server = "the_thing.server.app:main"
+"""
+
+
+def project(folder: Path, packaging: str = "", manifest: str = "name: my-env\n") -> Project:
+    folder.mkdir(parents=True)
+    (folder / "openenv.yaml").write_text(manifest)
+    (folder / "pyproject.toml").write_text(packaging)
+    found = resolve(str(folder), folder)
+    assert isinstance(found, Project)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("packaging", "package"), [(MAPPED, "the_thing"), (SCRIPT, "the_thing"), ("", "my_env")]
+)
+def test_the_package_is_what_the_packaging_says(
+    tmp_path: Path, packaging: str, package: str
+) -> None:
+    assert package_of(project(tmp_path / "p", packaging)) == package
+
+
+def test_the_form_inside_the_package_is_tried_first() -> None:
+    assert app_candidates("p", "server.app:app") == ("p.server.app:app", "server.app:app")
+    assert app_candidates("p", "p.server.app:app") == ("p.server.app:app",)
+    assert app_candidates(None, "server.app:app") == ("server.app:app",)
+
+
+def test_a_package_that_is_the_folder_itself_gets_a_link(tmp_path: Path) -> None:
+    source = project(tmp_path / "p", MAPPED)
+    program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
+    assert program.links == {"the_thing": source.folder}
+    assert program.argv[0] == str(PYTHON)
+
+
+def test_a_package_that_lies_in_the_folder_needs_no_link(tmp_path: Path) -> None:
+    source = project(tmp_path / "p", MAPPED)
+    (source.folder / "src" / "the_thing").mkdir(parents=True)
+    program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
+    assert program.links == {}
+    assert program.config.import_paths == (str(source.folder), str(source.folder / "src"))
+
+
+def test_a_bundled_environment_and_a_class_run_in_our_own_python(tmp_path: Path) -> None:
+    for source in ("echo", "module:Class"):
+        program = program_of(EnvironmentSpec("x", source), resolve(source, tmp_path), None)
+        assert program.python == Path(sys.executable)
+        assert program.config.env_class is not None
+
+
+def test_a_class_has_no_app_to_serve_as_it_is(tmp_path: Path) -> None:
+    spec = EnvironmentSpec("x", "m:C", serve_as_is=True)
+    with pytest.raises(InvalidSpec, match="no app"):
+        program_of(spec, resolve("m:C", tmp_path), None)
+
+
+def test_dates_in_a_manifest_become_text(tmp_path: Path) -> None:
+    source = project(tmp_path / "p", manifest="name: x\nmade: 2026-01-02\n")
+    program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
+    assert program.config.manifest["made"] == "2026-01-02"
+
+
+def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
+    inherited = {
+        "PATH": "/bin", "https_proxy": "p", "CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C",
+        "HF_TOKEN": "secret", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    environ = child_environment(inherited, home="/h", max_sessions=None, given={})
+    assert set(inherited) & set(environ) == {
+        "PATH", "https_proxy", "CUDA_VISIBLE_DEVICES", "LC_ALL",
+    }  # fmt: skip
+    assert "MAX_CONCURRENT_ENVS" not in environ
+
+
+def test_what_the_user_gives_wins() -> None:
+    given = {"PATH": "/mine", "MAX_CONCURRENT_ENVS": "9"}
+    environ = child_environment({"PATH": "/bin"}, home="/h", max_sessions=4, given=given)
+    assert environ["PATH"] == "/mine"
+    assert environ["MAX_CONCURRENT_ENVS"] == "9"
+
+
+def test_the_session_limit_reaches_the_projects_convention() -> None:
+    environ = child_environment({}, home="/h", max_sessions=4, given={})
+    assert environ["MAX_CONCURRENT_ENVS"] == "4"

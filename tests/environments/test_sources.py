@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user wrote to what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.errors import ManifestError, UnknownSource, UnsupportedSource
+from openenvd.environments.sources import Bundled, ClassSource, Project, resolve
+
+
+def make_project(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "openenv.yaml").write_text("name: sample\n")
+    return folder
+
+
+def test_a_bundled_name_wins_over_a_folder(tmp_path: Path) -> None:
+    make_project(tmp_path / "echo")
+    assert isinstance(resolve("echo", tmp_path), Bundled)
+    assert isinstance(resolve("./echo", tmp_path), Project)
+
+
+def test_a_folder_is_meant_from_where_the_user_is(tmp_path: Path) -> None:
+    folder = make_project(tmp_path / "a" / "sample")
+    for source, cwd in [("sample", folder.parent), (str(folder), Path("/")), (".", folder)]:
+        found = resolve(source, cwd)
+        assert isinstance(found, Project)
+        assert found.folder == folder
+
+
+def test_a_class_is_looked_for_from_where_the_user_is(tmp_path: Path) -> None:
+    assert resolve("pkg.module:Class", tmp_path) == ClassSource("pkg.module:Class", tmp_path)
+
+
+def test_an_unknown_name_says_what_is_near_and_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSource) as caught:
+        resolve("ehco", tmp_path)
+    assert caught.value.near == ["echo"]
+    assert "did you mean echo?" in str(caught.value.hint)
+    assert "openenv.yaml" in str(caught.value.hint)
+
+
+def test_a_folder_without_a_manifest_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSource, match=r"has no openenv\.yaml"):
+        resolve(".", tmp_path)
+
+
+@pytest.mark.parametrize("source", [".", "./sample/server"])
+def test_the_hint_names_a_project_inside_or_above(tmp_path: Path, source: str) -> None:
+    folder = make_project(tmp_path / "sample")
+    (folder / "server").mkdir()
+    with pytest.raises(UnknownSource) as caught:
+        resolve(source, tmp_path)
+    assert f"openenv launch {folder}" in str(caught.value.hint)
+
+
+def test_a_manifest_itself_points_to_its_folder(tmp_path: Path) -> None:
+    folder = make_project(tmp_path / "sample")
+    with pytest.raises(UnknownSource, match="is a file") as caught:
+        resolve("sample/openenv.yaml", tmp_path)
+    assert f"openenv launch {folder}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("source", ["docker://echo", "https://hub.example/x", "git+ssh://x/y"])
+def test_what_is_not_built_yet_says_so(tmp_path: Path, source: str) -> None:
+    with pytest.raises(UnsupportedSource, match="not supported yet"):
+        resolve(source, tmp_path)
+
+
+def test_a_broken_manifest_is_told(tmp_path: Path) -> None:
+    (tmp_path / "openenv.yaml").write_text("nam: x\n")
+    with pytest.raises(ManifestError, match="name"):
+        resolve(".", tmp_path)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations as a worker calls them: from a JSON payload to a JSON result, or a clear failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.environments import run_files
+from openenvd.environments.errors import EnvironmentsError
+from openenvd.environments.layout import Layout
+from openenvd.executor.worker import find_operation
+from openenvd.operations import registry
+from openenvd.operations.check import problems
+from openenvd.processes.keeper_link import KeeperLink
+
+LAUNCH_ID = "0123456789abcdef"
+FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
+EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
+NEVER_READY = 'import threading\nprint("loading", flush=True)\nthreading.Event().wait()\n'
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    """`run("launch", source="echo")`, as a worker does it."""
+
+    def call(operation: str, *, progress: Any = lambda _: None, **payload: Any) -> Any:
+        function = find_operation(registry.dotted_name(registry.by_name(operation)))
+        return json.loads(json.dumps(function(payload, LAUNCH_ID, str(home), progress)))
+
+    return call
+
+
+def write_class(folder: Path, code: str) -> str:
+    (folder / "sample_env.py").write_text(code)
+    return "sample_env:Sample"
+
+
+def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout: Layout) -> None:
+    launched = run("launch", source="echo", replicas=2)["environment"]
+    assert (launched["name"], launched["state"]) == ("echo", "READY")
+    assert len(launched["replicas"]) == 2
+    probed = run("probe", name="echo")
+    assert probed["address"] == launched["address"]
+    assert probed["health"] == {"status": "healthy"}
+    described = run("describe", name="echo")
+    assert described["metadata"]["name"] == "echo"
+    assert "message" in described["schema"]["action"]["properties"]
+    downed = run("down", name="echo")
+    assert downed["stopped"] == [replica["id"] for replica in launched["replicas"]]
+    assert run_files.all_of(layout.runs) == []
+    assert run("down", name="echo")["stopped"] == []
+    with pytest.raises(EnvironmentsError, match="no replica on this machine"):
+        run("probe", name="echo")
+
+
+def test_a_launch_tells_the_log_and_reports_each_replica(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, Any]] = []
+    launched = run("launch", source="echo", name="trial", progress=told.append)["environment"]
+    replicas = [entry["replica"]["id"] for entry in told if "replica" in entry]
+    phases = [entry["phase"] for entry in told if "phase" in entry]
+    assert replicas == [f"trial-0-{LAUNCH_ID}"]
+    assert phases == ["resolved", "starting", "waiting", "ready"]
+    assert f"trial is ready at {launched['address']}" in capfd.readouterr().out
+    run("down", name="trial")
+
+
+def test_a_launch_that_runs_again_replaces_what_its_first_attempt_left(
+    run: Run, layout: Layout
+) -> None:
+    first = run("launch", source="echo")["environment"]["replicas"][0]
+    second = run("launch", source="echo")["environment"]["replicas"][0]
+    assert second["pid"] != first["pid"]
+    assert not psutil.pid_exists(first["pid"])
+    assert len(run_files.all_of(layout.runs)) == 1
+    run("down", name="echo")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (FAILS_TO_IMPORT, "operation_error", ["a_module_that_nobody_has", "sample_env.py"]),
+        (EXITS, "operation_error", ["exited with code 7", "no licence"]),
+        (NEVER_READY, "timed_out", ["not ready after 2 s"]),
+    ],
+    ids=["import fails", "exits", "never ready"],
+)
+def test_a_launch_that_fails_says_why_and_leaves_nothing(
+    run: Run, layout: Layout, tmp_path: Path, code: str, kind: str, words: list[str]
+) -> None:
+    source = write_class(tmp_path, code)
+    with pytest.raises(EnvironmentsError) as caught:
+        run("launch", source=source, cwd=str(tmp_path), ready_timeout_seconds=2)
+    assert caught.value.kind == kind
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+    assert run_files.all_of(layout.runs) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"source": "ehco"}, ["ehco", "did you mean echo?"]),
+        ({"source": "."}, ["has no openenv.yaml"]),
+        ({"source": "echo", "name": "../escape"}, ["../escape", "--name"]),
+        ({"source": "echo", "replicas": 2, "max_sessions": 1}, ["cannot share 1 sessions"]),
+        ({"source": "echo", "serve_as_is": True}, ["no app"]),
+    ],
+)
+def test_a_launch_that_can_never_work_is_invalid(
+    run: Run, layout: Layout, tmp_path: Path, fields: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(EnvironmentsError) as caught:
+        run("launch", cwd=str(tmp_path), **fields)
+    assert caught.value.kind == "invalid"
+    for word in words:
+        assert word in f"{caught.value} {caught.value.hint}"
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_a_taken_port_says_by_whom(run: Run) -> None:
+    launched = run("launch", source="echo")["environment"]
+    port = int(launched["address"].rpartition(":")[2])
+    with pytest.raises(EnvironmentsError, match=rf"port {port} is in use by .* \(pid \d+\)"):
+        run("launch", source="echo", name="other", port=port)
+    run("down", name="echo")
+
+
+def test_what_is_cancelled_while_it_waits_leaves_nothing(
+    run: Run, layout: Layout, tmp_path: Path
+) -> None:
+    class Cancelled(BaseException):
+        pass
+
+    def progress(told: dict[str, Any]) -> None:
+        if told.get("phase") == "starting":
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        run("launch", source="echo", progress=progress)
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_what_a_killed_launch_started_is_found_and_stopped(
+    run: Run, home: Path, layout: Layout
+) -> None:
+    code = """
+import os, signal, sys
+from openenvd.operations import registry
+
+def progress(told):
+    if told.get("phase") == "starting":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+registry.run.launch({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
+"""
+    done = subprocess.run([sys.executable, "-c", code, LAUNCH_ID, str(home)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    [run_file] = run_files.all_of(layout.runs)
+    with KeeperLink.connect(run_file.socket_path) as link:
+        status = link.wait(lambda s: s["state"] == "ready", 60.0)
+    assert psutil.pid_exists(status["pid"])
+    assert run("down", name="echo")["stopped"] == [run_file.replica_id]
+    assert not psutil.pid_exists(status["pid"])
+
+
+def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> None:
+    code = 'import os\nprint("GREETING is", os.environ["GREETING"], flush=True)\nos._exit(1)\n'
+    source = write_class(tmp_path, code)
+    with pytest.raises(EnvironmentsError, match="GREETING is hello"):
+        run("launch", source=source, cwd=str(tmp_path), env={"GREETING": "hello"})
+
+
+def test_check_tells_what_the_machine_offers(run: Run) -> None:
+    found = run("check")
+    assert found["environments"] == ["echo"]
+    assert found["limits"]["memory_bytes"] > 0
+    assert found["uv"]["version"].startswith("uv ")
+    assert found["disk"]["free_bytes"] > 0
+
+
+def test_check_says_what_is_missing_and_what_to_do() -> None:
+    found = {
+        "cgroups": {"available": False, "why_not": "read-only"},
+        "uv": {"path": None, "why_not": "uv is not there"},
+        "disk": {"path": "/h", "free_bytes": 5 * 2**20},
+    }
+    told = list(problems(found))
+    assert [problem["message"] for problem in told] == [
+        "no memory cgroups: read-only",
+        "uv is not there",
+        "5 MB are free in /h",
+    ]
+    assert all(problem["hint"] for problem in told)
+
+
+def test_the_worker_is_left_without_children_or_descriptors(run: Run) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    run("launch", source="echo", replicas=2)
+    run("down", name="echo")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert psutil.Process().children() == []

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations there are, and what the daemon and a worker need to know of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from openenvd.executor.worker import find_operation
+from openenvd.operations import registry
+from openenvd.operations.base import Operation
+from openenvd.operations.launch import LaunchPayload
+
+all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
+
+
+def test_launches_are_long_and_everything_else_is_short() -> None:
+    schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
+    assert schedules.pop("launch") == "LONG"
+    assert set(schedules) == {"down", "check", "describe", "probe"}
+    assert set(schedules.values()) == {"SHORT"}
+
+
+@all_operations
+def test_a_worker_finds_it_by_its_dotted_name(operation: type[Operation]) -> None:
+    assert registry.by_name(operation.name) is operation
+    assert callable(find_operation(registry.dotted_name(operation)))
+
+
+@all_operations
+def test_every_field_of_its_payload_is_documented(operation: type[Operation]) -> None:
+    for name, field in operation.Payload.model_fields.items():
+        assert field.description, name
+
+
+@all_operations
+def test_an_unknown_field_is_refused_by_name(operation: type[Operation]) -> None:
+    with pytest.raises(ValidationError, match="nonsense"):
+        operation.Payload.model_validate({"nonsense": 1})
+
+
+def test_the_plan_gets_an_expectation_for_each_schedule() -> None:
+    assert set(registry.expected_bytes()) == {"LONG", "SHORT"}
+    assert min(registry.expected_bytes().values()) > 0
+
+
+def test_what_the_zygote_preloads_is_light() -> None:
+    heavy = "fastapi uvicorn sqlalchemy httpx rich yaml asyncio"
+    code = f"""
+import importlib, sys
+for name in {list(registry.PRELOAD)!r}:
+    importlib.import_module(name)
+print(*(set({heavy!r}.split()) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ["source"]),
+        ({"source": ""}, ["source"]),
+        ({"source": "echo", "replicas": 0}, ["replicas"]),
+        ({"source": "echo", "max_sessions": 0}, ["max_sessions"]),
+        ({"source": "echo", "port": 70000}, ["port"]),
+        ({"source": "echo", "provider": "nowhere"}, ["there is no provider 'nowhere'", "local"]),
+        ({"source": "echo", "provider": "slurm"}, ["'slurm' is not built yet", "local"]),
+        ({"source": "echo", "env": {"A=B": "x"}}, ["A=B"]),
+        ({"source": "echo", "env": {"A": "x\0"}}, ["environment variable"]),
+        ({"source": "echo", "cwd": "relative"}, ["not an absolute path"]),
+        ({"source": "echo", "ready_timeout_seconds": 0}, ["ready_timeout_seconds"]),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        LaunchPayload.model_validate(fields)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("echo", "echo"), ("/x/my_env", "my_env"), ("pkg.mod:Sample", "sample")]
+)
+def test_an_environment_that_nobody_named_is_named_by_its_source(source: str, name: str) -> None:
+    payload = LaunchPayload.model_validate({"source": source})
+    assert payload.model_dump()["name"] == name
