@@ -16,7 +16,7 @@ from .conftest import OPENENV, Machine, eventually
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
 import time
-from openenvd.envs.echo import EchoEnvironment
+from openenvd.envs.echo.environment import EchoEnvironment
 
 class Sample(EchoEnvironment):
     pass

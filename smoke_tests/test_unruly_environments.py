@@ -16,7 +16,7 @@ from .conftest import Machine, eventually
 
 HEAD = """
 import os, sys, time
-from openenvd.envs.echo import EchoEnvironment
+from openenvd.envs.echo.environment import EchoEnvironment
 
 """
 RESET_RAISES = (
