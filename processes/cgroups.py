@@ -22,13 +22,10 @@ import contextlib
 import errno
 import os
 import signal
+from typing import Any
 
 from .cgroup_tree import V1, V2, Location, locate, read_keyed, read_text
 from .identity import ProcessIdentity, read_stat
-
-TYPE_CHECKING = False  # `typing` itself is what this saves
-if TYPE_CHECKING:
-    from typing import Any
 
 TOP = "openenvd"
 _LEAF = "home"  # where a delegated v2 group's own processes move to
@@ -180,10 +177,15 @@ class CgroupManager:
         self.why_not = ""
         self._version = 0
         self._directory = ""
-        try:
-            self._open(root)
-        except OSError as exc:
-            self.why_not = f"{exc.filename or 'the control groups'}: {exc.strerror}"
+        for _ in range(3):  # whoever leaves may remove an empty level under our feet
+            try:
+                self._open(root)
+                return
+            except FileNotFoundError as exc:
+                self.why_not = _told(exc)
+            except OSError as exc:
+                self.why_not = _told(exc)
+                return
 
     @property
     def directory(self) -> str:
@@ -219,18 +221,26 @@ class CgroupManager:
             for entry in os.scandir(self._directory):
                 if entry.is_dir():
                     Cgroup(entry.path, entry.name, self._version).remove()
+        return self._remove_own()
+
+    def _remove_own(self) -> bool:
         top = os.path.dirname(self._directory)  # noqa: PTH120
         removed = Cgroup(self._directory, self.name, self._version).remove()
         Cgroup(top, TOP, self._version).remove()  # stays while another manager has groups there
         return removed
 
-    def leave(self) -> None:
-        """Go back to the group above (v1; v2 forbids it), then remove what is empty."""
+    def leave(self, cgroup: Cgroup) -> None:
+        """Move this process from `cgroup` back above `openenvd`, and remove what is empty then.
+
+        v2 forbids the move: there the empty group stays. Other groups are not touched, even
+        empty ones: somebody may be about to enter.
+        """
         if self._version == V1:
             base = os.path.dirname(os.path.dirname(self._directory))  # noqa: PTH120
             with contextlib.suppress(OSError):
                 _write(f"{base}/cgroup.procs", str(os.getpid()))
-        self.remove()
+        if cgroup.remove():
+            self._remove_own()
 
     def _open(self, root: str) -> None:
         own = locate("memory", root)
@@ -251,6 +261,7 @@ class CgroupManager:
             _hand_down(directory)
         self._directory = directory
         self.available = True
+        self.why_not = ""
 
     def _delegated(self, own: Location) -> str | None:
         """The nearest v2 group that we may write and that hands memory down."""
@@ -321,6 +332,10 @@ def _is_ours(pid: int) -> bool:
             return True  # gone meanwhile
         pid = stat.parent
     return False
+
+
+def _told(exc: OSError) -> str:
+    return f"{exc.filename or 'the control groups'}: {exc.strerror}"
 
 
 def _make(directory: str) -> None:

@@ -102,6 +102,11 @@ class ExitReason:
                 return "disappeared while nobody watched it"
 
     def _oom_sentence(self) -> str:
+        if self.detector is Detector.MEMORY_ERROR:
+            return "ran out of memory (MemoryError)"
+        if self.detector is Detector.CGROUP and self.exit_code is not None:
+            text = f"exited with code {self.exit_code} after running out of memory"
+            return f"{text} ({self.evidence})" if self.evidence else text
         hedge = "was probably killed" if self.certainty is Certainty.PROBABLE else "was killed"
         text = f"{hedge} for using too much memory"
         if self.peak_bytes is not None:

@@ -43,8 +43,8 @@ What happens when
     two keepers             the second finds the lock of the run directory held, and exits
     SIGTERM                 as `stop`; SIGINT and SIGHUP are a terminal's, and ignored
 
-Small on purpose (standard library, no dataclasses, pathlib, typing or subprocess: each costs
-every replica up to 1.5 MB); the explanation of a death is imported when there is one.
+Small on purpose (no dataclasses, pathlib or subprocess: each costs every replica about 1 MB); the
+explanation of a death is imported when there is one.
 """
 
 from __future__ import annotations
@@ -58,19 +58,16 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from .cgroups import Cgroup, CgroupManager
-from .identity import ProcessIdentity, read_stat
+from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
 from .log_bound import keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
 from .server_child import adopted_children, become_subreaper, spawn
 from .tail import last_lines
-
-TYPE_CHECKING = False  # `typing` itself is what this saves
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
@@ -87,6 +84,7 @@ CLEAR_SECONDS = 5.0  # for the killed to be collected; longer only for one stuck
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 LOG_TAIL_LINES = 20
 LISTEN_BACKLOG = 4096
+CONTROL_BACKLOG = 512
 EXIT_CANNOT_START = 127  # as a shell says it
 MAX_NOTIFY_LINE_BYTES = 256 * 1024
 
@@ -147,6 +145,7 @@ class Keeper:
         self._notify_buffer = b""
         self._listener: socket.socket | None = None
         self._manager: CgroupManager | None = None
+        self._keepers_group: Cgroup | None = None
         self._cgroup: Cgroup | None = None
 
     # The agenda
@@ -166,8 +165,7 @@ class Keeper:
 
     def _handle_events(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
-            if key.fileobj in self._selector.get_map():  # an earlier event may have closed it
-                key.data()
+            key.data()  # must bear it when an earlier event of this round closed what it reads
 
     def _seconds_to_wait(self) -> float:
         due = self._next_look if self._deadline is None else min(self._next_look, self._deadline)
@@ -208,17 +206,21 @@ class Keeper:
 
     def _enter_groups(self) -> None:
         """Leave the starter's cgroup (a worker's, capped) for one of our own."""
-        manager = CgroupManager(GROUPS_NAME)
-        if manager.available:
+        for _ in range(3):  # a keeper on its way out may remove an empty group under our feet
+            manager = CgroupManager(GROUPS_NAME)
+            if not manager.available:
+                return
             with contextlib.suppress(OSError):
-                manager.create("keepers").add(os.getpid())
+                self._keepers_group = manager.create("keepers")
+                self._keepers_group.add(os.getpid())
                 self._manager = manager
+                return
 
     def _leave_groups(self) -> None:
         if self._cgroup is not None:
             self._cgroup.remove()
-        if self._manager is not None:
-            self._manager.leave()
+        if self._manager is not None and self._keepers_group is not None:
+            self._manager.leave(self._keepers_group)
 
     def _note_in_run_file(self) -> None:
         with contextlib.suppress(OSError):  # status.json says it too
@@ -374,7 +376,7 @@ class Keeper:
             self._close_notify()
             self._exit = self._last_exit = self._explain()
             self._log_tail = last_lines(self._run["log_path"], LOG_TAIL_LINES)
-            self._pid = self._pid_started_at = None
+            self._pid = self._pid_started_at = self._ended = None
         self._state = "exited"
         if self._stopping:
             self._say_goodbye()
@@ -469,6 +471,8 @@ class Keeper:
         self._flush(client)
 
     def _serve(self, client: Client) -> None:
+        if client not in self._clients:
+            return  # dropped earlier in this round
         try:
             for line in client.read_lines():
                 self._answer(client, line)
@@ -629,7 +633,7 @@ def open_control_socket(path: str) -> socket.socket:
             os.unlink(path)  # noqa: PTH108
         control.bind(path)
         os.chmod(path, 0o600)  # noqa: PTH101
-        control.listen(128)
+        control.listen(CONTROL_BACKLOG)
     except OSError as exc:
         control.close()
         raise OSError(exc.errno, exc.strerror or str(exc), path) from exc
@@ -691,9 +695,8 @@ def _bare_exit(pid: int, status: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """`python -m openenvd.processes.keeper <run_dir>` (`run_keeper.py` is the lighter way in)."""
-    if read_stat(os.getpid()) is None or os.getsid(0) != os.getpid():
-        with contextlib.suppress(PermissionError):  # we lead a group: then the session is ours
-            os.setsid()
+    with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
+        os.setsid()
     try:
         keeper = Keeper(sys.argv[1])
     except BlockingIOError:

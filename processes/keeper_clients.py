@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import array
 import socket
-
-TYPE_CHECKING = False  # `typing` itself is what this saves
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_REPLIES = 64  # unread ones; who asks on without reading is dropped

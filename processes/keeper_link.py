@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -130,7 +131,10 @@ class KeeperLink:
             KeeperGone: when no keeper listens there (any more).
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
+        # Not `settimeout`: that makes `connect` fail at once while the keeper's backlog is full.
+        seconds, fraction = divmod(timeout, 1.0)
+        limit = struct.pack("ll", int(seconds), int(fraction * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             connection.connect(socket_path)
         except OSError as exc:

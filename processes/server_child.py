@@ -12,13 +12,10 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Never
 
-TYPE_CHECKING = False  # `typing` itself is what this saves
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Never
-
-    from .cgroups import Cgroup
+from .cgroups import Cgroup
 
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1

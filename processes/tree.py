@@ -73,6 +73,8 @@ def stop_tree(
     twice is fine. A pid that now belongs to another process is left alone, and so is its session.
     """
     signalled: dict[int, None] = {}
+    if identity.pid <= 1:
+        return []  # "nobody", or what everything descends from: never a tree to stop
     if grace_seconds > 0:
         members = _members(identity, session, cgroup)
         signalled |= dict.fromkeys(_signal_all(members, signal.SIGTERM))

@@ -101,6 +101,37 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
     assert (reason.evidence or "").startswith("uv (x) (pid 99) was killed: cgroup")
 
 
+@pytest.mark.parametrize(
+    ("wait_status", "known", "sentence"),
+    [
+        (
+            KILLED,
+            MOVED | {"peak_bytes": 251 << 20, "limit_bytes": 256 << 20},
+            (
+                "was killed for using too much memory at 251 MB; its limit was 256 MB "
+                "(cgroup ?, oom_kill 0→1)"
+            ),
+        ),
+        (KILLED, {}, "was killed by SIGKILL"),
+        (_exited(1), {"memory_error": True}, "ran out of memory (MemoryError)"),
+        (
+            _exited(1),
+            MOVED,
+            (
+                "exited with code 1 after running out of memory "
+                "(a process below it was killed: cgroup ?, oom_kill 0→1)"
+            ),
+        ),
+        (_exited(7), {}, "exited with code 7"),
+        (None, {}, "disappeared while nobody watched it"),
+    ],
+)
+def test_sentence_says_what_is_known(
+    wait_status: int | None, known: dict[str, Any], sentence: str
+) -> None:
+    assert explain_exit(wait_status, pid=PID, **known).sentence() == sentence
+
+
 def test_reason_survives_json() -> None:
     reason = explain_exit(KILLED, pid=PID, limit_bytes=5, peak_bytes=4, seconds=1.5, **MOVED)
     assert ExitReason.from_json(reason.to_json()) == reason

@@ -269,6 +269,28 @@ def test_two_clients_hear_the_same(replica: Make) -> None:
         )
 
 
+def test_clients_that_leave_by_the_dozen_harm_nobody(replica: Make) -> None:
+    """They leave while the keeper is writing to all of them."""
+    one = replica().ready()
+    for number in range(1, 50):
+        leaving = [one.connect() for _ in range(5)]
+        one.tell(f"sessions {number}")
+        for link in leaving:
+            link.close()
+    assert one.wait(lambda s: s["sessions"] == 49)["state"] == "ready"
+
+
+def test_keepers_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> None:
+    _needs_cgroups()
+    leaving = [replica().ready() for _ in range(3)]
+    coming = [replica() for _ in range(3)]
+    for old, new in zip(leaving, coming, strict=True):
+        old.link.send("stop", grace_seconds=0.0)
+        new.start()
+    for new in coming:
+        assert new.wait_state("ready")["cgroup"] is not None
+
+
 def test_half_a_line_and_nonsense_harm_nobody(replica: Make) -> None:
     one = replica().ready()
     leaving = socket.socket(socket.AF_UNIX)

@@ -116,6 +116,11 @@ def test_session_of_a_reused_pid_is_left_alone(family: Family) -> None:
     assert family.child.is_alive()
 
 
+def test_nobody_and_init_are_never_a_tree() -> None:
+    assert stop_tree(ProcessIdentity(0, 0.0), grace_seconds=0.0) == []
+    assert stop_tree(ProcessIdentity(1, 0.0), grace_seconds=0.0) == []
+
+
 def test_waiting_times_out_on_the_living(family: Family) -> None:
     assert not wait_until_dead([family.parent], 0.0)
 
