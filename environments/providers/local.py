@@ -39,6 +39,8 @@ MAX_LOG_BYTES = 64 * 2**20  # of one replica; the keeper drops the oldest half b
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
 LAST_LINES = 20  # of a replica's log, in a failure
+IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
+_IMPORT_MACHINERY = 'File "<frozen importlib'
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
 
@@ -97,7 +99,7 @@ class LocalReplicas:
         """Write one replica down, and start its keeper."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_links(run_dir / "imports", links)
+        make_links(run_dir / IMPORTS, links)
         # Before it is started: were we killed in between, it must be found.
         run_file = run_files.RunFile.of(run_dir, data)
         self._run_files.append(run_file)
@@ -209,7 +211,7 @@ class _Plan:
 
     def _environment(self, run_dir: Path, max_sessions: int | None) -> dict[str, str]:
         config = self._program.config
-        links = (str(run_dir / "imports"),) if self._program.links else ()
+        links = (str(run_dir / IMPORTS),) if self._program.links else ()
         config = replace(
             config, max_sessions=max_sessions, import_paths=(*links, *config.import_paths)
         )
@@ -264,6 +266,7 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
         return
     who = f"replica {run_file.ordinal} of {run_file.environment}"
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
+    lines = readable(lines, run_file.run_dir / IMPORTS)
     if told := status.get("failed"):
         raise ReplicaFailed(
             with_last_lines(f"{who} failed to start: {told}", lines),
@@ -275,6 +278,19 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     message = f"{who} {reason.sentence()} before it was ready"
     text = with_last_lines(*_with_heading(message, lines))
     raise ReplicaFailed(text, _hint(run_file, reason), is_oom=reason.is_oom)
+
+
+def readable(lines: list[str], imports: Path) -> list[str]:
+    """A traceback's lines as its reader knows them: the project's own paths instead of our links
+    to it, and nothing of the machinery of `import`."""
+    try:
+        links = {str(link): os.readlink(link) for link in imports.iterdir()}
+    except OSError:
+        links = {}
+    kept = [line for line in lines if not line.lstrip().startswith(_IMPORT_MACHINERY)]
+    for link, target in links.items():
+        kept = [line.replace(link, target) for line in kept]
+    return kept
 
 
 def _hint(run_file: run_files.RunFile, reason: ExitReason) -> str:

@@ -17,7 +17,7 @@ from openenvd.environments.errors import InvalidSpec, NotAnswering, NotReady, Re
 from openenvd.environments.layout import Layout
 from openenvd.environments.program import program_of
 from openenvd.environments.providers.base import Replicas, StartedReplica
-from openenvd.environments.providers.local import LocalProvider, share_sessions
+from openenvd.environments.providers.local import LocalProvider, readable, share_sessions
 from openenvd.environments.sources import resolve
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.processes.keeper_link import KeeperLink, read_status_file
@@ -118,6 +118,17 @@ def test_an_import_that_fails_says_of_what(home: Path, tmp_path: Path) -> None:
     replicas.stop()
     assert "sample_env.py" in str(caught.value)  # the traceback's last lines
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None:
+    (tmp_path / "my_env").symlink_to("/projects/mine")
+    lines = [
+        '  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import',
+        f'  File "{tmp_path}/my_env/server/app.py", line 3, in <module>',
+    ]
+    told = ['  File "/projects/mine/server/app.py", line 3, in <module>']
+    assert readable(lines, tmp_path) == told
+    assert readable(told, tmp_path / "no links") == told
 
 
 def test_one_that_is_never_ready_is_told_with_its_last_lines(home: Path, tmp_path: Path) -> None:
