@@ -284,7 +284,7 @@ def readable(lines: list[str], imports: Path) -> list[str]:
     """A traceback's lines as its reader knows them: the project's own paths instead of our links
     to it, and nothing of the machinery of `import`."""
     try:
-        links = {str(link): os.readlink(link) for link in imports.iterdir()}
+        links = {str(link): str(link.readlink()) for link in imports.iterdir()}
     except OSError:
         links = {}
     kept = [line for line in lines if not line.lstrip().startswith(_IMPORT_MACHINERY)]
