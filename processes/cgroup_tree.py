@@ -16,6 +16,8 @@ from typing import NamedTuple
 V1 = 1
 V2 = 2
 
+TOP = "openenvd"  # what our own groups are made below (`cgroups.py`)
+
 
 class Location(NamedTuple):
     """A group of one hierarchy."""
@@ -27,6 +29,13 @@ class Location(NamedTuple):
     @property
     def directory(self) -> str:
         return join(self.mount_point, self.path)
+
+    def outside_ours(self) -> Location:
+        """The part before `openenvd`: a process may stand in a group of our own making."""
+        parts = self.path.split("/")
+        if TOP not in parts:
+            return self
+        return self._replace(path="/".join(parts[: parts.index(TOP)]) or "/")
 
     def levels(self) -> list[Location]:
         """This group and every one above it that can be seen, nearest first."""

@@ -24,10 +24,9 @@ import os
 import signal
 from typing import Any
 
-from .cgroup_tree import V1, V2, Location, locate, read_keyed, read_text
+from .cgroup_tree import TOP, V1, V2, Location, locate, read_keyed, read_text
 from .identity import ProcessIdentity, read_stat
 
-TOP = "openenvd"
 _LEAF = "home"  # where a delegated v2 group's own processes move to
 _KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller
 _UNLIMITED_V1 = -1  # v1 shows "no limit" as a huge number and takes -1 for it
@@ -247,7 +246,7 @@ class CgroupManager:
         if own is None:
             self.why_not = "no cgroup hierarchy with a memory controller is mounted"
             return
-        own = _cut(own)
+        own = own.outside_ours()
         self._version = own.version
         base = own.directory if own.version == V1 else self._delegated(own)
         if base is None:
@@ -276,14 +275,6 @@ class CgroupManager:
                 self.why_not = ""
                 return level.directory
         return None
-
-
-def _cut(own: Location) -> Location:
-    """The part of our path before `openenvd`: we may stand in a group of our own making."""
-    parts = own.path.split("/")
-    if TOP not in parts:
-        return own
-    return own._replace(path="/".join(parts[: parts.index(TOP)]) or "/")
 
 
 def _may_hand_down(directory: str) -> bool:

@@ -133,7 +133,8 @@ def _quota(level: Location) -> float | None:
 
 def _memory_limits(prefix: str) -> Iterator[_Found]:
     own = locate("memory", prefix)
-    for level in own.levels() if own is not None else ():
+    # A worker stands in a group whose cap is our own doing, and no limit of the system's.
+    for level in own.outside_ours().levels() if own is not None else ():
         for name in _MEMORY_FILES_V1 if level.version == V1 else _MEMORY_FILES_V2:
             value = _number(level, name)
             if value is not None and 0 < value < _UNLIMITED_BYTES:

@@ -8,12 +8,16 @@ pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from .settings import SETTINGS, Paths, Settings
+
+MAX_DAEMON_LOG_BYTES = 8 * 2**20
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,15 +26,34 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)
     _close_inherited(keep={0, 1, 2, options.ready_fd})
     os.chdir("/")
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     settings = Settings(**{item.name: getattr(options, item.name) for item in SETTINGS})
+    paths = Paths.from_environment()
+    _tell_workers(settings)
+    _set_up_log(paths, settings, in_background=options.ready_fd is not None)
     from .daemon import run
 
-    return run(Paths.from_environment(), settings, options.ready_fd)
+    return run(paths, settings, options.ready_fd)
+
+
+def _tell_workers(settings: Settings) -> None:
+    """Flags reach the processes below as what they are short for: variables."""
+    for item in SETTINGS:
+        os.environ[item.variable] = str(getattr(settings, item.name))
+
+
+def _set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None:
+    """In the background `daemon.log` is ours to keep short; in the foreground stderr is."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if in_background:
+        with contextlib.suppress(OSError):  # told by `daemon.run`, which needs the folder too
+            handler = RotatingFileHandler(
+                paths.daemon_log, maxBytes=MAX_DAEMON_LOG_BYTES, backupCount=1
+            )
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        handlers=[handler],
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

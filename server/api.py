@@ -90,7 +90,8 @@ async def _answer_validation_error(request: Request, exc: Exception) -> JSONResp
     # The body's path starts with `body`, the operation's tag, `payload`: noise to a reader.
     path = [str(part) for part in first["loc"][1:] if part != "payload"]
     field = ".".join(path[1:] if len(path) > 1 else path)
-    message = f"{field}: {first['msg']}" if field else first["msg"]
+    why = first["msg"].removeprefix("Value error, ")
+    message = f"{field}: {why}" if field else why
     return await _answer_api_error(
         request, Invalid(message, "GET /openapi.json shows every operation", field=field)
     )

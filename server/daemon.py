@@ -103,6 +103,8 @@ class _Daemon:
             await serving
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a replica's keeper has its socket there
+            self._paths.sockets.rmdir()
 
     async def _until_told(self, serving: asyncio.Task[None]) -> None:
         told = asyncio.create_task(self._stopping.wait())

@@ -142,4 +142,5 @@ class ReplicaWatch:
             self._writer.write(encode_line({"op": "start"}))
             await self._writer.drain()
         else:
+            self._handled_generation = 0  # a new keeper counts anew
             await asyncio.to_thread(run_files.revive, self._run_file)

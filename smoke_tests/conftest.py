@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from platformdirs import user_cache_path
 from uv import find_uv_bin
 
 OPENENV = str(Path(sys.executable).with_name("openenv"))
+REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 10.0
 
@@ -54,12 +56,13 @@ class Machine:
 
     home: Path
     environ: dict[str, str]
+    command: str = OPENENV
     background: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def run(self, *arguments: str, timeout: float = 120, cwd: Path | None = None) -> Answer:
         """`openenv ARGUMENTS`, to its end."""
         done = subprocess.run(
-            [OPENENV, *arguments],
+            [self.command, *arguments],
             env=self.environ,
             cwd=cwd or self.home.parent,
             capture_output=True,
@@ -78,7 +81,7 @@ class Machine:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`openenv ARGUMENTS`, in the background, in a process group of its own."""
         process = subprocess.Popen(
-            [OPENENV, *arguments],
+            [self.command, *arguments],
             env=self.environ,
             cwd=self.home.parent,
             stdout=subprocess.PIPE,
@@ -157,20 +160,44 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture(scope="session")
 def upstream() -> Path:
     """A Python that has upstream's `openenv` from the package index."""
-    named = os.environ.get("OPENENVD_SMOKE_CACHE")
-    cache = Path(named) if named else user_cache_path("openenvd-smoke")
-    folder = cache / UPSTREAM_REQUIREMENT.replace("==", "-")
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / "upstream.lock"):
+    with _cache() as cache:
+        folder = cache / UPSTREAM_REQUIREMENT.replace("==", "-")
         if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            uv = find_uv_bin()
-            subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
-            python = folder / "bin" / "python"
-            install = [uv, "pip", "install", "-q", "--python", str(python), UPSTREAM_REQUIREMENT]
-            subprocess.run(install, check=True)
+            _make_venv(folder, UPSTREAM_REQUIREMENT)
             (folder / "complete").touch()
     return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def both() -> Path:
+    """A Python that has upstream's `openenv`, and then ours, as a user installs them."""
+    with _cache() as cache:
+        folder = cache / "both"
+        _make_venv(folder, UPSTREAM_REQUIREMENT)
+        _install(folder, str(REPOSITORY))
+    return folder / "bin" / "python"
+
+
+@contextmanager
+def _cache() -> Iterator[Path]:
+    named = os.environ.get("OPENENVD_SMOKE_CACHE")
+    cache = Path(named) if named else user_cache_path("openenvd-smoke")
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / "lock"):
+        yield cache
+
+
+def _make_venv(folder: Path, requirement: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [find_uv_bin(), "venv", "-q", "--python", sys.executable, str(folder)]
+    subprocess.run(command, check=True)
+    _install(folder, requirement)
+
+
+def _install(folder: Path, requirement: str) -> None:
+    python = str(folder / "bin" / "python")
+    command = [find_uv_bin(), "pip", "install", "-q", "--python", python, requirement]
+    subprocess.run(command, check=True)
 
 
 @pytest.fixture

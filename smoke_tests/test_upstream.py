@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from .conftest import Machine
@@ -65,7 +64,6 @@ print("generated client ok")
 PROVIDER = """
 import asyncio, sys
 from openenv import GenericEnvClient
-sys.path.append(sys.argv[2])  # where openenvd is installed, behind everything of upstream's
 from openenvd.client.upstream import OpenEnvdProvider
 
 async def use():
@@ -122,8 +120,19 @@ def test_upstream_clients_use_the_bundled_echo(machine: Machine, upstream: Path)
     run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
 
 
-def test_our_provider_serves_upstream_from_env(machine: Machine, upstream: Path) -> None:
-    machine.ok("up")
-    installed = next(p for p in sys.path if p.endswith("site-packages"))
-    run_upstream(upstream, PROVIDER, "echo", installed, cwd=machine.home, machine=machine)
+def test_our_provider_serves_upstream_from_env(machine: Machine, both: Path) -> None:
+    run_upstream(both, PROVIDER, "echo", cwd=machine.home.parent, machine=machine)
     assert machine.status()["environments"] == []
+
+
+def test_both_sets_of_commands_work_where_both_are_installed(
+    machine: Machine, both: Path, tmp_path: Path
+) -> None:
+    machine.command = str(both.with_name("openenv"))
+    words = machine.ok("--help").out
+    for name in ("launch", "status", "init", "push", "catalog"):
+        assert name in words
+    machine.ok("init", "made_here", "-o", str(tmp_path), cwd=tmp_path)
+    assert (tmp_path / "made_here" / "openenv.yaml").exists()
+    machine.ok("launch", "echo")
+    assert machine.environment("echo")["state"] == "READY"

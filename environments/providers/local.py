@@ -35,7 +35,9 @@ from .base import OnReplica, StartedReplica
 
 Json = dict[str, Any]
 
-MAX_LOG_BYTES = 64 * 2**20  # of one replica; the keeper drops the oldest half beyond it
+# Of one replica; the keeper drops the oldest half beyond it. The daemon sets the variable.
+MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
+DEFAULT_MAX_LOG_MB = 64
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
 LAST_LINES = 20  # of a replica's log, in a failure
@@ -204,7 +206,7 @@ class _Plan:
             "host": self._spec.host,
             "port": self._port,
             "memory_limit_bytes": self._memory_limit_bytes,
-            "max_log_bytes": MAX_LOG_BYTES,
+            "max_log_bytes": _max_log_bytes(),
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
             "created_at": time.time(),
         }
@@ -320,3 +322,7 @@ def _keeper_lost(run_file: run_files.RunFile) -> ReplicaFailed:
     return ReplicaFailed(
         with_last_lines(*_with_heading(f"{who} ended unexpectedly", lines)), "launch it again"
     )
+
+
+def _max_log_bytes() -> int:
+    return int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * 2**20

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is built is what is there: packages, typing links, licence headers, documented settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from openenvd.server.settings import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OUTSIDE = {"tests", "smoke_tests", "load_tests", "docs", "build"}
+
+
+def _package_folders() -> set[Path]:
+    found = {path.parent.relative_to(ROOT) for path in ROOT.rglob("__init__.py")}
+    hidden = {path for path in found if any(part.startswith(".") for part in path.parts)}
+    return {path for path in found - hidden if not OUTSIDE & set(path.parts)}
+
+
+def test_every_package_is_built() -> None:
+    listed = set(PROJECT["tool"]["setuptools"]["packages"])
+    assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
+
+
+def test_every_data_file_of_a_bundled_environment_is_built() -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    for manifest in (ROOT / "envs").glob("*/openenv.yaml"):
+        assert "openenv.yaml" in data[f"openenvd.envs.{manifest.parent.name}"]
+
+
+def test_every_room_is_linked_for_the_type_checkers() -> None:
+    rooms = {path.parts[0] for path in _package_folders() if path.parts}
+    linked = {path.name for path in (ROOT / ".types" / "openenvd").iterdir() if path.is_dir()}
+    assert linked == rooms
+
+
+def test_every_module_carries_the_licence() -> None:
+    modules = [p for p in ROOT.rglob("*.py") if not any(x.startswith(".") for x in p.parts[-4:])]
+    bare = [p for p in modules if "build" not in p.parts and not _is_licensed(p)]
+    assert bare == []
+
+
+def _is_licensed(path: Path) -> bool:
+    return path.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    for setting in SETTINGS:
+        assert setting.flag in text
+        assert setting.variable in text
+        assert setting.help in text
+
+
+def test_the_commands_page_is_what_the_commands_say() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("commands_page.py")), "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "96"},
+    )
+    assert done.stdout == (ROOT / "docs" / "commands.md").read_text(), (
+        "write it again: python tests/repository/commands_page.py"
+    )
