@@ -38,6 +38,7 @@ START_LOCK_SECONDS = 90.0  # somebody else is starting it
 _LOOK_AGAIN_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
 _LOG_TAIL_BYTES = 16 * 1024
+_SHELL = "/bin/sh"
 _READY_FD = 3
 _LEAST_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
 
@@ -242,10 +243,11 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
         log_end = os.fstat(log).st_size
         command = server_command(settings, "--ready-fd", str(_READY_FD))
         environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
-        # Not `subprocess`: the daemon outlives us, and nobody here is to wait for it.
-        os.posix_spawn(
-            sys.executable,
-            command,
+        # The shell leaves the daemon to the system and is gone: whoever started it may live long
+        # (training code), and would otherwise have to collect it one day.
+        shell = os.posix_spawn(
+            _SHELL,
+            [_SHELL, "-c", '"$@" &', "openenvd", *command],
             environ,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -255,6 +257,7 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
             ],
             setsid=True,
         )
+        os.waitpid(shell, 0)
     finally:
         os.close(log)
     return log_end

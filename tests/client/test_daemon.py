@@ -99,7 +99,8 @@ def test_the_daemon_gets_a_session_of_its_own_and_the_pipe_once(
         "pipe = os.readlink('/proc/self/fd/3')\n"
         "links = [os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')]\n"
         "copies = sum(link.endswith(pipe) for link in links)\n"
-        "sys.exit(f'{os.getsid(0) == os.getpid()} {os.readlink(\"/proc/self/fd/0\")} {copies}')"
+        f"starters = {os.getsid(0)}\n"
+        "sys.exit(f'{os.getsid(0) != starters} {os.readlink(\"/proc/self/fd/0\")} {copies}')"
     )
     with pytest.raises(DaemonNotStarted, match="True /dev/null 1"):
         daemon.connect(paths)
