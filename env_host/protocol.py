@@ -6,9 +6,11 @@ Two doors. Towards clients: OpenEnv's WebSocket protocol, whose error codes are 
 Towards whoever started it (a keeper): the environment variables it reads, and the *notify pipe*,
 one JSON object a line, host to keeper:
 
-    {"ready": true, "max_sessions": 64, "serving": "threads"}    once, when sessions are accepted
+    {"ready": true, "max_sessions": 64, "serving": "sessions"}   once, when sessions are accepted
     {"sessions": 3}                                              whenever the number has changed
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
+
+`serving` is a `Serving`; `max_sessions` is null when nobody counts them (`as_is`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,11 @@ from typing import Any
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
+
+EXIT_FAILED_TO_START = 3  # the environment could not be imported or served; a `failed` line said why
+DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
+MAX_MESSAGE_BYTES = 100 * 2**20  # one WebSocket message; what upstream's client accepts itself
+FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 
 class WSErrorCode(StrEnum):
@@ -34,6 +41,13 @@ class WSErrorCode(StrEnum):
     SESSION_ERROR = "SESSION_ERROR"
 
 
+class Serving(StrEnum):
+    """Who answers the sessions."""
+
+    SESSIONS = "sessions"  # the env host
+    AS_IS = "as_is"  # the project's own app, untouched
+
+
 @dataclass(frozen=True, slots=True)
 class HostConfig:
     """What the env host is to serve.
@@ -46,7 +60,7 @@ class HostConfig:
     app_candidates: tuple[str, ...] = ()
     env_class: str | None = None
     import_paths: tuple[str, ...] = ()
-    max_sessions: int | None = None  # None: unlimited up to `default_sessions` if the class allows
+    max_sessions: int | None = None  # None: `DEFAULT_SESSIONS` if the class allows, otherwise 1
     step_timeout_seconds: float | None = None
     idle_timeout_seconds: float | None = None
     serve_as_is: bool = False

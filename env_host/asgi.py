@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HostApp`: which request goes where.
+
+    /ws, /mcp        ours: sessions, counted in one table
+    everything else  the project's own app; or `HttpRoutes` when there is none
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .definition import Definition
+from .http_routes import HttpRoutes, Reply, answer, mcp_reply, read_body
+from .mcp import Mcp
+from .mcp_socket import McpSocket
+from .session_socket import Receive, Send, SessionSocket
+from .sessions import SessionTable
+
+
+class HostApp:
+    """The ASGI application of one environment."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        table: SessionTable,
+        *,
+        manifest: dict[str, Any],
+        step_timeout_seconds: float | None,
+    ) -> None:
+        self._definition = definition
+        self._table = table
+        self._step_timeout_seconds = step_timeout_seconds
+        self._mcp = Mcp(table)
+        self._routes = HttpRoutes(definition, table, self._mcp, manifest)
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        kind, path = scope["type"], scope.get("path")
+        if path in self._definition.own_paths:
+            return await self._serve_rest(scope, receive, send)
+        match kind, path:
+            case "websocket", "/ws":
+                return await self._session(scope, receive, send).serve()
+            case "websocket", "/mcp":
+                door = McpSocket(scope, receive, send, table=self._table, mcp=self._mcp)
+                return await door.serve()
+            case "http", "/mcp" if scope["method"] == "POST":
+                response = await mcp_reply(self._mcp, await read_body(receive))
+                return await answer(send, Reply(response))
+        await self._serve_rest(scope, receive, send)
+
+    def _session(self, scope: dict[str, Any], receive: Receive, send: Send) -> SessionSocket:
+        return SessionSocket(
+            scope,
+            receive,
+            send,
+            table=self._table,
+            mcp=self._mcp,
+            step_timeout_seconds=self._step_timeout_seconds,
+        )
+
+    async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if self._definition.app is not None:
+            await self._definition.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._routes.serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # refused with 403, as an unknown route is

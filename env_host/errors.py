@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong in the env host.
+
+    HostError
+    ├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
+    │   ├── ConfigError         its configuration is missing or broken
+    │   ├── LoadError           the environment does not import
+    │   └── NotConcurrent       several sessions asked of a class that allows one
+    └── SessionError            one session: an error frame with `code`, then the close
+        ├── CapacityReached     no room for another session
+        ├── FactoryFailed       the environment's constructor raised
+        ├── UnknownSession      `?session_id=` names none, or one that is taken
+        └── SessionEnded        we ended it: idle, out of time, or stopping
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .protocol import WSErrorCode
+
+
+class HostError(Exception):
+    """Base of everything the env host raises itself."""
+
+
+class StartError(HostError):
+    """The env host cannot serve this environment."""
+
+
+class ConfigError(StartError):
+    """The configuration is missing, or is not one."""
+
+
+class LoadError(StartError):
+    """The environment cannot be imported, or what was imported cannot be served."""
+
+
+class NotConcurrent(StartError):
+    """More than one session at a time was asked of a class that does not support it."""
+
+    def __init__(self, class_name: str, max_sessions: int) -> None:
+        super().__init__(
+            f"{class_name} does not set SUPPORTS_CONCURRENT_SESSIONS = True, so one process can "
+            f"serve one session at a time, and {max_sessions} were asked for. Launch it with "
+            "--max-sessions 1, start more replicas, or mark the class if each instance keeps its "
+            "state to itself."
+        )
+
+
+class SessionError(HostError):
+    """A session cannot start or go on; `code` and `details` go into the error frame."""
+
+    code = WSErrorCode.SESSION_ERROR
+
+    def details(self) -> dict[str, Any]:
+        """What the frame says besides message and code."""
+        return {}
+
+
+class CapacityReached(SessionError):
+    """Every session that may run at once is taken."""
+
+    code = WSErrorCode.CAPACITY_REACHED
+
+    def __init__(self, active_sessions: int, max_sessions: int) -> None:
+        super().__init__(f"All {max_sessions} sessions are in use ({active_sessions} active).")
+        self.active_sessions = active_sessions
+        self.max_sessions = max_sessions
+
+    def details(self) -> dict[str, Any]:
+        return {"active_sessions": self.active_sessions, "max_sessions": self.max_sessions}
+
+
+class FactoryFailed(SessionError):
+    """The environment could not be created; `__cause__` is what its factory raised."""
+
+    code = WSErrorCode.FACTORY_ERROR
+
+    def __init__(self, factory_name: str, cause: BaseException) -> None:
+        super().__init__(f"{factory_name} could not be created: {type(cause).__name__}: {cause}")
+        self.factory_name = factory_name
+
+    def details(self) -> dict[str, Any]:
+        return {"factory_name": self.factory_name}
+
+
+class UnknownSession(SessionError):
+    """No such session to attach to or to use, or not now."""
+
+
+class SessionEnded(SessionError):
+    """The env host ended the session."""
+
+    def __init__(self, reason: str, close_code: int) -> None:
+        super().__init__(reason)
+        self.close_code = close_code

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of `/ws`: text to message, reply to text.
+
+Parsing is jiter's (through pydantic), and the standard library's where the two differ: for the
+error text that clients know, and for what only the latter accepts. A well-formed message passes
+with two look-ups; only a malformed one goes through a model, for its list of errors.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from .protocol import WSErrorCode
+
+_dump = TypeAdapter(dict[str, Any]).dump_json
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Reset(_Message):
+    type: Literal["reset"]
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Step(_Message):
+    type: Literal["step"]
+    data: dict[str, Any]
+
+
+class _State(_Message):
+    type: Literal["state"]
+
+
+class _Close(_Message):
+    type: Literal["close"]
+
+
+class _Mcp(_Message):
+    type: Literal["mcp"]
+    data: dict[str, Any]
+
+
+_MODELS: dict[str, type[_Message]] = {
+    "reset": _Reset,
+    "step": _Step,
+    "state": _State,
+    "close": _Close,
+    "mcp": _Mcp,
+}
+
+
+def decode(text: str) -> Any:
+    """The JSON value in `text`.
+
+    Raises:
+        json.JSONDecodeError: there is none.
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
+
+
+def encode(value: dict[str, Any]) -> str:
+    """`value` as JSON text, by pydantic's rules (bytes, dates, enums and models are fine).
+
+    Raises:
+        ValueError: something in it has no JSON form.
+    """
+    return _dump(value).decode()
+
+
+def data_of(message: dict[str, Any]) -> dict[str, Any]:
+    """The `data` of a message whose `type` is one of the five; empty where there is none.
+
+    Raises:
+        pydantic.ValidationError: the message is malformed.
+    """
+    data = message.get("data")
+    if type(data) is dict and len(message) == 2 and message["type"] not in ("state", "close"):
+        return data
+    checked = _MODELS[message["type"]](**message)
+    return getattr(checked, "data", {})
+
+
+def observation_frame(data: dict[str, Any]) -> str:
+    """The answer to a reset or a step."""
+    return encode({"type": "observation", "data": data})
+
+
+def state_frame(data: dict[str, Any]) -> str:
+    """The answer to a state message."""
+    return encode({"type": "state", "data": data})
+
+
+def mcp_frame(data: dict[str, Any]) -> str:
+    """The answer to an MCP message."""
+    return encode({"type": "mcp", "data": data})
+
+
+def error_frame(message: str, code: WSErrorCode, **details: Any) -> str:
+    """What went wrong."""
+    return encode({"type": "error", "data": {"message": message, "code": code, **details}})
+
+
+def validation_frame(exc: ValidationError) -> str:
+    """Which fields of a message or an action are wrong."""
+    return error_frame("Invalid message", WSErrorCode.VALIDATION_ERROR, errors=plain_errors(exc))
+
+
+def plain_errors(exc: ValidationError) -> list[Any]:
+    """The error list of `exc` as JSON: a validator's own exception in it becomes its text."""
+    errors = exc.errors()
+    try:
+        encode({"errors": errors})
+    except ValueError:
+        errors = json.loads(exc.json())
+    return list(errors)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON-RPC 2.0 as OpenEnv's MCP door speaks it, and upstream's MCP-style actions where present.
+
+Codes: https://www.jsonrpc.org/specification#error_object
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+UPSTREAM_MCP_TYPES = "openenv.core.env_server.mcp_types"
+
+
+class RpcCode(IntEnum):
+    """The `code` of a JSON-RPC error."""
+
+    PARSE_ERROR = -32700
+    INVALID_REQUEST = -32600
+    METHOD_NOT_FOUND = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL_ERROR = -32603
+    SERVER_ERROR = -32000
+
+
+class JsonRpcRequest(BaseModel):
+    """One JSON-RPC request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    id: str | int | None = None
+
+
+def rpc_result(result: Any, request_id: str | int | None) -> dict[str, Any]:
+    """A JSON-RPC response that succeeded."""
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def rpc_error(
+    code: RpcCode, message: str, request_id: str | int | None = None, data: Any = None
+) -> dict[str, Any]:
+    """A JSON-RPC response that failed."""
+    error = {"code": int(code), "message": message, "data": data}
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class McpTypes:
+    """Upstream's classes for tools as actions and observations."""
+
+    any_action: Any
+    list_action: Any
+    call_action: Any
+    list_observation: Any
+    call_observation: Any
+
+    def is_mcp_style(self, action_cls: Any) -> bool:
+        """Whether the environment takes tools as its actions."""
+        return action_cls in (self.list_action, self.call_action)
+
+    def action_type(self, data: dict[str, Any], action_cls: Any) -> Any:
+        """The tool action that `data` is, where the environment's own type leaves room for it."""
+        if action_cls is not self.any_action and not self.is_mcp_style(action_cls):
+            return None
+        kind = data.get("type")
+        if kind == "list_tools":
+            return self.list_action
+        return self.call_action if kind == "call_tool" else None
+
+
+def upstream_mcp_types() -> McpTypes | None:
+    """Upstream's classes, if its package has been imported."""
+    module: Any = sys.modules.get(UPSTREAM_MCP_TYPES)
+    if module is None:
+        return None
+    return McpTypes(
+        any_action=module.Action,
+        list_action=module.ListToolsAction,
+        call_action=module.CallToolAction,
+        list_observation=module.ListToolsObservation,
+        call_observation=module.CallToolObservation,
+    )

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`echo`: answers every message with the same message; the smallest environment there is."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from pydantic import Field
+
+from ...env_host.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
+
+_REWARD_PER_CHARACTER = 0.1
+_MAX_REWARD = 1.0
+
+
+class EchoAction(Action):
+    """A message to say back."""
+
+    message: str = Field(description="What to say back")
+
+
+class EchoObservation(Observation):
+    """The message that was said, and how long it is."""
+
+    echoed_message: str = Field(default="", description="What was said")
+    message_length: int = Field(default=0, description="Its length in characters")
+
+
+class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
+    """Says back what it is told, and counts how often."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._state = State(episode_id=str(uuid4()))
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+    ) -> EchoObservation:
+        """Begin a new episode; `seed` changes nothing here."""
+        self._state = State(episode_id=episode_id or str(uuid4()))
+        return EchoObservation(echoed_message="Ready to echo.", reward=0.0)
+
+    def step(
+        self, action: EchoAction, timeout_s: float | None = None, **kwargs: Any
+    ) -> EchoObservation:
+        """Say `action.message` back; longer messages earn more, up to 1.0."""
+        self._state.step_count += 1
+        message = action.message
+        return EchoObservation(
+            echoed_message=message,
+            message_length=len(message),
+            reward=min(len(message) * _REWARD_PER_CHARACTER, _MAX_REWARD),
+            metadata={"original_message": message, "step": self._state.step_count},
+        )
+
+    @property
+    def state(self) -> State:
+        """The episode's id and the number of steps taken in it."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Who this is."""
+        return EnvironmentMetadata(
+            name="echo", description="Says back every message it is sent.", version="1.0.0"
+        )
