@@ -8,6 +8,7 @@ Where to look, in the order in which a request meets them:
     daemon.py          the life cycle: lock, recovery, start, stop
     security.py        token, Host and Origin, before anything else looks at a call
     api.py             the FastAPI application; routes in routes_*.py, JSON shapes in views.py
+    services.py        what the handlers work with
     submission.py      from an accepted payload to a durable request
     dispatcher.py      the one thread that knows both the queue and the executor
     hub.py             wakes whoever waits for an event

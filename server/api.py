@@ -2,63 +2,25 @@
 """The FastAPI application: what it is made of, and how errors leave it.
 
 Handlers are thin: they parse, call `Submitter`, `Reconciler` or the store, and render through
-`views.py`. Everything they need is one `Services` value, found on the application's state.
+`views.py`. Everything they need is one `Services` value (`services.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ..executor import BurstableExecutor
-from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
+from . import routes_daemon, routes_environments, routes_requests
 from .errors import ApiError, Invalid, StorageFailed
-from .hub import EventHub
-from .log_streams import LogWatcher
-from .reconciler import Reconciler
 from .security import Guard
-from .settings import Paths, Settings
-from .submission import Submitter
-
-
-@dataclass(frozen=True)
-class Services:
-    """What the handlers work with."""
-
-    paths: Paths
-    settings: Settings
-    identity: dict[str, Any]  # the contents of daemon.json
-    limits: dict[str, Any]
-    store: AsyncStore
-    executor: BurstableExecutor
-    reconciler: Reconciler
-    submitter: Submitter
-    hub: EventHub
-    logs: LogWatcher
-    stopping: asyncio.Event  # set when the daemon is to end: streams end with it
-    stop: Callable[[], None]
-
-
-def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-ServicesDep = Annotated[Services, Depends(_services)]
+from .services import Services
 
 
 def create_app(services: Services, token: str) -> FastAPI:
     """The application, guarded by the token."""
-    from . import routes_daemon, routes_environments, routes_requests
-
     app = FastAPI(
         title="openenvd",
         version=services.identity["version"],

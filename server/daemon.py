@@ -46,13 +46,14 @@ from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.store import DispatchStore
-from .api import Services, create_app
+from .api import create_app
 from .dispatcher import Dispatcher
 from .errors import DaemonError
 from .hub import EventHub
 from .log_streams import LogWatcher
 from .reconciler import Reconciler
 from .security import ensure_token
+from .services import Services
 from .settings import Paths, Settings
 from .submission import Submitter
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..environments import run_files
 from ..environments.restart_policy import GiveUp, RestartAfter, restart_decision
@@ -23,9 +23,6 @@ from ..processes.exit_reason import ExitKind, ExitReason
 from ..processes.keeper_link import decode_line, encode_line, read_status_file
 from ..requests_db.records import Json, Replica
 from ..requests_db.states import ReplicaState
-
-if TYPE_CHECKING:
-    from .reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +36,28 @@ _STATE_OF_STATUS = {
 }
 
 
+class Caretaker(Protocol):
+    """Who is told how a replica is: the reconciler."""
+
+    def serves(self, name: str) -> bool: ...
+
+    async def record(self, replica: Replica) -> None: ...
+
+    async def gave_up(
+        self, replica: Replica, reason: ExitReason, why: str, tail: tuple[str, ...]
+    ) -> None: ...
+
+
 class ReplicaWatch:
     """Follows one keeper, and starts its server again when that is due."""
 
     task: asyncio.Task[None]
 
-    def __init__(self, replica: Replica, run_file: RunFile, reconciler: Reconciler) -> None:
+    def __init__(self, replica: Replica, run_file: RunFile, caretaker: Caretaker) -> None:
         self.replica = replica
         self.status: Json = {}
         self._run_file = run_file
-        self._reconciler = reconciler
+        self._caretaker = caretaker
         self._exits: list[float] = []  # when it died, on the monotonic clock
         self._ready_since: float | None = None
         self._handled_generation = 0
@@ -97,7 +106,7 @@ class ReplicaWatch:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
         if changed != self.replica:
             self.replica = changed
-            await self._reconciler.record(changed)
+            await self._caretaker.record(changed)
 
     async def _keeper_ended(self) -> None:
         """The keeper's last word is in its status file; without one, it was killed."""
@@ -117,7 +126,7 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        if not self._reconciler.serves(self.replica.environment):
+        if not self._caretaker.serves(self.replica.environment):
             return  # its launch, or its `down`, sees to it
         now = time.monotonic()
         self._exits.append(now)
@@ -129,13 +138,13 @@ class ReplicaWatch:
                     self._exits = [now]
                 await self._become(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
                 await asyncio.sleep(seconds)
-                if self._reconciler.serves(self.replica.environment):
+                if self._caretaker.serves(self.replica.environment):
                     await self._start_again()
             case GiveUp(reason=why):
                 self.replica = replace(
                     self.replica, state=ReplicaState.FAILED, pid=None, exit=reason.to_json()
                 )
-                await self._reconciler.gave_up(self.replica, reason, why, tail)
+                await self._caretaker.gave_up(self.replica, reason, why, tail)
 
     async def _start_again(self) -> None:
         if self._writer is not None:

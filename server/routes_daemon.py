@@ -10,10 +10,10 @@ from fastapi.responses import PlainTextResponse
 
 from ..requests_db.records import Json
 from ..requests_db.states import RequestState
-from .api import Services, ServicesDep
 from .metrics import render_metrics
 from .routes_environments import environment_views
 from .routes_requests import waiting_for
+from .services import Services, ServicesDep
 from .views import daemon_view, request_view
 
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]

@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ..requests_db.records import Environment, Json
-from .api import Services, ServicesDep
 from .errors import NotFound
 from .routes_requests import TEXT, Tail
+from .services import Services, ServicesDep
 from .streams import daemon_ends, text_stream
 from .views import environment_view
 

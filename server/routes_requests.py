@@ -11,8 +11,8 @@ from fastapi.responses import StreamingResponse
 from ..operations import registry
 from ..requests_db.records import Json, Request
 from ..requests_db.states import RequestState
-from .api import Services, ServicesDep
 from .schemas import Submit, submit_union
+from .services import Services, ServicesDep
 from .streams import (
     Position,
     RequestStream,

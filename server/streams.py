@@ -24,9 +24,9 @@ import orjson
 
 from ..requests_db.records import Event, Json, Request
 from ..requests_db.states import RequestState
-from .api import Services
 from .hub import Subscription
 from .log_streams import LogFile, offset_of_last_lines
+from .services import Services
 from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP handlers work with: one value, found on the application's state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from ..executor import BurstableExecutor
+from ..requests_db.async_store import AsyncStore
+from .hub import EventHub
+from .log_streams import LogWatcher
+from .reconciler import Reconciler
+from .settings import Paths, Settings
+from .submission import Submitter
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the handlers work with."""
+
+    paths: Paths
+    settings: Settings
+    identity: dict[str, Any]  # the contents of daemon.json
+    limits: dict[str, Any]
+    store: AsyncStore
+    executor: BurstableExecutor
+    reconciler: Reconciler
+    submitter: Submitter
+    hub: EventHub
+    logs: LogWatcher
+    stopping: asyncio.Event  # set when the daemon is to end: streams end with it
+    stop: Callable[[], None]
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
