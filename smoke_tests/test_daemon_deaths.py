@@ -148,12 +148,13 @@ def test_up_ends_when_its_output_is_a_pipe(machine: Machine) -> None:
     assert b"http://127.0.0.1:" in piped.stdout
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere; see the file below")
-def test_a_folder_that_cannot_be_written_is_named(machine: Machine) -> None:
-    machine.home.mkdir(mode=0o500)
+def test_a_folder_that_cannot_be_written_is_named(machine: Machine, read_only: Path) -> None:
+    machine.home = read_only
+    machine.environ["OPENENV_HOME"] = str(read_only)
     answer = machine.run("up")
-    assert answer.code == 3
-    assert str(machine.home) in answer.err
+    assert answer.code == 3, answer.text
+    assert str(read_only) in answer.err
+    assert "Traceback" not in answer.err
 
 
 def test_a_state_folder_that_cannot_be_made_is_named(machine: Machine) -> None:
@@ -179,6 +180,21 @@ def test_a_taken_port_is_named_with_the_pid(machine: Machine, tmp_path: Path) ->
     assert done.returncode == 3
     assert str(port) in done.stderr
     assert str(machine.daemon_pid) in done.stderr
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that nobody can write: for root, one on a read-only file system."""
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o500)
+    if os.geteuid() != 0:
+        yield folder
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("root can write everywhere, and may not mount a read-only folder here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture
