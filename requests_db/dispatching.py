@@ -17,9 +17,9 @@ from . import statements
 from .dialect import MAX_PARAMETERS
 from .errors import InvalidTransition
 from .journal import REQUEST_PROGRESS, Journal
-from .records import Event, Json, Outcome
+from .records import Event, Expectation, Json, Outcome, Request, Retry
 from .results import Claim, NotRunning, OutcomeResult, Recorded
-from .rows import error_to_json, request_of, to_json
+from .rows import error_to_json, expectation_values, rank_of, request_of, to_json
 from .states import RequestState, Schedule
 
 StartedRow = tuple[str, str, int, float, float]  # id, worker, pid, pid_started_at, at
@@ -38,15 +38,28 @@ class _Standing:
 
 
 def claim(connection: Connection, schedule: Schedule, limit: int, now: float) -> Claim:
-    """Move up to `limit` pending requests to RUNNING, the most urgent and oldest first."""
+    """Move the first `limit` pending requests to RUNNING."""
     parameters = {"of_schedule": schedule.value, "up_to": limit, "now": now}
-    rows = connection.execute(statements.CLAIM, parameters).all()
+    return _claimed(connection, connection.execute(statements.CLAIM, parameters).all(), now)
+
+
+def claim_chosen(connection: Connection, seqs: Sequence[int], now: float) -> Claim:
+    """Move these, as far as they are still pending, to RUNNING; at most `MAX_PARAMETERS`."""
+    parameters = {"seqs": list(seqs), "now": now}
+    return _claimed(connection, connection.execute(statements.CLAIM_CHOSEN, parameters).all(), now)
+
+
+def _claimed(connection: Connection, rows: Sequence[Any], now: float) -> Claim:
     # RETURNING has no order of its own.
-    requests = sorted((request_of(row) for row in rows), key=lambda r: (-r.priority, r.seq))
+    requests = sorted((request_of(row) for row in rows), key=_place_in_queue)
     journal = Journal()
     for request in requests:
         journal.moved(request, RequestState.PENDING, RequestState.RUNNING, now)
     return Claim(tuple(requests), journal.write(connection))
+
+
+def _place_in_queue(request: Request) -> tuple[float, int]:
+    return rank_of(request.created_at, request.priority), request.seq
 
 
 def record(
@@ -54,17 +67,30 @@ def record(
     started: Sequence[StartedRow],
     progress: Sequence[ProgressRow],
     outcomes: Sequence[Outcome],
+    retries: Sequence[Retry] = (),
 ) -> tuple[tuple[Event, ...], list[OutcomeResult]]:
     """Write what was reported, in the order in which it happens to one request."""
     ids = {row[0] for row in progress}
     ids.update(outcome.request_id for outcome in outcomes)
+    ids.update(retry.request_id for retry in retries)
     standing = _standing(connection, ids)
     journal = Journal()
     _record_started(connection, started)
     _note_progress(journal, progress, standing)
+    _record_retries(connection, journal, retries, standing)
     applied = _record_outcomes(connection, journal, outcomes, standing)
     events = journal.write(connection)
     return events, _results(outcomes, applied, standing, events)
+
+
+def learn(connection: Connection, expectations: Sequence[Expectation]) -> None:
+    """Write what peaks have taught, in the place of what they had taught before."""
+    if not expectations:
+        return
+    keys = [{"of_operation": e.operation, "of_source": e.source} for e in expectations]
+    _execute_each(connection, statements.DELETE_EXPECTATION, keys)
+    values = [expectation_values(expectation) for expectation in expectations]
+    _execute_each(connection, statements.INSERT_EXPECTATION, values)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
@@ -133,6 +159,34 @@ def _note_progress(
                 request=known,
                 environment=known.environment,
             )
+
+
+def _record_retries(
+    connection: Connection,
+    journal: Journal,
+    retries: Sequence[Retry],
+    standing: dict[str, _Standing],
+) -> None:
+    """Back to the queue; what somebody wants cancelled ends here instead."""
+    for retry in retries:
+        known = standing.get(retry.request_id)
+        if known is None or known.state is not RequestState.RUNNING:
+            continue
+        if known.cancel_requested:
+            cancelled = Outcome(known.id, RequestState.CANCELLED, retry.at)
+            _record_outcomes(connection, journal, [cancelled], standing)
+            continue
+        journal.noted(
+            REQUEST_PROGRESS,
+            retry.at,
+            {"phase": "retrying", "message": retry.message},
+            request=known,
+            environment=known.environment,
+        )
+        journal.moved(known, known.state, RequestState.PENDING, retry.at)
+        known.state = RequestState.PENDING
+        values = {"of_id": known.id, "to_memory_bytes": retry.memory_bytes}
+        connection.execute(statements.RETRY, values)
 
 
 def _record_outcomes(

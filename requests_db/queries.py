@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from . import statements
-from .records import Environment, Event, Replica, Request
+from .records import Environment, Event, Expectation, Replica, Request
 from .results import Ambiguous, GetResult, NotFound
-from .rows import environment_of, event_of, replica_of, request_of
+from .rows import environment_of, event_of, expectation_of, replica_of, request_of
 from .states import RequestState, Schedule
 
 ID_LENGTH = 16
@@ -105,10 +105,16 @@ def running(connection: Connection) -> list[Request]:
     return [request_of(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
 
 
-def recent_peaks(connection: Connection, operation: str, limit: int) -> list[int]:
-    """The peak memory of an operation's latest requests that were measured, newest first."""
-    parameters = {"of_operation": operation, "up_to": limit}
-    return list(connection.execute(statements.RECENT_PEAKS, parameters).scalars())
+def first_pending(connection: Connection, schedule: Schedule, limit: int) -> list[Request]:
+    """The head of the queue: what would be claimed next."""
+    parameters = {"of_schedule": schedule.value, "up_to": limit}
+    return [request_of(row) for row in connection.execute(statements.FIRST_PENDING, parameters)]
+
+
+def expectations(connection: Connection, limit: int) -> list[Expectation]:
+    """What peaks have taught, the latest first."""
+    rows = connection.execute(statements.EXPECTATIONS, {"up_to": limit})
+    return [expectation_of(row) for row in rows]
 
 
 def environment(connection: Connection, name: str) -> Environment | None:

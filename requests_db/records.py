@@ -26,6 +26,7 @@ class NewRequest:
     idempotency_key: str | None = None
     max_attempts: int = 1
     timeout_seconds: float | None = None
+    retry_oom: bool = False  # killed for memory, it runs again with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Request:
     result: Any = None
     error: RequestError | None = None
     seq: int = 0  # the order of arrival, and the place in a list that is read page by page
+    retry_oom: bool = False
+    memory_bytes: int | None = None  # what its next attempt is given, once one was killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +122,32 @@ class Outcome:
     result: Any = None
     error: RequestError | None = None
     peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A running request that was killed for memory, and goes back to the queue."""
+
+    request_id: str
+    at: float
+    memory_bytes: int  # what its next attempt is given
+    message: str  # for people: what happened, and what comes next
+
+
+@dataclass(frozen=True, slots=True)
+class PeakSample:
+    """The most memory that one run used. Sizes in bytes."""
+
+    at: float
+    peak_bytes: int
+    killed: bool = False  # for memory: it would have used more
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One row of `expectations`: the latest samples, oldest first."""
+
+    operation: str
+    source: str
+    samples: tuple[PeakSample, ...]
+    updated_at: float

@@ -41,6 +41,11 @@ def collect_old_events(connection: Connection, now: float, keep_seconds: float) 
     connection.execute(statements.DELETE_OLD_EVENTS, {"before": now - keep_seconds})
 
 
+def collect_old_expectations(connection: Connection, now: float, keep_seconds: float) -> None:
+    """Forget what peaks have taught of what has not run for `keep_seconds`."""
+    connection.execute(statements.DELETE_OLD_EXPECTATIONS, {"before": now - keep_seconds})
+
+
 def collect_environments(connection: Connection, now: float, keep_seconds: float) -> list[str]:
     """Remove environments that ended longer than `keep_seconds` ago. Their names."""
     parameters = {"before": now - keep_seconds}

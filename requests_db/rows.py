@@ -8,9 +8,22 @@ from typing import Any
 
 import orjson
 
-from .records import Environment, Event, NewRequest, Replica, Request, RequestError
+from .records import (
+    Environment,
+    Event,
+    Expectation,
+    NewRequest,
+    PeakSample,
+    Replica,
+    Request,
+    RequestError,
+)
 from .states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from .tables import environments, events, replicas, requests
+
+# A step of priority is worth so long a wait: whoever waits longer than that is ahead of whoever
+# came later and one step more urgent, so nobody waits for ever.
+PRIORITY_STEP_SECONDS = 60.0
 
 Row = Any  # a tuple in the order of the columns below
 Values = dict[str, Any]
@@ -39,6 +52,8 @@ REQUEST_COLUMNS = (
     _r.peak_bytes,
     _r.result,
     _r.error,
+    _r.retry_oom,
+    _r.memory_bytes,
 )
 ENVIRONMENT_COLUMNS = tuple(environments.c)
 REPLICA_COLUMNS = tuple(replicas.c)
@@ -98,7 +113,8 @@ def request_of(row: Row) -> Request:
     """The request in a row of `REQUEST_COLUMNS`."""
     seq, id_, operation, schedule, payload, state, created_at, environment, priority, key = row[:10]
     attempts, max_attempts, timeout, started_at, finished_at, cancel_requested_at = row[10:16]
-    worker, worker_pid, worker_started_at, peak_bytes, result, error = row[16:]
+    worker, worker_pid, worker_started_at, peak_bytes, result, error = row[16:22]
+    retry_oom, memory_bytes = row[22:]
     return Request(
         id_,
         operation,
@@ -122,6 +138,8 @@ def request_of(row: Row) -> Request:
         None if result is None else from_json(result),
         None if error is None else error_from_json(error),
         seq,
+        bool(retry_oom),
+        memory_bytes,
     )
 
 
@@ -139,6 +157,7 @@ def new_request(request_id: str, new: NewRequest, now: float) -> Request:
         idempotency_key=new.idempotency_key,
         max_attempts=new.max_attempts,
         timeout_seconds=new.timeout_seconds,
+        retry_oom=new.retry_oom,
     )
 
 
@@ -157,7 +176,14 @@ def insert_values(request: Request) -> Values:
         "attempts": request.attempts,
         "max_attempts": request.max_attempts,
         "timeout_seconds": request.timeout_seconds,
+        "rank": rank_of(request.created_at, request.priority),
+        "retry_oom": int(request.retry_oom),
     }
+
+
+def rank_of(created_at: float, priority: int) -> float:
+    """The place in the queue, smallest first."""
+    return created_at - PRIORITY_STEP_SECONDS * priority
 
 
 def environment_of(row: Row) -> Environment:
@@ -226,3 +252,22 @@ def event_of(row: Row) -> Event:
     """The event in a row of `EVENT_COLUMNS`."""
     seq, at, kind, request_id, environment, data = row
     return Event(seq, at, kind, request_id, environment, from_json(data))
+
+
+def expectation_of(row: Row) -> Expectation:
+    """What a row of `expectations` holds."""
+    operation, source, samples, updated_at = row
+    return Expectation(
+        operation, source, tuple(PeakSample(*sample) for sample in from_json(samples)), updated_at
+    )
+
+
+def expectation_values(expectation: Expectation) -> Values:
+    """Every column of an expectation."""
+    samples = [[s.at, s.peak_bytes, s.killed] for s in expectation.samples]
+    return {
+        "operation": expectation.operation,
+        "source": expectation.source,
+        "samples": to_json(samples),
+        "updated_at": expectation.updated_at,
+    }

@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from .rows import ENVIRONMENT_COLUMNS, EVENT_COLUMNS, REPLICA_COLUMNS, REQUEST_COLUMNS
 from .states import EnvironmentState, RequestState
-from .tables import environments, events, replicas, requests, tally
+from .tables import environments, events, expectations, replicas, requests, tally
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
 _waiting = requests.alias("waiting")
@@ -56,12 +56,26 @@ CLAIM = (
         _r.seq.in_(
             select(_waiting.c.seq)
             .where(_waiting.c.state == _PENDING, _waiting.c.schedule == bindparam("of_schedule"))
-            .order_by(_waiting.c.priority.desc(), _waiting.c.seq)
+            .order_by(_waiting.c.rank, _waiting.c.seq)
             .limit(bindparam("up_to"))
             .with_for_update(skip_locked=True)
             .scalar_subquery()
         ),
     )
+    .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
+    .returning(*REQUEST_COLUMNS)
+)
+
+# The head of the queue, looked at and left where it is; and then what was chosen of it.
+FIRST_PENDING = (
+    select(*REQUEST_COLUMNS)
+    .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
+    .order_by(_r.rank, _r.seq)
+    .limit(bindparam("up_to"))
+)
+CLAIM_CHOSEN = (
+    update(requests)
+    .where(_r.state == _PENDING, _r.seq.in_(bindparam("seqs", expanding=True)))
     .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
     .returning(*REQUEST_COLUMNS)
 )
@@ -91,6 +105,9 @@ REQUEUE = (
     .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
     .values(state=_PENDING, started_at=None, worker=None, worker_pid=None, worker_started_at=None)
 )
+
+# Killed for memory: the attempt counts, and the next one is given more.
+RETRY = REQUEUE.values(memory_bytes=bindparam("to_memory_bytes"))
 
 CANCEL_PENDING = (
     update(requests)
@@ -134,12 +151,16 @@ STANDING = (
 COUNT_PENDING = select(func.count()).where(
     _r.state == _PENDING, _r.schedule == bindparam("of_schedule")
 )
-RECENT_PEAKS = (
-    select(_r.peak_bytes)
-    .where(_r.operation == bindparam("of_operation"), _r.peak_bytes.is_not(None))
-    .order_by(_r.seq.desc())
-    .limit(bindparam("up_to"))
+
+# What peaks have taught.
+
+_x = expectations.c
+EXPECTATIONS = select(expectations).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
+DELETE_EXPECTATION = delete(expectations).where(
+    _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
+INSERT_EXPECTATION = insert(expectations)
+DELETE_OLD_EXPECTATIONS = delete(expectations).where(_x.updated_at < bindparam("before"))
 
 
 def newest_requests(

@@ -3,7 +3,8 @@
 
     PENDING ──dispatcher──▶ RUNNING ──supervisor──▶ SUCCEEDED | FAILED | CANCELLED
        │  ▲                    │
-       │  └──── recovery ──────┘  (after a lost daemon, counted against max_attempts)
+       │  └── recovery, retry ─┘  (after a lost daemon, or killed for memory with --retry-oom;
+       │                            both counted against max_attempts)
        └── API (cancel) ──▶ CANCELLED
 
 Which transition is allowed stands in `transitions.py`; nobody else may decide it.

@@ -16,7 +16,7 @@ from pathlib import Path
 from . import dispatching, queries, recovery, retention
 from .connections import Link
 from .dispatching import ProgressRow, StartedRow
-from .records import Event, Outcome, Request
+from .records import Event, Expectation, Outcome, Request, Retry
 from .results import Claim, OutcomeResult, Recovery
 from .states import Schedule
 
@@ -33,7 +33,7 @@ class DispatchStore:
         self._link.close()
 
     def claim(self, schedule: Schedule, limit: int, now: float) -> Claim:
-        """Take up to `limit` pending requests, the most urgent and then the oldest first.
+        """Take up to `limit` pending requests, by their place in the queue.
 
         They are RUNNING and their attempt is counted when this returns; no other claim, in this
         process or another, gets the same one.
@@ -41,19 +41,32 @@ class DispatchStore:
         with self._link.transaction() as connection:
             return dispatching.claim(connection, schedule, limit, now)
 
+    def first_pending(self, schedule: Schedule, limit: int) -> list[Request]:
+        """The head of the queue, left where it is."""
+        with self._link.transaction() as connection:
+            return queries.first_pending(connection, schedule, limit)
+
+    def claim_chosen(self, requests: Sequence[Request], now: float) -> Claim:
+        """Take these, as far as they are still pending: `claim` for whoever chooses himself."""
+        with self._link.transaction() as connection:
+            return dispatching.claim_chosen(connection, [r.seq for r in requests], now)
+
     def record(
         self,
         *,
         started: Sequence[StartedRow] = (),
         progress: Sequence[ProgressRow] = (),
         outcomes: Sequence[Outcome] = (),
+        retries: Sequence[Retry] = (),
+        learned: Sequence[Expectation] = (),
     ) -> list[Event]:
         """Write everything that was reported, in one transaction.
 
         What no longer applies (a second outcome, one of an unknown request) is dropped.
         """
         with self._link.transaction() as connection:
-            events, _ = dispatching.record(connection, started, progress, outcomes)
+            events, _ = dispatching.record(connection, started, progress, outcomes, retries)
+            dispatching.learn(connection, learned)
         return list(events)
 
     def record_started(self, started: Sequence[StartedRow]) -> None:
@@ -94,10 +107,10 @@ class DispatchStore:
         with self._link.transaction() as connection:
             return queries.pending_count(connection, schedule)
 
-    def recent_peaks(self, operation: str, limit: int = 20) -> list[int]:
-        """The measured peaks of an operation's latest requests, in bytes, newest first."""
+    def expectations(self, limit: int) -> list[Expectation]:
+        """What peaks have taught, the latest first."""
         with self._link.transaction() as connection:
-            return queries.recent_peaks(connection, operation, limit)
+            return queries.expectations(connection, limit)
 
     def collect(self, now: float, keep_requests: int, keep_seconds: float) -> list[str]:
         """Remove ended requests beyond the newest `keep_requests`, or older than `keep_seconds`.
@@ -110,6 +123,7 @@ class DispatchStore:
             removed += batch
         with self._link.transaction() as connection:
             retention.collect_old_events(connection, now, keep_seconds)
+            retention.collect_old_expectations(connection, now, keep_seconds)
         return removed
 
     def collect_environments(self, now: float, keep_seconds: float) -> list[str]:

@@ -4,10 +4,17 @@
 Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows.py` encodes.
 
 The database itself holds the invariants: a state is one of the enum's, only a final request has
-`finished_at`, only a running one has an attempt behind it. Three indexes are partial, so that what
+`finished_at`, only a running one has an attempt behind it. Indexes are partial, so that what
 a daemon asks all day costs the same whether ten requests have ended or a million: the claim reads
 `ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`.
 Their conditions are literals, because a planner cannot match a bound parameter to them.
+
+`rank` is the place in the queue, smallest first: when the request arrived, moved ahead by
+`PRIORITY_STEP_SECONDS` for each step of its priority. Since all that wait age alike, who is ahead
+of whom never changes, and ageing costs an index instead of a sort (`rank_of` in `rows.py`).
+
+`expectations` holds what finished requests taught about memory: one row per operation and source,
+with the latest samples, so that it stays small whatever is collected elsewhere.
 
 `tally` is one row: how many requests stand in each state, and the last event's number. Every
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
@@ -79,6 +86,10 @@ requests = Table(
     Column("peak_bytes", BigInteger),
     Column("result", Text),  # JSON
     Column("error", Text),  # JSON: a RequestError
+    Column("rank", Double, nullable=False, server_default=text("0")),
+    # Killed for memory, it runs again with more, as often as `max_attempts` allows.
+    Column("retry_oom", Integer, nullable=False, server_default=text("0")),
+    Column("memory_bytes", BigInteger),  # what its next attempt is given, once one was killed
     CheckConstraint(_one_of("state", RequestState), name="ck_requests_state"),
     CheckConstraint(_one_of("schedule", Schedule), name="ck_requests_schedule"),
     CheckConstraint(f"(finished_at IS NOT NULL) = ({_FINAL})", name="ck_requests_finished_at"),
@@ -100,7 +111,7 @@ Index(
 Index(
     "ix_requests_claim",
     requests.c.schedule,
-    requests.c.priority.desc(),
+    requests.c.rank,
     requests.c.seq,
     sqlite_where=_IS_PENDING,
     postgresql_where=_IS_PENDING,
@@ -169,4 +180,13 @@ tally = Table(
     Column("last_event", BigInteger, nullable=False),
     *(Column(state.value.lower(), BigInteger, nullable=False) for state in RequestState),
     CheckConstraint("id = 1", name="ck_tally_one_row"),
+)
+
+expectations = Table(
+    "expectations",
+    metadata,
+    Column("operation", Text, primary_key=True),
+    Column("source", Text, primary_key=True),  # what an environment is made from; "" for none
+    Column("samples", Text, nullable=False),  # JSON: a list of PeakSample, oldest first
+    Column("updated_at", Double, nullable=False),
 )

@@ -16,7 +16,7 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.PENDING: frozenset({RequestState.RUNNING, RequestState.CANCELLED}),
     RequestState.RUNNING: frozenset(
         {
-            RequestState.PENDING,  # released before it began, or requeued after a lost daemon
+            RequestState.PENDING,  # released before it began, requeued or retried
             RequestState.SUCCEEDED,
             RequestState.FAILED,
             RequestState.CANCELLED,

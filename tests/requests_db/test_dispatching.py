@@ -14,8 +14,16 @@ from sqlalchemy import Executable
 from openenvd.requests_db import queries, statements, submitting
 from openenvd.requests_db.connections import Link
 from openenvd.requests_db.errors import InvalidTransition
-from openenvd.requests_db.records import Outcome, Request, RequestError
+from openenvd.requests_db.records import (
+    Expectation,
+    Outcome,
+    PeakSample,
+    Request,
+    RequestError,
+    Retry,
+)
 from openenvd.requests_db.results import NotRunning, Recorded
+from openenvd.requests_db.rows import PRIORITY_STEP_SECONDS
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.requests_db.store import DispatchStore
 
@@ -235,12 +243,87 @@ def test_a_request_cancelled_between_claim_and_release_ends_there(
     assert read(link, request.id).finished_at == 202.5
 
 
-def test_recent_peaks_are_those_of_the_operation_newest_first(
+def expectation(source: str, *peaks: int, at: float = 300.5) -> Expectation:
+    return Expectation("launch", source, tuple(PeakSample(at, peak) for peak in peaks), at)
+
+
+def test_what_peaks_taught_is_found_again_the_latest_first(dispatch: DispatchStore) -> None:
+    early, late = expectation("a", 1, 2), expectation("b", 3, at=400.5)
+    dispatch.record(learned=[early, late])
+    assert dispatch.expectations(10) == [late, early]
+    assert dispatch.expectations(1) == [late]
+
+
+def test_what_is_learned_anew_takes_the_place_of_the_old(dispatch: DispatchStore) -> None:
+    dispatch.record(learned=[expectation("a", 1)])
+    newer = Expectation("launch", "a", (PeakSample(400.5, 7, killed=True),), 400.5)
+    dispatch.record(learned=[newer])
+    assert dispatch.expectations(10) == [newer]
+
+
+def test_what_has_not_run_for_long_is_forgotten(dispatch: DispatchStore) -> None:
+    dispatch.record(learned=[expectation("old", 1, at=1.5), expectation("new", 1, at=400.5)])
+    dispatch.collect(401.5, 10, 100.0)
+    assert [e.source for e in dispatch.expectations(10)] == ["new"]
+
+
+def test_waiting_makes_up_for_priority(make_request: Make, dispatch: DispatchStore) -> None:
+    old = make_request(now=100.5)
+    urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=1)
+    more_urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=3)
+    claim = dispatch.claim(Schedule.SHORT, 3, 300.5)
+    assert claim.requests[0].id == more_urgent.id
+    assert [r.id for r in claim.requests[1:]] == [old.id, urgent.id]
+
+
+def test_the_head_of_the_queue_is_looked_at_and_left_there(
     make_request: Make, dispatch: DispatchStore
 ) -> None:
-    for peak in (1, 2, 3):
-        request = make_request(RequestState.RUNNING, operation="launch")
-        outcome = Outcome(request.id, RequestState.SUCCEEDED, 300.5, peak_bytes=peak)
-        dispatch.record(outcomes=[outcome])
-    make_request(RequestState.SUCCEEDED, operation="launch")  # not measured
-    assert dispatch.recent_peaks("launch", 2) == [3, 2]
+    ids = [make_request().id for _ in range(3)]
+    assert [r.id for r in dispatch.first_pending(Schedule.SHORT, 2)] == ids[:2]
+    assert dispatch.pending_count(Schedule.SHORT) == 3
+
+
+def test_what_was_chosen_is_claimed_unless_it_was_cancelled_meanwhile(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    first, _, third = (make_request() for _ in range(3))
+    with link.transaction() as connection:
+        submitting.cancel(connection, first.id, 150.5)
+    claim = dispatch.claim_chosen([third, first], 200.5)
+    assert [(r.id, r.state, r.attempts) for r in claim.requests] == [
+        (third.id, RequestState.RUNNING, 1)
+    ]
+    assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
+    assert dispatch.pending_count(Schedule.SHORT) == 1
+
+
+def test_looking_at_the_head_reads_the_index_of_pending_requests(link: Link) -> None:
+    told = plan_of(link, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
+    assert "ix_requests_claim" in told
+    assert "TEMP B-TREE" not in told
+
+
+def test_a_retry_goes_back_to_the_queue_with_what_it_is_given(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING, retry_oom=True)
+    retry = Retry(request.id, 300.5, 512, "killed at 256 MB; runs again with 512 MB")
+    progress, state = dispatch.record(retries=[retry])
+    assert progress.data == {"phase": "retrying", "message": retry.message}
+    assert state.data == {"state": "PENDING"}
+    found = read(link, request.id)
+    assert (found.state, found.attempts, found.memory_bytes) == (RequestState.PENDING, 1, 512)
+    assert (found.retry_oom, found.worker, found.started_at) == (True, None, None)
+    assert dispatch.claim(Schedule.SHORT, 1, 301.5).requests[0].attempts == 2
+
+
+def test_a_retry_of_what_is_to_be_cancelled_ends_it(
+    make_request: Make, dispatch: DispatchStore, link: Link
+) -> None:
+    request = make_request(RequestState.RUNNING)
+    with link.transaction() as connection:
+        submitting.cancel(connection, request.id, 250.5)
+    dispatch.record(retries=[Retry(request.id, 300.5, 512, "again")])
+    assert read(link, request.id).state is RequestState.CANCELLED
+    assert dispatch.record(retries=[Retry(request.id, 301.5, 512, "again")]) == []

@@ -20,6 +20,7 @@ from openenvd.requests_db import migrate
 from openenvd.requests_db.connections import Link
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
+from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.store import DispatchStore
 from openenvd.requests_db.tables import metadata
 
@@ -84,12 +85,34 @@ def test_opening_again_changes_nothing(path: Path) -> None:
 def test_a_database_at_an_earlier_revision_is_upgraded(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "REVISIONS", (*REVISIONS, "0002"))
-    monkeypatch.setattr(migrate, "LATEST", "0002")
+    monkeypatch.setattr(migrate, "REVISIONS", (*REVISIONS, "9998"))
+    monkeypatch.setattr(migrate, "LATEST", "9998")
     upgraded: list[str] = []
     monkeypatch.setattr(migrate, "upgrade", lambda connection: upgraded.append("head"))
     open_database(path)
     assert upgraded == ["head"]
+
+
+def test_0002_gives_what_waits_its_place_in_the_queue(tmp_path: Path) -> None:
+    file = tmp_path / "requests.db"
+    link = Link(file, writes=True)
+    with link.transaction() as connection:
+        migrate.upgrade(connection, "0001")
+        for seq, priority in enumerate((0, 0, 2), start=1):
+            connection.exec_driver_sql(
+                "INSERT INTO requests (id, operation, schedule, payload, state, created_at,"
+                " priority, attempts, max_attempts) VALUES (?, 'check', 'SHORT', '{}', 'PENDING',"
+                " ?, ?, 0, 1)",
+                (f"{seq:016x}", 100.0 + seq, priority),
+            )
+        connection.exec_driver_sql("UPDATE tally SET pending = 3")
+    link.close()
+    open_database(file)
+    store = DispatchStore(file)
+    claim = store.claim(Schedule.SHORT, 3, 200.5)
+    assert [request.seq for request in claim.requests] == [3, 1, 2]
+    assert [(r.retry_oom, r.memory_bytes) for r in claim.requests] == [(False, None)] * 3
+    store.close()
 
 
 def test_two_that_open_at_once_make_one_database(tmp_path: Path) -> None:
