@@ -122,6 +122,7 @@ class KeeperLink:
         self._fds: list[int] = []
         self._status: Json | None = None
         self._listener_replies = 0
+        self.has_ended = False  # whether the end of the connection has been read
 
     @classmethod
     def connect(cls, socket_path: str, timeout: float = 5.0) -> KeeperLink:
@@ -145,6 +146,8 @@ class KeeperLink:
     @property
     def status(self) -> Json:
         """The newest status that has arrived; waits for the first one.
+
+        `has_ended` tells whether it is the keeper's last.
 
         Raises:
             KeeperGone: when the connection ended before there was one.
@@ -240,12 +243,14 @@ class KeeperLink:
         except TimeoutError:
             raise TimeoutError("nothing from the keeper in time") from None
         except OSError as exc:
+            self.has_ended = True
             raise KeeperGone(f"the keeper is gone: {exc}") from exc
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds = array.array("i", payload[: len(payload) - len(payload) % size])
                 self._fds.extend(fds)
         if not data:
+            self.has_ended = True
             raise KeeperGone("the keeper closed the connection")
         self._buffer += data
 

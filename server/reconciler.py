@@ -29,6 +29,7 @@ Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -112,6 +113,7 @@ class Reconciler:
         self._paths = paths
         self._watches: dict[str, ReplicaWatch] = {}
         self._serving: set[str] = set()  # environments whose replicas are ours to restart
+        self._serving_grew = asyncio.Event()  # a new one each time
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self._steps: dict[Step, Callable[[Environment, Request | None], Coroutine[Any, Any, None]]]
@@ -202,6 +204,8 @@ class Reconciler:
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
         self._serving.add(environment.name)
+        self._serving_grew.set()
+        self._serving_grew = asyncio.Event()
         await self._adopt(environment.name)
         address = environment.address
         if launch is not None and isinstance(launch.result, dict):
@@ -242,6 +246,16 @@ class Reconciler:
     def serves(self, name: str) -> bool:
         """Whether this environment's replicas are the reconciler's to restart."""
         return name in self._serving
+
+    async def until_serves(self, name: str, timeout_seconds: float | None = None) -> None:
+        """Wait for this environment's replicas to be the reconciler's, or for the time to be over.
+
+        For good, when its launch fails; but then whoever waits is cancelled with its watch.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while not self.serves(name):
+                    await self._serving_grew.wait()
 
     async def record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""

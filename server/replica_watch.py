@@ -27,6 +27,7 @@ from ..requests_db.states import ReplicaState
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 20
+LOOK_AGAIN_SECONDS = 0.5  # for a keeper, when a launch's has been killed
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
@@ -40,6 +41,8 @@ class Caretaker(Protocol):
     """Who is told how a replica is: the reconciler."""
 
     def serves(self, name: str) -> bool: ...
+
+    async def until_serves(self, name: str, timeout_seconds: float | None = None) -> None: ...
 
     async def record(self, replica: Replica) -> None: ...
 
@@ -110,6 +113,10 @@ class ReplicaWatch:
 
     async def _keeper_ended(self) -> None:
         """The keeper's last word is in its status file; without one, it was killed."""
+        if not self._caretaker.serves(self.replica.environment):
+            # Its launch, or its `down`, sees to it; perhaps by putting another in its place.
+            await self._caretaker.until_serves(self.replica.environment, LOOK_AGAIN_SECONDS)
+            return
         status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
         if status is None or status["state"] == "stopped":
             await self._become(ReplicaState.STOPPED, pid=None)
@@ -126,8 +133,9 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        if not self._caretaker.serves(self.replica.environment):
-            return  # its launch, or its `down`, sees to it
+        # Until then its launch, or its `down`, sees to it, and ends this watch with the replica.
+        # A server that dies right after its launch has succeeded is ours.
+        await self._caretaker.until_serves(self.replica.environment)
         now = time.monotonic()
         self._exits.append(now)
         decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
@@ -152,4 +160,7 @@ class ReplicaWatch:
             await self._writer.drain()
         else:
             self._handled_generation = 0  # a new keeper counts anew
-            await asyncio.to_thread(run_files.revive, self._run_file)
+            try:
+                await asyncio.to_thread(run_files.revive, self._run_file)
+            except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
+                log.exception("cannot start a keeper of %s", self.replica.id)

@@ -41,6 +41,7 @@ DEFAULT_MAX_LOG_MB = 64
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
 LAST_LINES = 20  # of a replica's log, in a failure
+_ALIVE = ("starting", "ready")  # states of a keeper's status
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
 _IMPORT_MACHINERY = 'File "<frozen importlib'
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
@@ -159,10 +160,14 @@ class LocalReplicas:
         return [by_link[link] for link in readable]
 
     def _status_of(self, run_file: run_files.RunFile) -> Json:
+        link = self._links[run_file.replica_id]
         try:
-            return self._links[run_file.replica_id].status
+            status = link.status
         except KeeperGone as exc:
             raise _keeper_lost(run_file) from exc
+        if link.has_ended and status["state"] in _ALIVE:  # its last word is overtaken
+            raise _keeper_lost(run_file)
+        return status
 
 
 class _Plan:
@@ -264,7 +269,7 @@ def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
 
 
 def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
-    if status["state"] in ("starting", "ready"):
+    if status["state"] in _ALIVE:
         return
     who = f"replica {run_file.ordinal} of {run_file.environment}"
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import select
 import stat
+import threading
 from pathlib import Path
 
 import psutil
@@ -234,3 +235,19 @@ def kill_keeper(run_file: run_files.RunFile) -> None:
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], TIMEOUT_SECONDS)[0]
         os.close(pidfd)
+
+
+def test_a_keeper_that_is_killed_ends_the_wait_at_once(home: Path) -> None:
+    code = "import time\ntime.sleep(600)\n"
+    replicas = start(home, write_class(home, code), cwd=home)
+    [run_file] = run_files.of_environment(home / "run", "sample")
+    with KeeperLink.connect(run_file.socket_path) as link:
+        keeper = psutil.Process(link.wait(lambda s: s["pid"] is not None)["keeper"]["pid"])
+    killer = threading.Timer(0.5, keeper.kill)
+    killer.start()
+    try:
+        with pytest.raises(ReplicaFailed, match="keeper of replica 0 of sample ended unexpectedly"):
+            wait(replicas)
+    finally:
+        killer.join()
+        replicas.stop()

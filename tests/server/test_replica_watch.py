@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica's watch, against a keeper's socket that the test speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments import run_files
+from openenvd.environments.restart_policy import GiveUp, RestartAfter
+from openenvd.environments.run_files import RunFile
+from openenvd.processes.keeper_link import encode_line
+from openenvd.requests_db.records import Replica
+from openenvd.requests_db.states import ReplicaState
+from openenvd.server.replica_watch import ReplicaWatch
+
+TIMEOUT_SECONDS = 20.0
+
+
+class OneEnvironment:
+    """The part of a reconciler that a watch sees."""
+
+    def __init__(self, *, serving: bool) -> None:
+        self.recorded: list[Replica] = []
+        self.looked = 0
+        self.serving = asyncio.Event()
+        if serving:
+            self.serving.set()
+
+    def serves(self, _name: str) -> bool:
+        self.looked += 1
+        return self.serving.is_set()
+
+    def serve(self) -> None:
+        self.serving.set()
+
+    async def until_serves(self, _name: str, timeout_seconds: float | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.serving.wait(), timeout_seconds)
+
+    async def record(self, replica: Replica) -> None:
+        self.recorded.append(replica)
+
+    async def gave_up(self, replica: Replica, *_: object) -> None:
+        self.recorded.append(replica)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> RunFile:
+    status = {"state": "starting", "pid": 1, "exit": None}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    data = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
+    return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "keeper.sock")})
+
+
+@asynccontextmanager
+async def watching(run_file: RunFile, reconciler: OneEnvironment) -> AsyncIterator[ReplicaWatch]:
+    replica = Replica(
+        id=run_file.replica_id,
+        environment="trial",
+        ordinal=0,
+        provider="local",
+        state=ReplicaState.STARTING,
+        run_dir=str(run_file.run_dir),
+        started_at=0.0,
+    )
+    watch = ReplicaWatch(replica, run_file, reconciler)
+    watch.task = asyncio.create_task(watch.run())
+    try:
+        yield watch
+    finally:
+        watch.task.cancel()
+        await asyncio.gather(watch.task, return_exceptions=True)
+
+
+async def test_a_keeper_killed_during_its_launch_is_not_looked_for_without_pause(
+    run_file: RunFile,
+) -> None:
+    reconciler = OneEnvironment(serving=False)
+    async with watching(run_file, reconciler) as watch:
+        await asyncio.sleep(0.3)
+        assert not watch.task.done()
+    assert reconciler.looked < 10
+
+
+async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_is_restarted(
+    run_file: RunFile,
+) -> None:
+    asked: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def keeper(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        exited = {"kind": "exited", "pid": 1, "exit_code": 3}
+        status = {"event": "status", "state": "exited", "generation": 1, "exit": exited}
+        writer.write(encode_line(status))
+        asked.put_nowait(json.loads(await reader.readline() or "null"))
+        writer.close()
+
+    reconciler = OneEnvironment(serving=False)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        await asyncio.start_unix_server(keeper, run_file.socket_path),
+        watching(run_file, reconciler),
+    ):
+        await asyncio.sleep(0.1)  # it has heard of the exit by now
+        reconciler.serve()
+        assert await asked.get() == {"op": "start"}
+    assert reconciler.recorded[0].state is ReplicaState.BACKING_OFF
+
+
+async def test_a_keeper_that_cannot_be_started_again_is_given_up_in_the_end(
+    run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revive(_: RunFile) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(run_files, "revive", revive)
+    monkeypatch.setattr("openenvd.server.replica_watch.restart_decision", impatient)
+    reconciler = OneEnvironment(serving=True)
+    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, reconciler) as watch:
+        await watch.task
+    assert reconciler.recorded[-1].state is ReplicaState.FAILED
+
+
+def impatient(exits: list[float], **_: object) -> RestartAfter | GiveUp:
+    return RestartAfter(0.0) if len(exits) < 3 else GiveUp("it is enough")
