@@ -8,6 +8,8 @@ Where to look:
     pool.py          who is idle, who runs what, who waits: bookkeeping without effects
     decisions.py     pure policy: bursting, idling out, recycling, back-off
     plan.py          how many workers the machine can bear
+    admission.py     pure policy: which waiting tasks may start now, by memory
+    machine_gauge.py what the machine would still give
     deaths.py        a task's end as an event; a death explained by its evidence
     trees.py         ending a worker's process tree, and what is left of one
     worker_cgroups.py, cgroup_factory.py

@@ -66,9 +66,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from .admission import FreeMemory
 from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning
-from .messages import Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
+from .machine_gauge import MachineGauge, anonymous_bytes
+from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
 from .plan import Plan
 from .pool import Pool, Pools, Run, StopReason, task_frame
 from .sources import SourceFactory, WorkerSource
@@ -108,6 +110,7 @@ class BurstableExecutor:
         self._log_tail_lines = log_tail_lines
         self._use_zygote = use_zygote
         self._pools = Pools(plan)
+        self._gauge = MachineGauge(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
         self._supervisor: Supervisor | None = None
         self._cgroups: ExecutorCgroups | None = None
@@ -139,6 +142,28 @@ class BurstableExecutor:
         with self._pools.lock:
             return self._pools.by_schedule[schedule].room() if self._running else 0
 
+    def free_memory(self, schedule: str) -> FreeMemory:
+        """What tasks of `schedule` that are submitted now may take."""
+        with self._pools.lock:
+            pools = self._pools.by_schedule
+            pool = pools[schedule]
+            beyond = sum(each.beyond_shares_bytes() for each in pools.values())
+            expected = sum(each.expected_bytes for each in pools.values())
+            available = self._gauge.available_bytes(self._held_bytes, expected)
+            return FreeMemory(
+                schedule,
+                burst_bytes=self._plan.burst_bytes - beyond,
+                available_bytes=available,
+                share_bytes=pool.share_bytes,
+                guaranteed_free=max(0, pool.guaranteed - pool.runs),
+                is_alone=pool.runs == 0,
+            )
+
+    def _held_bytes(self) -> int:
+        """What busy workers use of their own, what they share with the zygote left out."""
+        busy = (worker for worker in self._pools.workers() if worker.run is not None)
+        return sum(max(0, anonymous_bytes(w.pid) - w.born_bytes) for w in busy)
+
     def submit(self, task: Task) -> None:
         """Run `task`; its worker may still have to be forked.
 
@@ -154,7 +179,8 @@ class BurstableExecutor:
             pool = self._pools.by_schedule[task.schedule]
             if not pool.room():
                 raise NoRoom(f"{pool.capacity} {task.schedule} tasks are under way already")
-            self._pools.runs[task.id] = run
+            self._pools.take_on(run)
+            self._gauge.committed(task.expected_bytes)
             self._place(self._supervisor, pool, run)
         self._supervisor.ring()
 
@@ -167,7 +193,7 @@ class BurstableExecutor:
             if run.worker is not None:
                 self._supervisor.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
                 return True
-            del self._pools.runs[task_id]
+            self._pools.forget(run)
             self._pools.by_schedule[run.task.schedule].waiting.remove(run)
             self._supervisor.notify(Cancelled(task_id, time.time()))
         self._supervisor.ring()
@@ -177,7 +203,13 @@ class BurstableExecutor:
         """Every worker with its memory, and the plan."""
         with self._pools.lock:
             workers = [worker.status() for worker in self._pools.workers()]
-        return ExecutorStatus([_with_memory(worker) for worker in workers], self._plan.to_json())
+        free = self.free_memory(LONG)
+        return ExecutorStatus(
+            [_with_memory(worker) for worker in workers],
+            self._plan.to_json(),
+            free.burst_bytes,
+            free.available_bytes,
+        )
 
     def stop(self, grace_seconds: float = 5.0) -> None:
         """End every task, worker, the zygote and the thread; returns when all are gone."""

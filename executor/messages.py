@@ -28,6 +28,7 @@ class Task:
     label: str = ""  # for people: `launch trial`
     timeout_seconds: float | None = None
     memory_bytes: int | None = None  # the cap asked for; None means the plan's
+    expected_bytes: int = 0  # what it is expected to need; what the books count with
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +138,5 @@ class ExecutorStatus:
 
     workers: list[WorkerStatus] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
+    free_burst_bytes: int = 0  # by the books
+    available_bytes: int = 0  # by the machine, less the reserve

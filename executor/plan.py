@@ -9,8 +9,8 @@ never starves them. *Burst* workers come when there is work beyond the guarantee
 after an idle time. LONG and SHORT have a share each, so a full house of LONG ones leaves SHORT
 requests their workers.
 
-It does *not* decide from one moment to the next whether a worker may start now: that is
-`decisions.py`.
+How many burst workers there may be is bounded here as if each needed next to nothing; what bounds
+them from one moment to the next is what their tasks are expected to need: `admission.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ LONG_SHARE = 0.50
 BURST_SHORT_SHARE = 0.25
 
 BURST_SHORT_PER_CPU = 8  # SHORT tasks mostly compute: more than this only makes them all slower
+BURST_LONG_PER_CPU = 64  # LONG ones mostly wait; a hundred that compile would freeze a laptop
+LEAST_TASK_BYTES = 16 * MB  # what any task is expected to need at least
 MOST_WORKERS = 1024  # per schedule; beyond it file descriptors and not memory are the limit
 PIDS_PER_WORKER = 4  # a worker and what an operation commonly starts (uv, git, a compiler)
 PIDS_SHARE = 0.5  # of the pids limit, the rest is for replicas and the user
@@ -67,6 +69,16 @@ class Plan:
         """How many workers of `schedule` may exist at once."""
         burst = self.burst_long if schedule == LONG else self.burst_short
         return self.guaranteed(schedule) + burst
+
+    def share_bytes(self, schedule: str) -> int:
+        """What is set aside for one guaranteed worker of `schedule`."""
+        return self.long_bytes if schedule == LONG else self.short_bytes
+
+    @property
+    def burst_bytes(self) -> int:
+        """What is left of the budget for all beyond the guaranteed workers' shares."""
+        shares = self.guaranteed_long * self.long_bytes + self.guaranteed_short * self.short_bytes
+        return max(0, self.budget_bytes - shares)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, for `GET /v1/info`."""
@@ -117,10 +129,11 @@ def plan_workers(
         BURST_SHORT_PER_CPU * cores,
     )
     rest -= burst_short * short_bytes
+    least_long = min(long_bytes, LEAST_TASK_BYTES)
     return Plan(
         guaranteed_long=guaranteed_long,
         guaranteed_short=guaranteed_short,
-        burst_long=min(rest // long_bytes, most_long - guaranteed_long),
+        burst_long=min(rest // least_long, most_long - guaranteed_long, BURST_LONG_PER_CPU * cores),
         burst_short=burst_short,
         budget_bytes=budget,
         reserve_bytes=reserve,

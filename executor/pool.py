@@ -77,6 +77,7 @@ class PooledWorker:
     sentinel: int | None
     source_number: int  # which zygote forked it
     born: float  # monotonic
+    born_bytes: int = 0  # anonymous memory it was born with, which it shares with the zygote
     cgroup: Cgroup | None = None
     reader: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
@@ -138,8 +139,11 @@ class PooledWorker:
 class Pool:
     """The workers of one schedule, and the tasks that wait for one of them."""
 
-    def __init__(self, schedule: str, *, guaranteed: int, capacity: int) -> None:
+    def __init__(
+        self, schedule: str, *, guaranteed: int, capacity: int, share_bytes: int = 0
+    ) -> None:
         self.schedule = schedule
+        self.share_bytes = share_bytes  # set aside for each guaranteed worker
         self.guaranteed = guaranteed
         self.capacity = capacity
         self.workers: dict[int, PooledWorker] = {}  # by ordinal
@@ -149,10 +153,17 @@ class Pool:
         self._idle_count = 0
         self._busy_count = 0
         self._leaving_count = 0
+        self.runs = 0  # waiting or running
+        self.expected_bytes = 0  # of all of them
 
     def room(self) -> int:
         """How many tasks may still be taken on."""
         return max(0, self.capacity - self._busy_count - len(self.waiting))
+
+    def beyond_shares_bytes(self) -> int:
+        """What its tasks are expected to need beyond the shares of guaranteed workers."""
+        shares = min(self.runs, self.guaranteed) * self.share_bytes
+        return max(0, self.expected_bytes - shares)
 
     def wanted(self) -> int:
         """How many workers to ask for now."""
@@ -240,10 +251,25 @@ class Pools:
                 schedule,
                 guaranteed=plan.guaranteed(schedule),
                 capacity=plan.capacity(schedule),
+                share_bytes=plan.share_bytes(schedule),
             )
             for schedule in (LONG, SHORT)
         }
         self.runs: dict[str, Run] = {}
+
+    def take_on(self, run: Run) -> None:
+        """A task is under way from now on."""
+        pool = self.by_schedule[run.task.schedule]
+        pool.runs += 1
+        pool.expected_bytes += run.task.expected_bytes
+        self.runs[run.task.id] = run
+
+    def forget(self, run: Run) -> None:
+        """It is over."""
+        if self.runs.pop(run.task.id, None) is not None:
+            pool = self.by_schedule[run.task.schedule]
+            pool.runs -= 1
+            pool.expected_bytes -= run.task.expected_bytes
 
     def of(self, worker: PooledWorker) -> Pool:
         """The pool the worker belongs to."""

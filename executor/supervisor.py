@@ -31,6 +31,7 @@ from .decisions import (
     reason_to_recycle,
 )
 from .errors import FrameError
+from .machine_gauge import anonymous_bytes
 from .messages import LONG, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 from .sources import (
@@ -262,7 +263,7 @@ class Supervisor:
         with self._pools.lock:
             pool = self._pools.of(worker)
             pool.unassign(worker)
-            self._pools.runs.pop(run.task.id, None)
+            self._pools.forget(run)
             if worker.stage in (Stage.KILLED, Stage.DEAD):
                 return
             # A signal of ours may still be on its way to it, so it is never used again.
@@ -381,7 +382,7 @@ class Supervisor:
             run = pool.unassign(worker)
             pool.remove(worker)
             if run is not None:
-                self._pools.runs.pop(run.task.id, None)
+                self._pools.forget(run)
         if run is not None:
             self._events.append(deaths.death(worker, run, cgroup, self._log_tail_lines))
             self._freed.add(worker.schedule)
@@ -476,6 +477,7 @@ class Supervisor:
             sentinel=forked.sentinel,
             source_number=self._source_number,
             born=time.monotonic(),
+            born_bytes=anonymous_bytes(forked.pid),
         )
         self._cgroups.join(worker)
         self._selector.register(worker.pipe, selectors.EVENT_READ, partial(self._on_pipe, worker))
@@ -543,7 +545,7 @@ class Supervisor:
                 taken += pool.waiting
                 pool.waiting.clear()
             for run in taken:
-                self._pools.runs.pop(run.task.id, None)
+                self._pools.forget(run)
         return taken
 
     def _ask_for_workers(self) -> None:

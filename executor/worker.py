@@ -159,6 +159,8 @@ class Worker:
             return f"the operation left {left} threads running"
         if children_are_left():
             return "the operation left child processes running"
+        if self._gauge.is_blunt:
+            return "the next children are to be measured anew"
         return "it was told to stop" if self._told_to_stop else None
 
     def _receive(self) -> dict[str, Any] | None:
@@ -214,41 +216,59 @@ class Worker:
 
 
 class MemoryGauge:
-    """Peak and present resident memory of this process, per task."""
+    """Peak and present memory of this process, per task.
+
+    The peak leaves out what is shared anyway, as a cgroup does: pages of files, and those born with
+    it. Of child processes the largest counts, once it was larger than this process and any child
+    before it: a child that has yet to become its own program looks as large as we do.
+    """
 
     def __init__(self) -> None:
         self._floor_bytes = 0
+        self._children_bytes = 0
+        self.is_blunt = False  # the children of a later task cannot be told from this one's
         self._statm: int | None = None
         with contextlib.suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = resource.getpagesize()
+        resident, of_files = self._resident_bytes()
+        self._born_bytes = max(0, (resident or 0) - of_files)
         self._restart()
 
     def read(self) -> dict[str, int | None]:
         """The peak since the last reading, and what is resident now; in bytes."""
-        peak_bytes = high_water_bytes()
-        if peak_bytes > self._floor_bytes + PEAK_RESOLUTION_BYTES:
+        high = high_water_bytes()
+        if high > self._floor_bytes + PEAK_RESOLUTION_BYTES:
             self._restart()
-        return {"peak_bytes": peak_bytes, "rss_bytes": self._resident_bytes()}
+        resident, of_files = self._resident_bytes()
+        own = max(0, high - of_files - self._born_bytes)
+        children = high_water_bytes(resource.RUSAGE_CHILDREN)
+        self.is_blunt = children > max(high, self._children_bytes) + PEAK_RESOLUTION_BYTES
+        if self.is_blunt:
+            self._children_bytes = children
+            own += children
+        return {"peak_bytes": own, "rss_bytes": resident}
 
     def _restart(self) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_bytes(b"5")  # resets the high-water mark
         self._floor_bytes = high_water_bytes()
 
-    def _resident_bytes(self) -> int | None:
+    def _resident_bytes(self) -> tuple[int | None, int]:
+        """What is resident now, and how much of it is pages of files."""
         if self._statm is None:
-            return None
+            return None, 0
         try:
-            return int(os.pread(self._statm, 256, 0).split()[1]) * self._page_bytes
+            _, resident, of_files = os.pread(self._statm, 256, 0).split()[:3]
         except OSError:  # the operation closed it
             self._statm = None
-            return None
+            return None, 0
+        return int(resident) * self._page_bytes, int(of_files) * self._page_bytes
 
 
-def high_water_bytes() -> int:
-    """The most that was ever resident (Linux: since the mark was last reset)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
+    """The most that was ever resident (Linux, of ourselves: since the mark was last reset)."""
+    peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 

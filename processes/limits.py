@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .cgroup_tree import V1, Location, locate, read_text
+from .cgroup_tree import V1, Location, locate, read_keyed, read_text
 
 # v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
 _UNLIMITED_BYTES = 1 << 60
 # v2 slows a group down above `memory.high` until it hardly moves: a limit, for planning.
 _MEMORY_FILES_V2 = ("memory.max", "memory.high")
 _MEMORY_FILES_V1 = ("memory.limit_in_bytes",)
+_FILE_KEYS_V2 = ("active_file", "inactive_file")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,52 @@ def read_limits(
     )
 
 
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """What could be used beyond what is used now: of the machine, and of every group with a limit.
+
+    Files in the page cache count as available: the kernel gives them up before it kills.
+    """
+    prefix = "" if root == Path("/") else str(root)
+    own = locate("memory", prefix)
+    levels = own.outside_ours().levels() if own is not None else []
+    left = [left for level in levels if (left := _left_of(level)) is not None]
+    return min([_machine_available_bytes(prefix), *left])
+
+
+def _left_of(level: Location) -> int | None:
+    """What a group may still use; None when it has no limit."""
+    is_v1 = level.version == V1
+    limits = [
+        value
+        for name in (_MEMORY_FILES_V1 if is_v1 else _MEMORY_FILES_V2)
+        if (value := _number(level, name)) is not None and 0 < value < _UNLIMITED_BYTES
+    ]
+    used = _number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
+    if not limits or used is None:
+        return None
+    keys = ("total_active_file", "total_inactive_file") if is_v1 else _FILE_KEYS_V2
+    stat = f"{level.directory}/memory.stat"
+    cached = sum(read_keyed(stat, key) or 0 for key in keys)
+    return max(0, min(limits) - used + cached)
+
+
+def _machine_available_bytes(prefix: str) -> int:
+    kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemAvailable:")
+    if kilobytes is not None:
+        return kilobytes * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _second_column(path: str, key: str) -> int | None:
+    """The number in the second column of the line that begins with `key`."""
+    for line in (read_text(path) or "").splitlines():
+        if line.startswith(key):
+            return int(line.split()[1])
+    return None
+
+
 def _smallest(first: _Found, *others: _Found | None) -> _Found:
     """The smallest; among equals the one named first."""
     return min([first, *(o for o in others if o is not None)], key=lambda found: found.value)
@@ -102,9 +149,9 @@ def _affinity(prefix: str, affinity: int | None) -> _Found | None:
 
 
 def _machine_memory_bytes(prefix: str) -> int:
-    for line in (read_text(f"{prefix}/proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
+    kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemTotal:")
+    if kilobytes is not None:
+        return kilobytes * 1024
     import psutil
 
     return int(psutil.virtual_memory().total)

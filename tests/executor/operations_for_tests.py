@@ -118,8 +118,8 @@ def hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
 
 
 def hang_and_clean_up(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    progress({"pid": os.getpid()})
     try:
+        progress({"pid": os.getpid()})
         time.sleep(FOREVER_SECONDS)
     finally:
         Path(payload["path"]).write_text("cleaned up")
@@ -177,3 +177,7 @@ def leave_thread(payload: Json, request_id: str, home: str, progress: Progress) 
 def oom_grandchild(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     script = f"x = bytearray(b'1' * {payload['size']})"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    oom_grandchild(payload, request_id, home, progress)

@@ -51,7 +51,7 @@ def test_a_result_comes_back_as_it_was_returned(either: Bench) -> None:
     outcome = either.run("echo", {"deep": [1, None, "ü", {"x": 1.5}]})
     assert isinstance(outcome, Succeeded)
     assert outcome.result == {"deep": [1, None, "ü", {"x": 1.5}]}
-    assert outcome.peak_bytes
+    assert outcome.peak_bytes is not None
 
 
 def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:

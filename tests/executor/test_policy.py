@@ -14,6 +14,7 @@ from openenvd.executor.decisions import back_off_seconds, reason_to_recycle, wor
 from openenvd.executor.errors import FrameError
 from openenvd.executor.frames import FrameReader, encode_frame
 from openenvd.executor.messages import LONG, SHORT
+from openenvd.executor.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES
 from openenvd.executor.pool import StopReason
 from openenvd.executor.worker_cgroups import CgroupReading
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
@@ -43,10 +44,13 @@ def test_a_small_machine_gets_a_working_plan() -> None:
 
 @pytest.mark.parametrize("memory_mb", [300, 512, 750, 2048, 16_384, 262_144])
 @pytest.mark.parametrize("cpus", [0.5, 1, 4, 96])
-def test_a_plan_never_promises_more_than_its_budget(memory_mb: int, cpus: float) -> None:
+def test_a_plan_sets_no_more_aside_than_its_budget(memory_mb: int, cpus: float) -> None:
     made = plan(Machine(cpus, memory_mb * MB))
-    promised = made.capacity(LONG) * made.long_bytes + made.capacity(SHORT) * made.short_bytes
-    assert promised <= made.budget_bytes
+    shares = made.guaranteed_long * made.long_bytes + made.guaranteed_short * made.short_bytes
+    assert made.burst_bytes == made.budget_bytes - shares >= 0
+    least = made.burst_long * LEAST_TASK_BYTES + made.burst_short * made.short_bytes
+    assert least <= made.burst_bytes
+    assert made.burst_long <= BURST_LONG_PER_CPU * max(1, cpus)
     assert made.budget_bytes + made.reserve_bytes + 90 * MB == memory_mb * MB
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.limits import Limits, read_limits
+from openenvd.processes.limits import Limits, available_memory_bytes, read_limits
 
 MB = 1 << 20
 GB = 1 << 30
@@ -165,3 +165,30 @@ def test_this_machine_has_limits_within_the_machine() -> None:
 def test_limits_never_change() -> None:
     with pytest.raises(AttributeError):
         Limits(1, 1, None).cpus = 2  # type: ignore[misc]
+
+
+def test_what_is_available_is_the_machine_s_where_no_group_has_a_limit(tmp_path: Path) -> None:
+    assert available_memory_bytes(_tree(tmp_path, {})) == 8 * GB
+
+
+def test_what_is_available_in_a_v1_group_counts_its_page_cache(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/memory/job"
+    files = {
+        **_v1("/job"),
+        f"{group}/memory.limit_in_bytes": str(750 * MB),
+        f"{group}/memory.usage_in_bytes": str(700 * MB),
+        f"{group}/memory.stat": f"total_inactive_file {150 * MB}\ntotal_active_file {50 * MB}\n",
+    }
+    assert available_memory_bytes(_tree(tmp_path, files)) == 250 * MB
+
+
+def test_what_is_available_is_the_least_of_all_levels_of_a_v2_path(tmp_path: Path) -> None:
+    outer, inner = "sys/fs/cgroup/outer", "sys/fs/cgroup/outer/inner"
+    files = {
+        **_v2("/outer/inner"),
+        f"{outer}/memory.max": str(500 * MB),
+        f"{outer}/memory.current": str(600 * MB),  # the kernel is about to act
+        f"{inner}/memory.max": str(400 * MB),
+        f"{inner}/memory.current": str(100 * MB),
+    }
+    assert available_memory_bytes(_tree(tmp_path, files)) == 0
