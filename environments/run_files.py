@@ -55,6 +55,11 @@ class RunFile:
         """What goes into upstream's `base_url`."""
         return address_of(self.host, self.port)
 
+    @property
+    def created_at(self) -> float:
+        """When it was written: another attempt of the same launch writes another."""
+        return float(self.data.get("created_at", 0.0))
+
     @classmethod
     def of(cls, run_dir: Path, data: Json) -> RunFile:
         """The replica that `data` describes."""
@@ -72,17 +77,22 @@ def read(run_dir: Path) -> RunFile | None:
 
 def all_of(runs: Path) -> list[RunFile]:
     """Every replica below a folder, by environment and ordinal."""
-    try:
-        folders = list(runs.iterdir())
-    except FileNotFoundError:
-        return []
-    found = [run_file for folder in folders if (run_file := read(folder)) is not None]
-    return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
+    return _read_all(runs, "")
 
 
 def of_environment(runs: Path, name: str) -> list[RunFile]:
     """The replicas of one environment, by ordinal."""
-    return [run_file for run_file in all_of(runs) if run_file.environment == name]
+    # A replica's id begins with its environment's name: other folders are not even opened.
+    return [run_file for run_file in _read_all(runs, f"{name}-") if run_file.environment == name]
+
+
+def _read_all(runs: Path, prefix: str) -> list[RunFile]:
+    try:
+        folders = [folder for folder in runs.iterdir() if folder.name.startswith(prefix)]
+    except FileNotFoundError:
+        return []
+    found = [run_file for folder in folders if (run_file := read(folder)) is not None]
+    return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
 
 
 def stop_environment(runs: Path, name: str, grace_seconds: float = GRACE_SECONDS) -> list[str]:

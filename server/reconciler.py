@@ -7,7 +7,10 @@
 
 `settle` is level-triggered: it reads the environment's row, its launch and its latest `down`, and
 lets one pure function (`next_step`) say what is due. It may run at any time and any number of
-times, so a daemon that starts settles every environment once, and is where its predecessor was.
+times, so a daemon that starts settles every environment once, and is where its predecessor was; and
+events that came faster than they were taken are made up for by settling everything. Each
+environment has at most one task that settles it: its steps come in their order, and one that takes
+its time (stopping does) keeps no other environment waiting.
 
 Who is responsible for a replica: while the launch runs, the launch (it fails at once when a replica
 dies, and stops what it started); from then on, the reconciler. A launch whose worker was killed
@@ -22,6 +25,10 @@ Failure cases:
   started from the same run file, on a sibling's listening socket when there is one.
 * The daemon dies: keepers and servers go on. What happened meanwhile is in the keepers' first
   message, or in their status files.
+* The database cannot be written: what was observed is tried again until it can, and meanwhile
+  nothing is started or stopped on its account.
+* A launch ends after its environment was taken down (it was slow to hear of it): what it left is
+  stopped.
 
 Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_thread`.
 """
@@ -29,29 +36,31 @@ Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..environments import run_files
 from ..environments.run_files import RunFile
 from ..processes.exit_reason import ExitReason
 from ..requests_db.async_store import AsyncStore
+from ..requests_db.errors import DatabaseError
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
-from .hub import EventHub
+from .hub import EventHub, Subscription
 from .outcomes import error_of_exit
-from .replica_watch import ReplicaWatch
+from .replica_watch import ReplicaWatch, is_over
 from .settings import Paths
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
+RETRY_SECONDS = 1.0
 _GIVEN_UP_HINT = "mend what its log shows, then launch it again"
 
 
@@ -64,6 +73,8 @@ class Step(Enum):
     SERVE = "serve"  # its launch succeeded: adopt its replicas, observe them
     ABANDON = "abandon"  # its launch failed: stop what it left, say why
     CALL_OFF = "call off"  # its launch was cancelled: stop what it left
+    SWEEP = "sweep"  # its launch ended later than it did: stop what that left
+    LET_GO = "let go"  # it is being taken down: start nothing again
     RETIRE = "retire"  # it was taken down
     STUCK = "stuck"  # taking it down failed
 
@@ -76,8 +87,8 @@ _STEP_OF_LAUNCH = {
     RequestState.CANCELLED: Step.CALL_OFF,
 }
 _STEP_OF_DOWN = {
-    RequestState.PENDING: Step.NOTHING,
-    RequestState.RUNNING: Step.NOTHING,
+    RequestState.PENDING: Step.LET_GO,
+    RequestState.RUNNING: Step.LET_GO,
     RequestState.SUCCEEDED: Step.RETIRE,
     RequestState.FAILED: Step.STUCK,
     RequestState.CANCELLED: Step.STUCK,  # only by a lost daemon's hand: the API refuses it
@@ -88,6 +99,8 @@ def next_step(
     state: EnvironmentState, launch: RequestState | None, down: RequestState | None
 ) -> Step:
     """What is due, from where the environment, its launch and its latest `down` stand."""
+    if state is EnvironmentState.STOPPED and launch is not None and launch.is_final:
+        return Step.SWEEP
     if not state.is_live:
         return Step.NOTHING
     if state is EnvironmentState.STOPPING and down in _STEP_OF_DOWN:
@@ -112,10 +125,12 @@ class Reconciler:
         self._hub = hub
         self._paths = paths
         self._watches: dict[str, ReplicaWatch] = {}
-        self._serving: set[str] = set()  # environments whose replicas are ours to restart
-        self._serving_grew = asyncio.Event()  # a new one each time
+        # Set for the environments whose replicas are ours to restart.
+        self._serving: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._locks: dict[str, asyncio.Lock] = {}
+        # What is to be settled (again); whether its launch has started a replica.
+        self._due: dict[str, bool] = {}
+        self._settling: set[str] = set()  # has a task that does
         self._steps: dict[Step, Callable[[Environment, Request | None], Coroutine[Any, Any, None]]]
         self._steps = {
             Step.QUEUED: self._queued,
@@ -123,6 +138,8 @@ class Reconciler:
             Step.SERVE: self._serve,
             Step.ABANDON: self._abandon,
             Step.CALL_OFF: self._call_off,
+            Step.SWEEP: self._sweep,
+            Step.LET_GO: self._let_go_of,
             Step.RETIRE: self._retire,
             Step.STUCK: self._stuck,
         }
@@ -134,10 +151,9 @@ class Reconciler:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
-        environments = await self._store.environments(include_stopped=True)
-        for environment in environments:
-            await self.settle(environment.name)
-        await self._stop_strays({e.name for e in environments if e.state.is_live})
+        live = {e.name for e in await self._store.environments() if e.state.is_live}
+        await asyncio.gather(*(self.settle(name) for name in live))
+        await self._stop_strays(live)
         self._spawn(self._follow(), "reconciler")
 
     async def stop(self) -> None:
@@ -147,18 +163,22 @@ class Reconciler:
         tasks = [*self._tasks, *(watch.task for watch in self._watches.values())]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def settle(self, name: str) -> None:
-        """Do what is due for this environment."""
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            environment = await self._store.environment(name)
-            if environment is None:
-                return
-            launch = await self._launch_of(environment)
-            down = await self._latest_down(environment)
-            step = next_step(environment.state, _state_of(launch), _state_of(down))
-            if step is not Step.NOTHING:
-                request = down if step in (Step.RETIRE, Step.STUCK) else launch
-                await self._steps[step](environment, request)
+    async def settle(self, name: str, *, adopt: bool = False) -> None:
+        """Do what is due for this environment; `adopt` also watches what its launch has started.
+
+        One call at a time for each environment.
+        """
+        environment = await self._store.environment(name)
+        if environment is None:
+            return
+        launch = await self._launch_of(environment)
+        down = await self._latest_down(environment)
+        step = next_step(environment.state, _state_of(launch), _state_of(down))
+        if step is not Step.NOTHING:
+            request = down if step in (Step.RETIRE, Step.STUCK) else launch
+            await self._steps[step](environment, request)
+        if adopt:
+            await self._adopt(environment)
 
     # Following events.
 
@@ -166,19 +186,47 @@ class Reconciler:
         with self._hub.subscribe() as subscription:
             while True:
                 for event in await subscription.next():
-                    await self._on_event(event)
+                    self._on_event(event)
+                if subscription.lagged:
+                    await self._make_up(subscription)
 
-    async def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.environment is None:
             return
+        if event.kind == "request.state":
+            self._settle_soon(event.environment)
+        elif event.kind == "request.progress" and "replica" in event.data:
+            self._settle_soon(event.environment, adopt=True)
+
+    async def _make_up(self, subscription: Subscription) -> None:
+        """Events were dropped: what they told is in the tables."""
+        subscription.lagged = False  # before the tables are read
+        names = await self._insist(self._store.names)
+        for name in names:
+            self._settle_soon(name, adopt=True)
+
+    def _settle_soon(self, name: str, *, adopt: bool = False) -> None:
+        self._due[name] = adopt or self._due.get(name, False)
+        if name not in self._settling:
+            self._settling.add(name)
+            self._spawn(self._settle_while_due(name), f"settle {name}")
+
+    async def _settle_while_due(self, name: str) -> None:
         try:
-            if event.kind == "request.state":
-                await self.settle(event.environment)
-            elif event.kind == "request.progress" and "replica" in event.data:
-                await self._adopt(event.environment)
+            while name in self._due:
+                await self._try_to_settle(name, adopt=self._due.pop(name))
+        finally:
+            self._settling.discard(name)
+
+    async def _try_to_settle(self, name: str, *, adopt: bool) -> None:
+        try:
+            await self.settle(name, adopt=adopt)
+        except DatabaseError as exc:
+            log.warning("cannot settle %s, trying again: %s", name, exc)
+            self._due[name] = adopt or self._due.get(name, False)
+            await asyncio.sleep(RETRY_SECONDS)
         except Exception:
-            # One environment's trouble must not end the care of all others.
-            log.exception("cannot settle %s", event.environment)
+            log.exception("cannot settle %s", name)
 
     async def _launch_of(self, environment: Environment) -> Request | None:
         if environment.request_id is None:
@@ -197,16 +245,16 @@ class Reconciler:
     # The steps.
 
     async def _queued(self, environment: Environment, _launch: Request | None) -> None:
+        await self._forget_predecessor(environment)
         await self._set(environment.name, EnvironmentState.PENDING)
 
     async def _starting(self, environment: Environment, _launch: Request | None) -> None:
+        await self._forget_predecessor(environment)
         await self._set(environment.name, EnvironmentState.STARTING)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
-        self._serving.add(environment.name)
-        self._serving_grew.set()
-        self._serving_grew = asyncio.Event()
-        await self._adopt(environment.name)
+        await self._adopt(environment)
+        self._ours(environment.name).set()
         address = environment.address
         if launch is not None and isinstance(launch.result, dict):
             address = launch.result.get("environment", {}).get("address", address)
@@ -221,6 +269,15 @@ class Reconciler:
         await self._stop_all(environment.name)
         await self._set(environment.name, EnvironmentState.STOPPED)
 
+    async def _sweep(self, environment: Environment, _launch: Request | None) -> None:
+        left = await self._run_files(environment)
+        if left:
+            log.warning("stopping what the launch of %s left", environment.name)
+            await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in left])
+
+    async def _let_go_of(self, environment: Environment, _down: Request | None) -> None:
+        self._ours(environment.name).clear()
+
     async def _retire(self, environment: Environment, _down: Request | None) -> None:
         await self._stop_all(environment.name)
         await self._set(environment.name, EnvironmentState.STOPPED)
@@ -231,13 +288,18 @@ class Reconciler:
 
     # Replicas.
 
-    async def _adopt(self, name: str) -> None:
+    async def _adopt(self, environment: Environment) -> None:
         """Watch every replica of the environment that has a run file."""
-        known = {replica.id: replica for replica in await self._store.replicas(name)}
-        for run_file in run_files.of_environment(self._paths.runs, name):
-            if run_file.replica_id in self._watches:
+        known = {replica.id: replica for replica in await self._store.replicas(environment.name)}
+        for run_file in await self._run_files(environment):
+            watch = self._watches.get(run_file.replica_id)
+            if watch is not None and watch.is_of(run_file):
                 continue
-            replica = known.get(run_file.replica_id) or _new_replica(run_file)
+            if watch is not None:  # of an earlier attempt of the same launch
+                await self._unwatch([watch])
+            replica = known.get(run_file.replica_id)
+            if replica is None or is_over(replica.state):  # or the row of an earlier attempt
+                replica = _new_replica(run_file)
             watch = ReplicaWatch(replica, run_file, self)
             self._watches[replica.id] = watch
             watch.task = asyncio.create_task(watch.run(), name=f"watch {replica.id}")
@@ -245,20 +307,17 @@ class Reconciler:
 
     def serves(self, name: str) -> bool:
         """Whether this environment's replicas are the reconciler's to restart."""
-        return name in self._serving
+        return name in self._serving and self._serving[name].is_set()
 
-    async def until_serves(self, name: str, timeout_seconds: float | None = None) -> None:
-        """Wait for this environment's replicas to be the reconciler's, or for the time to be over.
-
-        For good, when its launch fails; but then whoever waits is cancelled with its watch.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                while not self.serves(name):
-                    await self._serving_grew.wait()
+    async def until_serves(self, name: str) -> None:
+        """Wait until this environment's replicas are the reconciler's to restart."""
+        await self._ours(name).wait()
 
     async def record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""
+        await self._insist(lambda: self._record(replica))
+
+    async def _record(self, replica: Replica) -> None:
         event = await self._store.upsert_replica(replica, now=time.time())
         self._hub.publish([event] if event is not None else [])
         if self.serves(replica.environment):
@@ -268,25 +327,32 @@ class Reconciler:
         self, replica: Replica, reason: ExitReason, why: str, tail: tuple[str, ...]
     ) -> None:
         """A replica's restart budget is spent: free what it holds, and say why."""
+        error = error_of_exit(f"replica {replica.id} (pid {reason.pid})", reason, tail)
+        error = replace(error, message=f"{error.message}; {why}", hint=_GIVEN_UP_HINT)
         await self.record(replica)
+        await self._insist(lambda: self._blame(replica.environment, error))
+        # Last: it cancels the watch that calls this.
         self._spawn(self._stop_one(replica), f"stop {replica.id}")
-        environment = await self._store.environment(replica.environment)
+
+    async def _blame(self, name: str, error: RequestError) -> None:
+        environment = await self._store.environment(name)
         if environment is not None and environment.state is EnvironmentState.FAILED:
-            error = error_of_exit(f"replica {replica.id} (pid {reason.pid})", reason, tail)
-            error = replace(error, message=f"{error.message}; {why}", hint=_GIVEN_UP_HINT)
-            await self._set(environment.name, EnvironmentState.FAILED, error=error)
+            await self._set(name, EnvironmentState.FAILED, error=error)
 
     async def _observe(self, name: str, address: str | None = None) -> None:
         environment = await self._store.environment(name)
         if environment is None or environment.state is EnvironmentState.STOPPING:
             return  # that its replicas go is what was asked for
         replicas = [replica.state for replica in await self._store.replicas(name)]
-        error = None if replicas else _lost_replicas(name)
-        await self._set(name, observed_state(replicas), address=address, error=error)
+        state = observed_state(replicas)
+        # One that failed says why itself (`gave_up`).
+        unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
+        error = _lost_replicas(name) if unexplained else None
+        await self._set(name, state, address=address, error=error)
 
     async def _stop_all(self, name: str) -> None:
-        self._serving.discard(name)
-        await self._unwatch(name)
+        await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
+        self._serving.pop(name, None)  # nobody waits for it any more
         await asyncio.to_thread(run_files.stop_environment, self._paths.runs, name)
         await self._store.delete_replicas(name)
 
@@ -298,17 +364,38 @@ class Reconciler:
 
     async def _stop_strays(self, live: set[str]) -> None:
         """Stop replicas that belong to no environment: a launch and a daemon died together."""
-        for run_file in run_files.all_of(self._paths.runs):
-            if run_file.environment not in live:
-                log.warning("stopping %s, which belongs to nothing", run_file.replica_id)
-                await asyncio.to_thread(run_files.stop_replica, run_file.run_dir)
+        found = await asyncio.to_thread(run_files.all_of, self._paths.runs)
+        strays = [run_file for run_file in found if run_file.environment not in live]
+        for run_file in strays:
+            log.warning("stopping %s, which belongs to nothing", run_file.replica_id)
+        if strays:
+            await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in strays])
 
-    async def _unwatch(self, name: str) -> None:
-        watches = [w for w in self._watches.values() if w.replica.environment == name]
+    async def _forget_predecessor(self, environment: Environment) -> None:
+        """A launch is responsible now, and for an earlier environment of its name nobody is."""
+        self._ours(environment.name).clear()
+        await self._unwatch(
+            watch
+            for watch in self._watches.values()
+            if watch.replica.environment == environment.name
+            and watch.request_id != environment.request_id
+        )
+
+    async def _unwatch(self, chosen: Iterable[ReplicaWatch]) -> None:
+        watches = list(chosen)
         for watch in watches:
             del self._watches[watch.replica.id]
             watch.task.cancel()
         await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
+
+    async def _run_files(self, environment: Environment) -> list[RunFile]:
+        """What its own launch has started: the name may have had, or have by now, another."""
+        runs = self._paths.runs
+        found = await asyncio.to_thread(run_files.of_environment, runs, environment.name)
+        return [run_file for run_file in found if run_file.request_id == environment.request_id]
+
+    def _ours(self, name: str) -> asyncio.Event:
+        return self._serving.setdefault(name, asyncio.Event())
 
     async def _set(
         self,
@@ -324,10 +411,24 @@ class Reconciler:
         if event is not None:
             self._hub.publish([event])
 
+    async def _insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `work` returns, as soon as the database lets it."""
+        while True:
+            try:
+                return await work()
+            except DatabaseError as exc:
+                log.warning("what was observed cannot be written, trying again: %s", exc)
+                await asyncio.sleep(RETRY_SECONDS)
+
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.error("%s has ended: %s", task.get_name(), exc, exc_info=exc)
 
 
 def _state_of(request: Request | None) -> RequestState | None:

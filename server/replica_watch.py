@@ -11,6 +11,7 @@ who is responsible when, and for the failure cases.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ..environments import run_files
 from ..environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ..environments.run_files import RunFile
 from ..processes.exit_reason import ExitKind, ExitReason
+from ..processes.identity import ProcessIdentity
 from ..processes.keeper_link import decode_line, encode_line, read_status_file
 from ..requests_db.records import Json, Replica
 from ..requests_db.states import ReplicaState
@@ -27,7 +29,7 @@ from ..requests_db.states import ReplicaState
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 20
-LOOK_AGAIN_SECONDS = 0.5  # for a keeper, when a launch's has been killed
+LOOK_AGAIN_SECONDS = 1.0
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
@@ -37,12 +39,17 @@ _STATE_OF_STATUS = {
 }
 
 
+def is_over(state: ReplicaState) -> bool:
+    """Whether the replica will not come back by itself."""
+    return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
+
+
 class Caretaker(Protocol):
     """Who is told how a replica is: the reconciler."""
 
     def serves(self, name: str) -> bool: ...
 
-    async def until_serves(self, name: str, timeout_seconds: float | None = None) -> None: ...
+    async def until_serves(self, name: str) -> None: ...
 
     async def record(self, replica: Replica) -> None: ...
 
@@ -66,20 +73,27 @@ class ReplicaWatch:
         self._handled_generation = 0
         self._writer: asyncio.StreamWriter | None = None
 
+    @property
+    def request_id(self) -> str:
+        """The launch that started it."""
+        return self._run_file.request_id
+
+    def is_of(self, run_file: RunFile) -> bool:
+        """Whether this very run file is watched, not one of the same id from another attempt."""
+        return self._run_file.created_at == run_file.created_at
+
     async def run(self) -> None:
         """Watch until the replica is stopped for good, or somebody cancels."""
-        while not self._is_over():
+        while not is_over(self.replica.state):
             try:
-                await self._follow_keeper()
-            except OSError:
-                pass  # nobody listens: the same as the end of the connection
+                with contextlib.suppress(OSError):  # nobody listens: as the end of the connection
+                    await self._follow_keeper()
+                if not is_over(self.replica.state):
+                    await self._keeper_ended()
             except Exception:
+                # A trouble of ours says nothing about the keeper: look again.
                 log.exception("cannot follow %s", self.replica.id)
-            if not self._is_over():
-                await self._keeper_ended()
-
-    def _is_over(self) -> bool:
-        return self.replica.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _follow_keeper(self) -> None:
         reader, writer = await asyncio.open_unix_connection(
@@ -113,13 +127,12 @@ class ReplicaWatch:
 
     async def _keeper_ended(self) -> None:
         """The keeper's last word is in its status file; without one, it was killed."""
-        if not self._caretaker.serves(self.replica.environment):
-            # Its launch, or its `down`, sees to it; perhaps by putting another in its place.
-            await self._caretaker.until_serves(self.replica.environment, LOOK_AGAIN_SECONDS)
-            return
         status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
         if status is None or status["state"] == "stopped":
             await self._become(ReplicaState.STOPPED, pid=None)
+            return
+        if _is_alive(status):  # we could not reach it, or were cut off
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
             return
         lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
         reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
@@ -133,8 +146,7 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        # Until then its launch, or its `down`, sees to it, and ends this watch with the replica.
-        # A server that dies right after its launch has succeeded is ours.
+        # Until then its launch, or its `down`, sees to it; both end this watch when they stop it.
         await self._caretaker.until_serves(self.replica.environment)
         now = time.monotonic()
         self._exits.append(now)
@@ -164,3 +176,8 @@ class ReplicaWatch:
                 await asyncio.to_thread(run_files.revive, self._run_file)
             except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
                 log.exception("cannot start a keeper of %s", self.replica.id)
+
+
+def _is_alive(status: Json) -> bool:
+    keeper: Json | None = status.get("keeper")
+    return keeper is not None and ProcessIdentity(keeper["pid"], keeper["started_at"]).is_alive()

@@ -35,8 +35,8 @@ def test_a_live_environment_follows_its_launch(
 @pytest.mark.parametrize(
     ("down", "step"),
     [
-        (R.PENDING, Step.NOTHING),
-        (R.RUNNING, Step.NOTHING),
+        (R.PENDING, Step.LET_GO),
+        (R.RUNNING, Step.LET_GO),
         (R.SUCCEEDED, Step.RETIRE),
         (R.FAILED, Step.STUCK),
         (R.CANCELLED, Step.STUCK),
@@ -50,14 +50,18 @@ def test_a_stopping_environment_whose_down_is_not_written_yet_goes_on() -> None:
     assert next_step(S.STOPPING, R.SUCCEEDED, None) is Step.SERVE
 
 
-@pytest.mark.parametrize(
-    ("launch", "down"), list(product([None, *RequestState], [None, *RequestState]))
-)
-@pytest.mark.parametrize("state", [S.FAILED, S.STOPPED])
-def test_nothing_is_due_for_an_environment_that_has_ended(
-    state: EnvironmentState, launch: RequestState | None, down: RequestState | None
+@pytest.mark.parametrize(("launch", "down"), list(product([None, *R], [None, *R])))
+def test_nothing_is_due_for_an_environment_that_has_failed(
+    launch: RequestState | None, down: RequestState | None
 ) -> None:
-    assert next_step(state, launch, down) is Step.NOTHING
+    assert next_step(S.FAILED, launch, down) is Step.NOTHING
+
+
+@pytest.mark.parametrize("launch", list(R))
+def test_a_launch_that_ends_after_its_environment_was_taken_down_is_swept_after(
+    launch: RequestState,
+) -> None:
+    assert next_step(S.STOPPED, launch, None) is (Step.SWEEP if launch.is_final else Step.NOTHING)
 
 
 @pytest.mark.parametrize(

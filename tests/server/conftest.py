@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a daemon, each real: a database's file, an event hub, keepers with their servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server.hub import EventHub
+from openenvd.server.settings import Paths
+
+WAIT_SECONDS = 30.0
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """A daemon's home with an empty database."""
+    paths = Paths(tmp_path / "home")
+    for folder in (paths.runs, paths.sockets, paths.request_logs, paths.environment_logs):
+        folder.mkdir(parents=True, mode=0o700)
+    open_database(paths.database)
+    return paths
+
+
+@pytest.fixture
+async def store(paths: Paths) -> AsyncIterator[AsyncStore]:
+    """The API's side of the queue."""
+    store = AsyncStore(paths.database)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def dispatch(paths: Paths) -> Iterator[DispatchStore]:
+    """The dispatcher's side of the queue."""
+    store = DispatchStore(paths.database)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+async def hub() -> EventHub:
+    """An event hub on the test's loop."""
+    return EventHub(asyncio.get_running_loop())
+
+
+async def until(hub: EventHub, check: Callable[[], Awaitable[bool]]) -> None:
+    """Return when `check` holds, looking again at every event."""
+    with hub.subscribe() as subscription:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not await check():
+                await subscription.next()

@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reconciler, with the real tables and real keepers: what it makes of every end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments import restart_policy, run_files
+from openenvd.processes import keeper_link
+from openenvd.processes.identity import ProcessIdentity
+from openenvd.processes.keeper_link import read_status_file
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.errors import DatabaseFull
+from openenvd.requests_db.records import (
+    Environment,
+    Event,
+    NewRequest,
+    Outcome,
+    Replica,
+    Request,
+    RequestError,
+)
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import (
+    EnvironmentState,
+    ErrorKind,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server import hub as hub_module
+from openenvd.server import reconciler as reconciler_module
+from openenvd.server import replica_watch
+from openenvd.server.hub import EventHub
+from openenvd.server.reconciler import Reconciler
+from openenvd.server.settings import Paths
+
+from ..processes.conftest import Replica as KeptServer
+from .conftest import WAIT_SECONDS, until
+
+S = EnvironmentState
+ADDRESS = "http://127.0.0.1:21000"
+
+
+class World:
+    """What surrounds a reconciler: a queue whose requests end as told, and kept servers."""
+
+    def __init__(
+        self, paths: Paths, store: AsyncStore, dispatch: DispatchStore, hub: EventHub
+    ) -> None:
+        self.paths = paths
+        self.store = store
+        self.dispatch = dispatch
+        self.hub = hub
+        self.servers: list[KeptServer] = []
+        self.reconcilers: list[Reconciler] = []
+
+    async def reconcile(self) -> Reconciler:
+        """A reconciler at work."""
+        made = Reconciler(self.store, self.hub, self.paths)
+        self.reconcilers.append(made)
+        await made.start()
+        return made
+
+    # Requests.
+
+    async def launch(self, name: str = "trial") -> Request:
+        """A launch that runs."""
+        now = time.time()
+        environment = Environment(name, {"source": "echo"}, S.PENDING, now, now)
+        return await self._run("launch", Schedule.LONG, name, environment)
+
+    async def down(self, name: str = "trial") -> Request:
+        """A `down` that runs."""
+        await self.store.set_environment_state(name, S.STOPPING, now=time.time())
+        return await self._run("down", Schedule.SHORT, name, None)
+
+    async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
+        """The request ends so."""
+        outcome = Outcome(request.id, state, time.time(), **how)
+        self.hub.publish(await asyncio.to_thread(self.dispatch.record, outcomes=[outcome]))
+
+    async def succeeds(self, request: Request) -> None:
+        result = {"environment": {"name": request.environment, "address": ADDRESS}}
+        await self.ends(request, RequestState.SUCCEEDED, result=result)
+
+    async def fails(self, request: Request, message: str) -> None:
+        error = RequestError(ErrorKind.OPERATION_ERROR, message)
+        await self.ends(request, RequestState.FAILED, error=error)
+
+    async def progresses(self, request: Request, data: dict[str, Any]) -> None:
+        row = (request.id, data, time.time())
+        self.hub.publish(await asyncio.to_thread(self.dispatch.record_progress, [row]))
+
+    async def _run(
+        self, operation: str, schedule: Schedule, name: str, environment: Environment | None
+    ) -> Request:
+        new = NewRequest(operation, schedule, {"name": name}, environment=name)
+        result = await self.store.submit(new, environment=environment, now=time.time())
+        assert isinstance(result, Submitted)
+        self.hub.publish(result.events)
+        claim = await asyncio.to_thread(self.dispatch.claim, schedule, 1, time.time())
+        self.hub.publish(claim.events)
+        assert claim.requests[0].id == result.request.id
+        return claim.requests[0]
+
+    # Replicas.
+
+    def start(self, launch: Request, ordinal: int = 0, **changes: Any) -> KeptServer:
+        """A replica of this launch that is ready, as the launch's worker would start it."""
+        replica_id = f"{launch.environment}-{ordinal}-{launch.id}"
+        folder = self.paths.home.parent / f"{ordinal}-{launch.id}-{len(self.servers)}"
+        identity = {
+            "replica_id": replica_id,
+            "environment": launch.environment,
+            "ordinal": ordinal,
+            "request_id": launch.id,
+        }
+        server = KeptServer(folder, **identity, **changes)
+        server.run_dir = self.paths.runs / replica_id
+        self.servers.append(server)
+        return server.ready()
+
+    async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> KeptServer:
+        """The same, and the launch says so."""
+        server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
+        replica_id = server.run_file["replica_id"]
+        await self.progresses(launch, {"replica": {"id": replica_id}})
+        return server
+
+    async def serving(self, name: str = "trial", replicas: int = 1) -> list[KeptServer]:
+        """An environment whose launch succeeded, and which is READY."""
+        launch = await self.launch(name)
+        servers = [await self.started(launch, ordinal) for ordinal in range(replicas)]
+        await self.succeeds(launch)
+        await self.becomes(S.READY, name)
+        return servers
+
+    # Looking.
+
+    async def environment(self, name: str = "trial") -> Environment:
+        found = await self.store.environment(name)
+        assert found is not None
+        return found
+
+    async def becomes(self, state: EnvironmentState, name: str = "trial") -> Environment:
+        async def holds() -> bool:
+            return (await self.environment(name)).state is state
+
+        await until(self.hub, holds)
+        return await self.environment(name)
+
+    async def replica(self, name: str = "trial") -> Replica:
+        [found] = await self.store.replicas(name)
+        return found
+
+    async def replica_becomes(self, state: ReplicaState, **fields: Any) -> Replica:
+        async def holds() -> bool:
+            found = await self.store.replicas("trial")
+            known = {"state": state, **fields}
+            return any(all(getattr(r, k) == v for k, v in known.items()) for r in found)
+
+        await until(self.hub, holds)
+        return await self.replica()
+
+
+@pytest.fixture
+async def world(
+    paths: Paths, store: AsyncStore, dispatch: DispatchStore, hub: EventHub
+) -> AsyncIterator[World]:
+    made = World(paths, store, dispatch, hub)
+    yield made
+    for reconciler in made.reconcilers:
+        await reconciler.stop()
+    for server in made.servers:
+        await asyncio.to_thread(server.close)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses before a restart."""
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 0.01)
+
+
+def pid_of(server: KeptServer) -> int:
+    pid: int = server.link.status["pid"]
+    return pid
+
+
+def keeper_pid(server: KeptServer) -> int:
+    status = read_status_file(server.run_dir)
+    assert status is not None
+    pid: int = status["keeper"]["pid"]
+    return pid
+
+
+def is_running(server: KeptServer) -> bool:
+    status = server.link.status
+    return ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
+
+
+# A launch and its ends.
+
+
+async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    environment, replica = await world.environment(), await world.replica()
+    assert (environment.state, environment.address) == (S.READY, ADDRESS)
+    assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
+    assert reconciler.live[replica.id]["info"]["max_sessions"] == 4
+
+
+async def test_sessions_are_what_the_keeper_last_said(world: World) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    server.tell("sessions 3")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.live[server.run_file["replica_id"]]["sessions"] != 3:
+            await asyncio.sleep(0.01)  # sessions are no event
+
+
+async def test_a_replica_is_shown_while_its_launch_still_waits_for_it(world: World) -> None:
+    await world.reconcile()
+    await world.started(await world.launch())
+    await world.replica_becomes(ReplicaState.READY)
+    assert (await world.environment()).state is S.STARTING
+
+
+async def test_a_failed_launch_leaves_nothing_running_and_says_why(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.fails(launch, "no such folder")
+    environment = await world.becomes(S.FAILED)
+    assert environment.error is not None
+    assert environment.error.message == "no such folder"
+    assert not server.run_dir.exists()
+    assert not is_running(server)
+
+
+async def test_a_cancelled_launch_leaves_nothing_running(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.ends(launch, RequestState.CANCELLED)
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+
+
+async def test_what_a_launch_leaves_after_its_environment_was_taken_down_is_stopped(
+    world: World,
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    await world.succeeds(await world.down())
+    await world.becomes(S.STOPPED)
+    server = await asyncio.to_thread(world.start, launch)
+    await world.ends(launch, RequestState.CANCELLED)
+    await asyncio.to_thread(server.wait_for_end)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while server.run_dir.exists():
+            await asyncio.sleep(0.01)  # that a folder goes is no event
+
+
+# Deaths.
+
+
+async def test_a_replica_that_dies_is_started_again(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    first = pid_of(server)
+    os.kill(first, signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    replica = await world.replica()
+    assert (replica.restarts, replica.pid == first) == (1, False)
+    assert replica.exit is not None
+    assert replica.exit["signal"] == "SIGKILL"
+
+
+async def test_a_replica_that_dies_before_its_launch_was_heard_to_succeed_is_started_again(
+    world: World,
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(pid_of(server), signal.SIGKILL)
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.succeeds(launch)
+    await world.replica_becomes(ReplicaState.READY, restarts=1)
+    await world.becomes(S.READY)
+
+
+async def test_a_replica_is_not_started_again_while_its_launch_is_responsible(
+    world: World, impatient: None
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(pid_of(server), signal.SIGKILL)
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.fails(launch, "it died")
+    await world.becomes(S.FAILED)
+    await asyncio.to_thread(server.wait_for_end)
+    assert server.link.status["generation"] == 1
+
+
+async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
+    world: World, impatient: None
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.succeeds(launch)
+    for generation in range(1, restart_policy.BUDGET_EXITS + 2):
+        await asyncio.to_thread(server.wait_state, "ready", generation)
+        server.tell("exit 7")
+        await asyncio.to_thread(server.wait_state, "exited", generation)
+
+    async def explained() -> bool:
+        return (await world.environment()).error is not None
+
+    await until(world.hub, explained)
+    environment = await world.environment()
+    assert environment.state is S.FAILED
+    assert environment.error is not None
+    assert "exited with code 7" in environment.error.message
+    assert "it died 6 times" in environment.error.message
+    await asyncio.to_thread(server.wait_for_end)
+
+
+async def test_a_killed_keeper_is_replaced_on_its_run_file(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    first = pid_of(server)
+    os.kill(keeper_pid(server), signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    assert (await world.replica()).pid != first
+
+
+async def test_a_keeper_killed_during_its_launch_is_waited_about_and_not_polled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def counted(run_dir: Path) -> Any:
+        nonlocal looks
+        looks += 1
+        return read_status_file(run_dir)
+
+    monkeypatch.setattr(replica_watch, "read_status_file", counted)
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(keeper_pid(server), signal.SIGKILL)
+    await asyncio.to_thread(server.wait_for_end)
+    await asyncio.sleep(0.2)  # time enough for a hundred looks
+    assert looks <= 1
+    await world.fails(launch, "a keeper died")
+    await world.becomes(S.FAILED)
+
+
+async def test_replicas_that_somebody_else_stopped_fail_their_environment_with_a_reason(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    server.link.send("stop", grace_seconds=1.0)
+    environment = await world.becomes(S.FAILED)
+    assert environment.error is not None
+    assert "trial" in environment.error.message
+
+
+# Taking down.
+
+
+async def test_a_down_that_succeeded_ends_the_environment(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    await world.succeeds(await world.down())
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+    assert await world.store.replicas("trial") == []
+
+
+async def test_nothing_is_started_again_while_its_environment_is_taken_down(
+    world: World, impatient: None
+) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    down = await world.down()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.serves("trial"):
+            await asyncio.sleep(0.01)
+    server.tell("exit 0")
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.succeeds(down)
+    await world.becomes(S.STOPPED)
+    await asyncio.to_thread(server.wait_for_end)
+    assert server.link.status["generation"] == 1
+
+
+async def test_a_down_that_failed_fails_the_environment_with_its_error(world: World) -> None:
+    await world.reconcile()
+    await world.serving()
+    await world.fails(await world.down(), "it would not go")
+    environment = await world.becomes(S.FAILED)
+    assert environment.error is not None
+    assert environment.error.message == "it would not go"
+
+
+async def test_a_name_launched_again_is_not_troubled_by_its_predecessor(
+    world: World, impatient: None
+) -> None:
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    await world.fails(await world.down(), "it would not go")
+    await world.becomes(S.FAILED)
+    launch = await world.launch()
+    await world.becomes(S.STARTING)
+    os.kill(pid_of(old), signal.SIGKILL)
+    await asyncio.to_thread(old.wait_state, "exited")
+    await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    assert (await world.environment()).state is S.STARTING
+    assert set(reconciler.live) == {f"trial-0-{launch.id}"}
+    assert old.link.status["generation"] == 1
+
+
+async def test_one_that_is_slow_to_stop_keeps_no_other_waiting(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch("stubborn")
+    server = await world.started(launch)
+    server.tell("ignore_sigterm")
+    await asyncio.to_thread(server.wait, lambda s: s["sessions"] == 99)
+    await world.fails(launch, "no")
+    await world.serving("other")
+    assert (await world.environment("stubborn")).state is S.STARTING
+    os.kill(pid_of(server), signal.SIGKILL)
+    await world.becomes(S.FAILED, "stubborn")
+
+
+# Other daemons, other days.
+
+
+async def test_the_next_daemon_adopts_what_runs(world: World) -> None:
+    first = await world.reconcile()
+    [server] = await world.serving()
+    pid = pid_of(server)
+    await first.stop()
+    second = await world.reconcile()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not second.live.get(server.run_file["replica_id"]):
+            await asyncio.sleep(0.01)
+    assert ((await world.environment()).state, (await world.replica()).pid) == (S.READY, pid)
+
+
+async def test_the_next_daemon_hears_of_a_death_in_between(world: World) -> None:
+    first = await world.reconcile()
+    [server] = await world.serving()
+    await first.stop()
+    os.kill(pid_of(server), signal.SIGSEGV)
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.reconcile()
+    replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
+    assert replica.exit is not None
+    assert replica.exit["signal"] == "SIGSEGV"
+
+
+async def test_an_attempt_of_the_same_launch_is_adopted_whatever_became_of_the_first(
+    world: World,
+) -> None:
+    launch = await world.launch()
+    replica_id = f"trial-0-{launch.id}"
+    stopped = Replica(
+        replica_id,
+        "trial",
+        0,
+        "local",
+        ReplicaState.STOPPED,
+        str(world.paths.runs / replica_id),
+        1.0,
+    )
+    await world.store.upsert_replica(stopped, now=1.0)
+    await world.reconcile()
+    await world.started(launch)
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+
+
+async def test_another_attempt_of_a_launch_is_watched_in_the_place_of_the_first(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    launch = await world.launch()
+    first = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(pid_of(first), signal.SIGKILL)  # and its worker is killed, too
+    await asyncio.to_thread(first.wait_state, "exited")
+    await asyncio.to_thread(run_files.stop_environment, world.paths.runs, "trial")
+    second = await world.started(launch, created_at=2.0)
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+    pid = reconciler.live[second.run_file["replica_id"]]["pid"]
+    assert (await world.replica()).pid == pid == pid_of(second)
+
+
+async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: World) -> None:
+    launch = await world.launch()
+    server = await asyncio.to_thread(world.start, launch)
+    await world.store.set_environment_state("trial", S.STOPPED, now=time.time())
+    await world.reconcile()
+    assert not server.run_dir.exists()
+    assert not is_running(server)
+
+
+async def test_events_that_came_too_fast_are_made_up_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    await asyncio.to_thread(world.start, launch)
+    monkeypatch.setattr(hub_module, "MAX_WAITING_EVENTS", 1)
+    noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
+    world.hub.publish(noise)  # and no turn of the loop before:
+    outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
+    world.hub.publish(world.dispatch.record(outcomes=[outcome]))
+    await world.becomes(S.READY)
+
+
+async def test_a_full_disk_costs_no_replica_its_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler_module, "RETRY_SECONDS", 0.01)
+    refusals = 3
+
+    async def upsert(replica: Replica, *, now: float) -> Event | None:
+        nonlocal refusals
+        if refusals > 0:
+            refusals -= 1
+            raise DatabaseFull("the disk is full")
+        return await original(replica, now=now)
+
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    original = world.store.upsert_replica
+    monkeypatch.setattr(world.store, "upsert_replica", upsert)
+    os.kill(pid_of(server), signal.SIGKILL)
+    replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
+    assert refusals == 0
+    assert reconciler.live[replica.id]["generation"] == 2  # the same keeper, asked once
+
+
+async def test_a_trouble_of_ours_is_no_death_of_the_keeper(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
+    broken = True
+
+    def decode(line: bytes) -> Any:
+        nonlocal broken
+        if broken:
+            broken = False
+            raise ValueError("a line that makes no sense")
+        return decode_line(line)
+
+    decode_line = keeper_link.decode_line
+    monkeypatch.setattr(replica_watch, "decode_line", decode)
+    await world.reconcile()
+    [server] = await world.serving()
+    assert not broken
+    assert is_running(server)
+    assert (await world.replica()).restarts == 0
+
+
+async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> None:
+    reconciler = await world.reconcile()
+    for number in range(3):
+        launch = await world.launch(f"trial-{number}")
+        await world.ends(launch, RequestState.CANCELLED)
+        await world.becomes(S.STOPPED, f"trial-{number}")
+    held = (reconciler._serving, reconciler._due, reconciler._watches)
+    assert [len(each) for each in held] == [0, 0, 0]
