@@ -16,6 +16,9 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
+MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
+
 
 class Payload(BaseModel):
     """Base of every operation's payload: unknown fields are refused by name."""

@@ -33,6 +33,8 @@ from . import base
 
 MEGABYTE = 2**20
 MAX_REPLICAS = 1000
+MAX_SESSIONS = 1_000_000
+MAX_MEMORY_MB = 2**30  # a petabyte: what is more was not meant
 LEFTOVER_GRACE_SECONDS = 2.0
 
 
@@ -41,16 +43,22 @@ class LaunchPayload(base.Payload):
 
     source: str = Field(
         min_length=1,
+        max_length=base.MAX_TEXT,
         description="A bundled name, a folder with openenv.yaml, or module:Class.",
     )
     name: str = Field("", description="The environment's name; made from the source if left out.")
     cwd: str | None = Field(
-        None, description="The folder that a relative source is meant from; an absolute path."
+        None,
+        max_length=base.MAX_TEXT,
+        description="The folder that a relative source is meant from; an absolute path.",
     )
     provider: str = Field("local", description="What runs the replicas.")
     replicas: int = Field(1, ge=1, le=MAX_REPLICAS, description="How many servers.")
     max_sessions: int | None = Field(
-        None, ge=1, description="Most sessions at once, all replicas together."
+        None,
+        ge=1,
+        le=MAX_SESSIONS,
+        description="Most sessions at once, all replicas together.",
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="Environment variables of the replicas."
@@ -60,13 +68,18 @@ class LaunchPayload(base.Payload):
         None, ge=1, le=65535, description="The port to listen on; a free one if left out."
     )
     ready_timeout_seconds: float = Field(
-        600.0, gt=0, description="How long the replicas may take to get ready."
+        600.0, gt=0, le=base.MAX_SECONDS, description="How long the replicas may take to get ready."
     )
     step_timeout_seconds: float | None = Field(
-        None, gt=0, description="Longest reset or step; past it the client gets an error."
+        None,
+        gt=0,
+        le=base.MAX_SECONDS,
+        description="Longest reset or step; past it the client gets an error.",
     )
     serve_as_is: bool = Field(False, description="Run the project's own app untouched.")
-    memory_mb: int | None = Field(None, ge=1, description="Memory limit of each replica, in MB.")
+    memory_mb: int | None = Field(
+        None, ge=1, le=MAX_MEMORY_MB, description="Memory limit of each replica, in MB."
+    )
 
     @field_validator("provider")
     @classmethod

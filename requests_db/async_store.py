@@ -62,13 +62,17 @@ class AsyncStore:
         environment: Environment | None = None,
         now: float,
         max_pending: int | None = None,
+        stopping: str | None = None,
     ) -> SubmitResult:
         """Write a request; it is durable when this returns `Submitted`.
 
         With `environment`, its name is taken in the same transaction, and the row points to the
-        new request. The same idempotency key finds the request that has it already.
+        new request; the environment that `stopping` names is STOPPING from then on. The same
+        idempotency key finds the request that has it already.
         """
-        return await self._write.run(submitting.submit, new, environment, now, max_pending)
+        return await self._write.run(
+            submitting.submit, new, environment, now, max_pending, stopping
+        )
 
     async def cancel(self, request_id: str, now: float) -> CancelResult:
         """End a pending request; write down that a running one is to end."""

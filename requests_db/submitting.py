@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from . import statements
 from .journal import ENVIRONMENT_STATE, Journal
+from .observing import set_environment_state
 from .records import Environment, NewRequest
 from .results import (
     AlreadyFinal,
@@ -31,7 +32,7 @@ from .rows import (
     new_request,
     request_of,
 )
-from .states import RequestState
+from .states import EnvironmentState, RequestState
 
 _ID_BYTES = 8
 
@@ -42,8 +43,9 @@ def submit(
     environment: Environment | None,
     now: float,
     max_pending: int | None,
+    stopping: str | None = None,
 ) -> SubmitResult:
-    """Write a request, and take the environment's name for it."""
+    """Write a request; take the environment's name for it, or mark the one it is to stop."""
     refusal = _refusal(connection, new, environment, max_pending)
     if refusal is not None:
         return refusal
@@ -54,7 +56,12 @@ def submit(
     journal.created(request, now)
     if environment is not None:
         _take_name(connection, replace(environment, request_id=request.id), journal)
-    return Submitted(request, journal.write(connection))
+    events = journal.write(connection)
+    if stopping is not None:
+        to_state = EnvironmentState.STOPPING
+        marked = set_environment_state(connection, stopping, to_state, None, None, None, now)
+        events += (marked,) if marked is not None else ()
+    return Submitted(request, events)
 
 
 def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:

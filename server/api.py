@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 
 from ..requests_db.errors import DatabaseError
 from . import routes_daemon, routes_environments, routes_requests
-from .errors import ApiError, Invalid, StorageFailed
+from .errors import ApiError, StorageFailed
+from .schemas import invalid_of
 from .security import Guard
 from .services import Services
 
@@ -48,15 +49,7 @@ async def _answer_api_error(_request: Request, exc: Exception) -> JSONResponse:
 
 async def _answer_validation_error(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
-    first = exc.errors()[0]
-    # The body's path starts with `body`, the operation's tag, `payload`: noise to a reader.
-    path = [str(part) for part in first["loc"][1:] if part != "payload"]
-    field = ".".join(path[1:] if len(path) > 1 else path)
-    why = first["msg"].removeprefix("Value error, ")
-    message = f"{field}: {why}" if field else why
-    return await _answer_api_error(
-        request, Invalid(message, "GET /openapi.json shows every operation", field=field)
-    )
+    return await _answer_api_error(request, invalid_of(exc.errors()[0]))
 
 
 async def _answer_database_error(request: Request, exc: Exception) -> JSONResponse:

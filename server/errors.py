@@ -2,6 +2,7 @@
 """What the API refuses, and with which HTTP status.
 
 ApiError
+├── TooLarge        413  a body beyond what any call needs
 ├── Invalid         422  the payload cannot be right
 ├── Unauthorized    401  no token, or not ours
 ├── Forbidden       403  a foreign Host or Origin
@@ -42,6 +43,13 @@ class Invalid(ApiError):
 
     kind = "invalid"
     status = 422
+
+
+class TooLarge(ApiError):
+    """A body beyond what any call needs."""
+
+    kind = "too_large"
+    status = 413
 
 
 class Unauthorized(ApiError):

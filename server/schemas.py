@@ -7,14 +7,19 @@ fields, and a wrong one is refused with the field's name before anything is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ..operations.base import Operation
+from ..operations import registry
+from ..operations.base import MAX_SECONDS, Operation
+from .errors import Invalid
+
+_SEE = "GET /openapi.json shows every operation"
 
 
 class Submit(BaseModel):
@@ -30,7 +35,10 @@ class Submit(BaseModel):
     )
     priority: int = Field(0, ge=-100, le=100, description="Higher runs earlier.")
     timeout_seconds: float | None = Field(
-        None, gt=0, description="Longest run; past it the worker is ended and the request fails."
+        None,
+        gt=0,
+        le=MAX_SECONDS,
+        description="Longest run; past it the worker is ended and the request fails.",
     )
 
 
@@ -42,6 +50,36 @@ def submit_model(operation: type[Operation]) -> type[Submit]:
     }
     name = f"{operation.name.title()}Request"
     return create_model(name, __base__=Submit, __doc__=operation.summary, **fields)
+
+
+def invalid_of(error: Mapping[str, Any]) -> Invalid:
+    """The refusal that says what pydantic found wrong with a call, in the caller's words."""
+    context = error.get("ctx") or {}
+    match error["type"]:
+        case "json_invalid":
+            return Invalid(f"the body is not JSON: {context.get('error', error['msg'])}", _SEE)
+        case "union_tag_not_found":
+            return Invalid("operation: is missing", _SEE, field="operation")
+        case "union_tag_invalid":
+            return _unknown_operation(str(context.get("tag")))
+    field = _field_of(error["loc"])
+    why = str(error["msg"]).removeprefix("Value error, ")
+    return Invalid(f"{field}: {why}" if field else f"body: {why}", _SEE, field=field)
+
+
+def _unknown_operation(name: str) -> Invalid:
+    known = [operation.name for operation in registry.OPERATIONS]
+    near = difflib.get_close_matches(name, known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
+
+
+def _field_of(location: Sequence[int | str]) -> str:
+    """`payload.env` of a body's location, which begins with `body` and the operation's name."""
+    where, *path = [str(part) for part in location] or [""]
+    if where == "body":
+        path = [part for part in path[1:] if part != "payload"]
+    return ".".join(path)
 
 
 def submit_union(operations: Iterable[type[Operation]]) -> Any:

@@ -17,10 +17,11 @@ from pathlib import Path
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors import ApiError, Forbidden, Unauthorized
+from .errors import ApiError, Forbidden, TooLarge, Unauthorized
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_BYTES = 32
+MAX_BODY_BYTES = 2**20  # of all variables of an environment, and then some
 
 
 def ensure_token(path: Path) -> str:
@@ -72,11 +73,23 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = refuse(dict(scope["headers"]), self._token)
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
+        headers = dict(scope["headers"])
+        refusal = refuse(headers, self._token) or _too_large(headers)
+        if refusal is not None:
             await _answer(refusal, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
+    """A body is kept in memory and in the database: it must say its length, and be sensible."""
+    length = headers.get(b"content-length", b"0")
+    if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        return TooLarge(
+            f"a body must say its Content-Length, of at most {MAX_BODY_BYTES} bytes",
+            "an environment reads what is larger from a file",
+        )
+    return None
 
 
 async def _answer(error: ApiError, send: Send) -> None:

@@ -44,7 +44,7 @@ class Position:
     @classmethod
     def parse(cls, last_event_id: str | None) -> Position:
         """From `Last-Event-ID`; the beginning when it is absent or not ours."""
-        match = re.fullmatch(r"(\d+):(\d+)", last_event_id or "")
+        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", last_event_id or "")
         return cls(int(match[1]), int(match[2])) if match else cls()
 
 

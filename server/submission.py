@@ -2,9 +2,9 @@
 """From an accepted payload to a durable request.
 
 What an operation means for the environment it names is decided here, before the request is
-written: `launch` takes the name (in the same transaction), `down` calls off a launch that is under
-way and marks the environment as stopping. Everything else happens in the worker and is observed by
-the reconciler.
+written, and written with it: `launch` takes the name, `down` marks the environment as stopping (and
+calls off a launch that is still under way). Everything else happens in the worker and is observed
+by the reconciler.
 """
 
 from __future__ import annotations
@@ -62,20 +62,31 @@ class Submitter:
             Invalid, NotFound, NameTaken, QueueFull
         """
         new = _new_request(submission)
-        environment = None
         if new.operation == "launch":
-            environment = _environment_of(new)
-        elif new.operation == "down":
-            await self._prepare_down(str(new.environment))
-        return await self._write(new, environment)
+            return await self._write(new, environment=_environment_of(new))
+        if new.operation == "down":
+            return await self._write(new, stopping=await self._to_stop(str(new.environment)))
+        return await self._write(new)
 
-    async def _write(self, new: NewRequest, environment: Environment | None) -> Request:
+    async def _write(
+        self,
+        new: NewRequest,
+        *,
+        environment: Environment | None = None,
+        stopping: Environment | None = None,
+    ) -> Request:
         outcome = await self._store.submit(
-            new, environment=environment, now=time.time(), max_pending=self._settings.max_pending
+            new,
+            environment=environment,
+            now=time.time(),
+            max_pending=self._settings.max_pending,
+            stopping=None if stopping is None else stopping.name,
         )
         match outcome:
             case results.Submitted():
                 self._hub.publish(outcome.events)
+                if stopping is not None:
+                    await self._call_off_launch(stopping)
                 self._dispatcher.submitted(new.schedule)
                 return outcome.request
             case results.Duplicate():
@@ -142,20 +153,17 @@ class Submitter:
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
-    async def _prepare_down(self, name: str) -> None:
+    async def _to_stop(self, name: str) -> Environment:
         environment = await self.environment(name)
         if environment.state is EnvironmentState.STOPPED:
             raise NotFound(f"{name} has been taken down already", "openenv status lists the rest")
-        if environment.request_id is not None and environment.state in (
-            EnvironmentState.PENDING,
-            EnvironmentState.STARTING,
-        ):
+        return environment
+
+    async def _call_off_launch(self, environment: Environment) -> None:
+        """What is being launched while it is taken down would come up afterwards."""
+        under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
+        if under_way and environment.request_id is not None:
             await self.cancel(environment.request_id)
-        event = await self._store.set_environment_state(
-            name, EnvironmentState.STOPPING, now=time.time()
-        )
-        if event is not None:
-            self._hub.publish([event])
 
 
 def _new_request(submission: Submission) -> NewRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
@@ -201,3 +202,31 @@ async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
     found = await store.get(request.id)
     assert isinstance(found, Request)
     assert (found.state, found.result) == (RequestState.SUCCEEDED, 1)
+
+
+async def test_a_down_marks_its_environment_in_the_same_transaction(
+    store: AsyncStore, make_environment: Callable[..., Environment]
+) -> None:
+    await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
+    result = await store.submit(down, now=101.5, stopping="trial")
+    assert isinstance(result, Submitted)
+    assert [event.kind for event in result.events] == ["request.state", "environment.state"]
+    environment = await store.environment("trial")
+    assert environment is not None
+    assert environment.state is EnvironmentState.STOPPING
+
+
+async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
+    store: AsyncStore, make_environment: Callable[..., Environment]
+) -> None:
+    await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
+    result = await store.submit(down, now=101.5, stopping="trial", max_pending=1)
+    assert isinstance(result, QueueFull)
+    await store.submit(replace(CHECK, idempotency_key="k"), now=102.5)
+    again = await store.submit(down, now=103.5, stopping="trial")
+    assert isinstance(again, Duplicate)
+    environment = await store.environment("trial")
+    assert environment is not None
+    assert environment.state is EnvironmentState.PENDING

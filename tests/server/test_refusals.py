@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API refuses before anything is written, through the real application."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from openenvd.server.api import create_app
+from openenvd.server.security import MAX_BODY_BYTES
+from openenvd.server.services import Services
+from openenvd.server.streams import Position
+
+TOKEN = "a-token"
+LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
+
+
+async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
+    services = cast(Services, SimpleNamespace(identity={"version": "1"}))
+    transport = httpx.ASGITransport(create_app(services, TOKEN))
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        if body:
+            response = await client.post(path, content=body, headers=headers)
+        else:
+            response = await client.get(path, headers=headers)
+    error: dict[str, Any] = response.json()["error"]
+    return response.status_code, error
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ("{", None, "the body is not JSON"),
+        ("null", "", "body: Input should be a valid dictionary"),
+        ("{}", "operation", "operation: is missing"),
+        (LAUNCH % (', "bogus": 1', ""), "bogus", "bogus: Extra inputs"),
+        (LAUNCH % ("", ', "bogus": 1'), "bogus", "bogus: Extra inputs"),
+        (LAUNCH % (', "env": {"A": 1}', ""), "env.A", "env.A: Input should be a valid string"),
+        (LAUNCH % ("", ', "timeout_seconds": 1e308'), "timeout_seconds", "less than or equal"),
+        (LAUNCH % ("", ', "timeout_seconds": Infinity'), "timeout_seconds", "less than or equal"),
+        (LAUNCH % (', "ready_timeout_seconds": 1e400', ""), "ready_timeout_seconds", "less than"),
+        (LAUNCH % (', "max_sessions": 1000000000000000000000', ""), "max_sessions", "less than"),
+        (LAUNCH % (', "memory_mb": 1000000000000000000000', ""), "memory_mb", "less than"),
+        (LAUNCH % (f', "cwd": "/{"x" * 5000}"', ""), "cwd", "at most 4096"),
+    ],
+)
+async def test_a_body_that_cannot_be_right_is_refused_by_field(
+    body: str, field: str | None, message: str
+) -> None:
+    status, error = await answer(body)
+    assert (status, error["kind"], error.get("field")) == (422, "invalid", field)
+    assert message in error["message"]
+
+
+async def test_an_unknown_operation_is_told_with_near_matches() -> None:
+    status, error = await answer('{"operation": "lanch", "payload": {}}')
+    assert status == 422
+    assert error["message"] == "there is no operation 'lanch'"
+    assert (error["near"], error["hint"]) == (["launch"], "did you mean launch?")
+
+
+async def test_a_wrong_query_is_refused_by_its_name() -> None:
+    status, error = await answer("", "/v1/requests?state=bogus")
+    assert (status, error["field"]) == (422, "state.0")
+
+
+async def test_a_body_beyond_what_any_call_needs_is_refused() -> None:
+    status, error = await answer(b" " * (MAX_BODY_BYTES + 1))
+    assert (status, error["kind"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("sent", [None, "", "garbage", "-1:-1", "1", f"{10**20}:0", f"0:{10**20}"])
+def test_a_last_event_id_that_is_not_ours_means_the_beginning(sent: str | None) -> None:
+    assert Position.parse(sent) == Position(0, 0)
