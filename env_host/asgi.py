@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HostApp`: which request goes where.
 
-    /ws, /mcp        ours: sessions, counted in one table
-    everything else  the project's own app; or `HttpRoutes` when there is none
+/ws, /mcp        ours: sessions, counted in one table
+everything else  the project's own app; or `HttpRoutes` when there is none
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ class HostApp:
         """Serve one connection."""
         kind, path = scope["type"], scope.get("path")
         if path in self._definition.own_paths:
-            return await self._serve_rest(scope, receive, send)
+            await self._serve_rest(scope, receive, send)
+            return
         match kind, path:
             case "websocket", "/ws":
-                return await self._session(scope, receive, send).serve()
+                await self._session(scope, receive, send).serve()
             case "websocket", "/mcp":
-                door = McpSocket(scope, receive, send, table=self._table, mcp=self._mcp)
-                return await door.serve()
+                await McpSocket(scope, receive, send, table=self._table, mcp=self._mcp).serve()
             case "http", "/mcp" if scope["method"] == "POST":
                 response = await mcp_reply(self._mcp, await read_body(receive))
-                return await answer(send, Reply(response))
-        await self._serve_rest(scope, receive, send)
+                await answer(send, Reply(response))
+            case _:
+                await self._serve_rest(scope, receive, send)
 
     def _session(self, scope: dict[str, Any], receive: Receive, send: Send) -> SessionSocket:
         return SessionSocket(

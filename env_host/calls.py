@@ -63,7 +63,7 @@ def serialize(observation: Any) -> dict[str, Any]:
 
 
 def _pick(env: Any, name: str, inherited: frozenset[Any]) -> tuple[Callable[..., Any], bool]:
-    """The async method where a subclass defines it, otherwise the plain one (itself maybe async)."""
+    """The async method where a subclass defines it, otherwise the plain one (maybe async too)."""
     method = getattr(env, f"{name}_async", None)
     if method is not None and getattr(method, "__func__", method) not in inherited:
         return method, True

@@ -132,7 +132,7 @@ def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[B
     hints = _hints_of(env_class)
     rest = (AnyAction, interfaces.Observation, interfaces.State)
     names = ("action_cls", "observation_cls", "state_cls")
-    found = []
+    found: list[Any] = []
     for name, argument, hint, default in zip(names, generic, hints, rest, strict=True):
         candidates = (getattr(env_class, name, None), argument, hint, default)
         found.append(next(item for item in candidates if _is_model(item)))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong in the env host.
 
-    HostError
-    ├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
-    │   ├── ConfigError         its configuration is missing or broken
-    │   ├── LoadError           the environment does not import
-    │   └── NotConcurrent       several sessions asked of a class that allows one
-    └── SessionError            one session: an error frame with `code`, then the close
-        ├── CapacityReached     no room for another session
-        ├── FactoryFailed       the environment's constructor raised
-        ├── UnknownSession      `?session_id=` names none, or one that is taken
-        └── SessionEnded        we ended it: idle, out of time, or stopping
+HostError
+├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
+│   ├── ConfigError         its configuration is missing or broken
+│   ├── LoadError           the environment does not import
+│   └── NotConcurrent       several sessions asked of a class that allows one
+└── SessionError            one session: an error frame with `code`, then the close
+    ├── CapacityReached     no room for another session
+    ├── FactoryFailed       the environment's constructor raised
+    ├── UnknownSession      `?session_id=` names none, or one that is taken
+    └── SessionEnded        we ended it: idle, out of time, or stopping
 """
 
 from __future__ import annotations

@@ -97,19 +97,11 @@ class HttpRoutes:
         """Answer one HTTP request."""
         method, handler = self._routes.get(scope["path"], ("", None))
         if handler is None:
-            return await answer(send, Reply({"detail": "Not Found"}, 404))
-        if scope["method"] != method:
-            return await answer(send, Reply({"detail": "Method Not Allowed"}, 405, allow=method))
-        body = await read_body(receive)
-        try:
-            reply = await handler(body)
-        except ValidationError as exc:
-            reply = Reply({"detail": _in_body(plain_errors(exc))}, 422)
-        except json.JSONDecodeError as exc:
-            reply = Reply({"detail": [_not_json(exc)]}, 422)
-        except Exception as exc:
-            log.warning("%s %s failed", method, scope["path"], exc_info=True)
-            reply = Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
+            reply = Reply({"detail": "Not Found"}, 404)
+        elif scope["method"] != method:
+            reply = Reply({"detail": "Method Not Allowed"}, 405, allow=method)
+        else:
+            reply = await _reply(handler, await read_body(receive), scope["path"])
         await answer(send, reply)
 
     async def _health(self, _: bytes) -> Reply:
@@ -165,6 +157,19 @@ class HttpRoutes:
         return Reply(await mcp_reply(self._mcp, body))
 
 
+async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
+    """The handler's reply, or the one for what it raised."""
+    try:
+        return await handler(body)
+    except ValidationError as exc:
+        return Reply({"detail": _in_body(plain_errors(exc))}, 422)
+    except json.JSONDecodeError as exc:
+        return Reply({"detail": [_not_json(exc)]}, 422)
+    except Exception as exc:
+        log.warning("%s failed", path, exc_info=True)
+        return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
+
+
 async def mcp_reply(mcp: Mcp, body: bytes) -> dict[str, Any]:
     """The JSON-RPC response to the body of a POST to `/mcp`."""
     try:
@@ -204,6 +209,9 @@ def _not_json(exc: json.JSONDecodeError) -> dict[str, Any]:
     where = ["body", exc.pos]
     context = {"error": exc.msg}
     return {
-        "type": "json_invalid", "loc": where, "msg": "JSON decode error", "input": {},
+        "type": "json_invalid",
+        "loc": where,
+        "msg": "JSON decode error",
+        "input": {},
         "ctx": context,
     }

@@ -87,9 +87,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
         return self.reset(seed=seed, episode_id=episode_id, **kwargs)
 
     @abstractmethod
-    def step(
-        self, action: ActionT, timeout_s: float | None = None, **kwargs: Any
-    ) -> ObservationT:
+    def step(self, action: ActionT, timeout_s: float | None = None, **kwargs: Any) -> ObservationT:
         """Act once and return what is seen."""
 
     async def step_async(
@@ -106,9 +104,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
     def get_metadata(self) -> EnvironmentMetadata:
         """What this environment says about itself."""
         name = type(self).__name__
-        return EnvironmentMetadata(
-            name=name, description=f"{name} environment", version="1.0.0"
-        )
+        return EnvironmentMetadata(name=name, description=f"{name} environment", version="1.0.0")
 
-    def close(self) -> None:  # noqa: B027  nothing to release is a valid answer
+    def close(self) -> None:
         """Release what the instance holds; called once, on the session's thread."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many sessions one host serves at once: decided by what was asked and what the class allows."""
+"""How many sessions one host serves at once: by what was asked and what the class allows."""
 
 from __future__ import annotations
 

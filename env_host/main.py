@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 GOING_AWAY_CLOSE = 1001
 MIN_REAP_SECONDS = 1.0
+EXIT_SECONDS = 2.0  # for the interpreter's own end: atexit, threads of executors
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -74,7 +76,9 @@ def read_doors() -> Doors:
     """
     text = os.environ.get(HOST_CONFIG_VARIABLE)
     if not text:
-        raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program")
+        raise ConfigError(
+            f"{HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program"
+        )
     try:
         config = HostConfig.from_json(json.loads(text))
     except (ValueError, TypeError) as exc:
@@ -102,7 +106,7 @@ def _run(doors: Doors, notifier: Notifier) -> None:
         raise
     from .serve import run_loop
 
-    run_loop(_serve(doors, notifier, definition, app))
+    run_loop(_serve(doors, notifier, definition, app), _exit_soon)
 
 
 def _load(config: HostConfig) -> tuple[Definition | None, Any]:
@@ -121,9 +125,7 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
     return definition, None
 
 
-async def _serve(
-    doors: Doors, notifier: Notifier, definition: Definition | None, app: Any
-) -> None:
+async def _serve(doors: Doors, notifier: Notifier, definition: Definition | None, app: Any) -> None:
     from .serve import serve
 
     listener = _listener(doors.listen_fd)
@@ -208,12 +210,12 @@ def _start_again_with_gradio(doors: Doors) -> None:
         if fd is not None:
             os.set_inheritable(fd, True)
     os.environ[gradio_guard.ALLOW_VARIABLE] = "1"
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
     lines = "".join(traceback.format_exception(cause)).splitlines()
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    sys.stderr.write("\n".join([*lines, ""]))
     notifier.failed(message, lines[-FAILURE_LOG_LINES:])
     return EXIT_FAILED_TO_START
 
@@ -230,6 +232,13 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.WARNING)
         logger.propagate = False
+
+
+def _exit_soon() -> None:
+    """Make sure that a call that never returns cannot keep the process from exiting."""
+    timer = threading.Timer(EXIT_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 async def _nothing() -> None:

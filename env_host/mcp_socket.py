@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from . import frames
-from .errors import SessionError
+from .errors import SessionEnded, SessionError
 from .mcp import Mcp
 from .mcp_types import RpcCode, rpc_error
 from .session_socket import NORMAL_CLOSE, ClientLeft, Receive, Send, SocketDoor
@@ -68,6 +68,6 @@ class McpSocket(SocketDoor):
     async def _call(self, call: asyncio.Future[Any]) -> Any:
         try:
             return await self.wait(call)
-        except (ClientLeft, SessionError):
-            self._abandoned = not isinstance(self._over, type(None))
+        except (ClientLeft, SessionEnded):
+            self._abandoned = not isinstance(call, asyncio.Task)  # a thread cannot be interrupted
             raise

@@ -18,6 +18,7 @@ from typing import Any
 
 from .definition import Definition
 from .errors import LoadError
+from .interfaces import State
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 SESSION_PATHS = ("/ws", "/mcp")
@@ -67,7 +68,7 @@ def _definition(server: Any, app: Any, name: str) -> Definition:
         action_cls=server.action_cls,
         observation_cls=server.observation_cls,
         reset_observation_cls=getattr(server, "reset_observation_cls", server.observation_cls),
-        state_cls=getattr(server, "state_cls", server.observation_cls),
+        state_cls=getattr(server, "state_cls", State),
         session_timeout_seconds=getattr(concurrency, "session_timeout", None),
         app=app,
         own_paths=frozenset(p for p in SESSION_PATHS if _serves_itself(app, p)),
@@ -127,4 +128,5 @@ def _forget_since(before: set[str], package: str) -> None:
 def _is_absence(exc: Exception, candidates: tuple[str, ...]) -> bool:
     if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
         return False
-    return any(candidate.startswith(exc.name) for candidate in candidates)
+    modules = [candidate.partition(":")[0] for candidate in candidates]
+    return any(f"{module}.".startswith(f"{exc.name}.") for module in modules)

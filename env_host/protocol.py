@@ -23,7 +23,7 @@ NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
-EXIT_FAILED_TO_START = 3  # the environment could not be imported or served; a `failed` line said why
+EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
 MAX_MESSAGE_BYTES = 100 * 2**20  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line

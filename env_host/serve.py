@@ -54,7 +54,7 @@ async def serve(
     on_ready: Callable[[], None],
     on_stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then `on_stop`, which has `STOP_SECONDS`, and an orderly end."""
+    """Serve until SIGTERM or SIGINT; then call `on_stop`, which has `STOP_SECONDS`, and end."""
     server = HostServer(_config(app), on_ready=on_ready)
     stopping = _on_signal(server, on_stop)
     try:
@@ -63,8 +63,8 @@ async def serve(
         stopping.cancel()
 
 
-def run_loop(main: Awaitable[None]) -> None:
-    """Run `main` on the fastest event loop there is."""
+def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
+    """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -76,6 +76,7 @@ def run_loop(main: Awaitable[None]) -> None:
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())
+        on_end()
 
 
 def _config(app: Any) -> Config:

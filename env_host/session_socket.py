@@ -270,12 +270,12 @@ class SessionSocket(SocketDoor):
         session = self._session
         assert session is not None
         limit = self._step_timeout_seconds if timed else None
-        timer = self._loop.call_later(limit, self._time_out, timed, limit) if limit else None
+        timer = self._loop.call_later(limit, self._time_out, str(timed), limit) if limit else None
         session.busy += 1
         try:
             return await self.wait(call)
         except (ClientLeft, SessionEnded):
-            self._abandoned = True
+            self._abandoned = not isinstance(call, asyncio.Task)  # a thread cannot be interrupted
             raise
         finally:
             session.busy -= 1

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -95,7 +95,8 @@ class Session:
     ) -> asyncio.Future[Any]:
         """A future of one call, on the loop or on the session's thread."""
         if is_async:
-            return asyncio.ensure_future(method(*args, **kwargs))
+            task: asyncio.Future[Any] = asyncio.ensure_future(method(*args, **kwargs))
+            return task
         return self.thread.run(method, *args, **kwargs)
 
     def _create(self) -> None:
@@ -134,7 +135,7 @@ class SessionTable:
         self._sessions: dict[str, Session] = {}
         self._taken = 0
         self._closing = 0
-        self._freed = asyncio.Event()
+        self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
         self._passing = asyncio.Semaphore(MAX_PASSING)
         self._shared = SessionThread("sessions") if definition.shares_one_thread else None
@@ -142,7 +143,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
     async def reserve(self) -> Session:
@@ -210,7 +211,7 @@ class SessionTable:
             return
         self._closing += 1
         if not self._exclusive:
-            self._free()
+            self._taken -= 1
         self._on_change(len(self._sessions))
         closed = await session.leave()
         closed.add_done_callback(lambda _: self._closed(session))
@@ -240,8 +241,8 @@ class SessionTable:
                 session.socket.end(reason)
             else:
                 await self.close(session, abandoned=bool(session.busy))
-        while self._sessions:
-            await self._wait_freed()
+        while self._sessions or self._closing:
+            await self._changed.wait()
 
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
         """The sessions that nothing has used for longer than the limit."""
@@ -256,23 +257,20 @@ class SessionTable:
         self._closing -= 1
         self._release_thread(session)
         if self._exclusive:
-            self._free()
+            self._taken -= 1
+        self._tell_change()
 
     def _release_thread(self, session: Session) -> None:
         if session.thread is not self._shared:
             session.thread.stop()
 
-    def _free(self) -> None:
-        self._taken -= 1
-        freed, self._freed = self._freed, asyncio.Event()
-        freed.set()
-
-    async def _wait_freed(self) -> None:
-        await self._freed.wait()
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _wait_for_hand_over(self) -> None:
         """Wait for a slot whose session has ended but whose environment is still closing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_SECONDS):
                 while self._taken >= self.max_sessions and self._exclusive and self._closing:
-                    await self._wait_freed()
+                    await self._changed.wait()
