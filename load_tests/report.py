@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -90,12 +91,22 @@ def _machine_line() -> str:
     )
 
 
-def parse_arguments(description: str, repetitions: int) -> argparse.Namespace:
-    """`--repetitions` and `--json`."""
+def parse_arguments(
+    description: str, repetitions: int, **more: dict[str, Any]
+) -> argparse.Namespace:
+    """`--repetitions`, `--json`, and `more`: an option's name and what argparse is told of it."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repetitions", type=int, default=repetitions)
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    for name, told in more.items():
+        parser.add_argument(f"--{name}", **told)
     return parser.parse_args()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` (0 to 1) of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 @contextmanager

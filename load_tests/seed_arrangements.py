@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The five arrangements of SkyPilot's `test_queue_dispatcher.py`, on the standard library.
+
+A queue in memory beside a table: an id is put into the queue when its row is written; a dispatcher
+gets the id, reads the row and marks it RUNNING (one durable transaction each), and submits it to an
+executor. With `run=True` the executor is a `ProcessPoolExecutor`, as SkyPilot's is beneath, and
+each outcome is written when it comes. The tables are those of `openenvd.requests_db`, and both
+sides leave the same rows behind: the request's, its events', the tally.
+
+They are kinder than the original: the driver's bare SQL, `multiprocessing.Queue` instead of a queue
+server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+CLAIM = (
+    "UPDATE requests SET state = 'RUNNING', attempts = attempts + 1, started_at = ?"
+    " WHERE id = ? AND state = 'PENDING' RETURNING seq, payload"
+)
+FINISH = (
+    "UPDATE requests SET state = ?, started_at = ?, finished_at = ?, result = ?"
+    " WHERE id = ? AND state = 'RUNNING' RETURNING seq"
+)
+COUNT = {
+    "RUNNING": "UPDATE tally SET pending = pending - 1, running = running + 1,",
+    "SUCCEEDED": "UPDATE tally SET running = running - 1, succeeded = succeeded + 1,",
+}
+NUMBER = " last_event = last_event + 1 WHERE id = 1 RETURNING last_event"
+EVENT = (
+    "INSERT INTO events (seq, at, kind, request_id, request_seq, data)"
+    " VALUES (?, ?, 'request.state', ?, ?, ?)"
+)
+
+_spawn = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One of the five."""
+
+    name: str
+    process_queue: bool
+    dispatchers: int
+    dispatch_in_processes: bool
+
+
+ARRANGEMENTS = (
+    Arrangement("process queue + 1 process", True, 1, True),
+    Arrangement("thread queue + 1 thread", False, 1, False),
+    Arrangement("process queue + 1 thread", True, 1, False),
+    Arrangement("process queue + 10 processes", True, 10, True),
+    Arrangement("thread queue + 10 threads", False, 10, False),
+)
+
+
+class Running:
+    """An arrangement at work on a database. With `tell`, `starts` has when each request began."""
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        database: Path,
+        *,
+        run: bool,
+        workers: int,
+        tell: bool = False,
+    ) -> None:
+        self.arrangement = arrangement
+        self._ids: Any = _spawn.Queue() if arrangement.process_queue else queue.Queue()
+        processes = arrangement.dispatch_in_processes
+        self.starts: Any = (_spawn.Queue() if processes else queue.Queue()) if tell else None
+        each = max(1, workers // arrangement.dispatchers) if processes else workers
+        # Threads share one pool; every dispatching process has its own, as in the original.
+        self._pool = _pool(each) if run and not processes else None
+        make: Any = _spawn.Process if processes else threading.Thread
+        arguments = (self._ids, self.starts, database, run, each, self._pool)
+        self._dispatchers = [
+            make(target=_dispatch, args=arguments) for _ in range(arrangement.dispatchers)
+        ]
+
+    def enqueue(self, ids: Sequence[str]) -> None:
+        """Their rows are written already."""
+        for request_id in ids:
+            self._ids.put(request_id)
+
+    def start(self) -> None:
+        for dispatcher in self._dispatchers:
+            dispatcher.start()
+
+    def finish(self) -> None:
+        """Dispatch what is queued, run it, and end."""
+        for _ in self._dispatchers:
+            self._ids.put(None)
+        for dispatcher in self._dispatchers:
+            dispatcher.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def connect(database: Path) -> sqlite3.Connection:
+    """As durable as ours: written ahead, every statement its own commit."""
+    connection = sqlite3.connect(
+        database, timeout=60, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    return connection
+
+
+def _dispatch(ids: Any, starts: Any, database: Path, run: bool, workers: int, shared: Any) -> None:
+    connection = connect(database)
+    pool = shared or (_pool(workers) if run else None)
+    outcomes = _Outcomes(database, starts)
+    under_way: list[Future[float]] = []
+    while (request_id := ids.get()) is not None:
+        _claim(connection, request_id)
+        if pool is None:
+            continue
+        future = pool.submit(time.time)
+        future.add_done_callback(partial(outcomes.write, request_id))
+        under_way.append(future)
+    for future in under_way:
+        future.result()
+    if pool is not None and pool is not shared:
+        pool.shutdown()
+    if pool is None or pool is not shared:
+        connection.close()
+
+
+def _claim(connection: sqlite3.Connection, request_id: str) -> Any:
+    """What to run; the row is RUNNING, and the event that says so is written."""
+    now = time.time()
+    connection.execute("BEGIN IMMEDIATE")
+    [(seq, payload)] = connection.execute(CLAIM, (now, request_id)).fetchall()
+    _note(connection, request_id, seq, "RUNNING", now)
+    connection.execute("COMMIT")
+    return json.loads(payload)
+
+
+def _finish(connection: sqlite3.Connection, request_id: str, started_at: float) -> None:
+    now = time.time()
+    connection.execute("BEGIN IMMEDIATE")
+    values = ("SUCCEEDED", started_at, now, str(started_at), request_id)
+    [(seq,)] = connection.execute(FINISH, values).fetchall()
+    _note(connection, request_id, seq, "SUCCEEDED", now)
+    connection.execute("COMMIT")
+
+
+def _note(
+    connection: sqlite3.Connection, request_id: str, seq: int, state: str, now: float
+) -> None:
+    [(number,)] = connection.execute(COUNT[state] + NUMBER).fetchall()
+    data = json.dumps({"state": state})
+    connection.execute(EVENT, (number, now, request_id, seq, data))
+
+
+class _Outcomes:
+    """Writes outcomes on whichever thread hears of them first."""
+
+    def __init__(self, database: Path, starts: Any) -> None:
+        self._connection = connect(database)
+        self._lock = threading.Lock()
+        self._starts = starts
+
+    def write(self, request_id: str, done: Future[float]) -> None:
+        started_at = done.result()
+        with self._lock:
+            _finish(self._connection, request_id, started_at)
+        if self._starts is not None:
+            self._starts.put(started_at)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    pool = ProcessPoolExecutor(workers, mp_context=_spawn)
+    for future in [pool.submit(time.sleep, 0.01) for _ in range(workers)]:
+        future.result()
+    return pool
