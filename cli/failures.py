@@ -86,7 +86,8 @@ def _evidence(error: dict[str, Any], message: str) -> list[str]:
         told.append(f"It was {name} (pid {exit_reason.get('victim_pid')}) that was killed.")
     if (sign := exit_reason.get("evidence")) and str(sign) not in message:
         told.append(f"Evidence: {sign}.")
-    if (seconds := exit_reason.get("seconds")) is not None:
+    seconds = exit_reason.get("seconds")
+    if seconds is not None and "It was running" not in message:
         told.append(f"It had run for {phrases.duration(seconds)}.")
     return told
 

@@ -28,8 +28,9 @@ from .source import check_name, read_source, read_variables
 )  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65535), help="Its port; by default a free one.")
 @click.option(
-    "--memory", type=megabytes, metavar="SIZE", help="Most memory of one replica: 512M, 2G."
-)
+    "--memory", type=megabytes, metavar="SIZE",
+    help="Most memory of the launch, and of each replica: 512M, 2G.",
+)  # fmt: skip
 @click.option("--provider", metavar="NAME", help="What runs its replicas; by default `local`.")
 @click.option(
     "--ready-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -43,6 +44,7 @@ from .source import check_name, read_source, read_variables
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
     help="Longest the whole request may run, once it runs.",
 )  # fmt: skip
+@click.option("--retry-oom", is_flag=True, help="Killed for memory, run again with what it needed.")
 @click.option("--priority", type=click.IntRange(-100, 100), help="Higher runs earlier.")
 @click.option("--idempotency-key", metavar="KEY", help="The same key again is the same request.")
 @click.option("--serve-as-is", is_flag=True, help="Run the project's own app, untouched.")
@@ -63,6 +65,7 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
         idempotency_key=options["idempotency_key"],
         priority=options["priority"],
         timeout_seconds=options["timeout"],
+        retry_oom=options["retry_oom"] or None,
     )
     if is_async:
         if not as_json:

@@ -27,7 +27,8 @@ class DaemonClient:
     def submit(self, operation: str, payload: Json, **options: Any) -> Json:
         """Queue an operation; the request is durable when this returns.
 
-        `options`: `idempotency_key`, `priority`, `timeout_seconds`; None leaves one out.
+        `options`: `idempotency_key`, `priority`, `timeout_seconds`, `retry_oom`; None leaves one
+        out.
         """
         given = {key: value for key, value in options.items() if value is not None}
         body = {"operation": operation, "payload": payload, **given}

@@ -159,6 +159,10 @@ class BurstableExecutor:
                 is_alone=pool.runs == 0,
             )
 
+    def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
+        """Whether some of `count` tasks, each of which needs no more than that, must wait."""
+        return not self.free_memory(schedule).fits_all(count, largest_bytes)
+
     def _held_bytes(self) -> int:
         """What busy workers use of their own, what they share with the zygote left out."""
         busy = (worker for worker in self._pools.workers() if worker.run is not None)

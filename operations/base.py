@@ -48,6 +48,7 @@ class Operation(Protocol):
     idempotent: ClassVar[bool]  # may be run again after a lost daemon
     max_attempts: ClassVar[int]
     expected_bytes: ClassVar[int]  # until it has been measured
+    leaves_bytes: ClassVar[int]  # what each replica that it starts needs beside the worker
     Payload: ClassVar[type[Payload]]
 
     @staticmethod

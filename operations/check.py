@@ -36,6 +36,7 @@ class Check:
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 30 * 2**20
+    leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = CheckPayload
 
     @staticmethod

@@ -137,6 +137,7 @@ class Launch:
     idempotent: ClassVar[bool] = True  # it begins by clearing what an earlier attempt left
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 60 * MEGABYTE
+    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a bundled environment's server and its keeper
     Payload: ClassVar[type[base.Payload]] = LaunchPayload
 
     @staticmethod

@@ -29,6 +29,7 @@ class Probe:
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 30 * 2**20
+    leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = ProbePayload
 
     @staticmethod

@@ -49,6 +49,13 @@ class Detector(StrEnum):
     MEMORY_ERROR = "memory_error"
 
 
+_KILLED_BY: dict[Detector | None, str] = {
+    Detector.CGROUP: "was killed by the kernel",
+    Detector.KERNEL_LOG: "was killed by the kernel",
+    Detector.WATCHDOG: "was ended by openenvd",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ExitReason:
     """How one process (or the tree below it) ended, with the evidence.
@@ -104,13 +111,18 @@ class ExitReason:
     def _oom_sentence(self) -> str:
         if self.detector is Detector.MEMORY_ERROR:
             return "ran out of memory (MemoryError)"
-        if self.detector is Detector.CGROUP and self.exit_code is not None:
-            text = f"exited with code {self.exit_code} after running out of memory"
+        if self.detector is Detector.CGROUP and self.signal_number is None:  # it was another's end
+            text = "ran out of memory"
+            if self.exit_code is not None:
+                text = f"exited with code {self.exit_code} after running out of memory"
             return f"{text} ({self.evidence})" if self.evidence else text
-        hedge = "was probably killed" if self.certainty is Certainty.PROBABLE else "was killed"
-        text = f"{hedge} for using too much memory"
+        text = _KILLED_BY.get(self.detector, "was killed for using too much memory")
+        if self.certainty is Certainty.PROBABLE:
+            text = "was probably killed for using too much memory"
         if self.peak_bytes is not None:
             text += f" at {self.peak_bytes / 2**20:.0f} MB"
+        elif self.detector in _KILLED_BY:
+            text += " for using too much memory"
         if self.limit_bytes is not None:
             text += f"; its limit was {self.limit_bytes / 2**20:.0f} MB"
         return f"{text} ({self.evidence})" if self.evidence else text

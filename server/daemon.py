@@ -26,7 +26,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -45,10 +45,12 @@ from ..processes.limits import Limits, read_limits
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
+from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
 from .api import create_app
 from .dispatcher import Dispatcher
 from .errors import DaemonError
+from .expectations import MOST_KEPT, Declared, Expectations
 from .hub import EventHub
 from .log_streams import LogWatcher
 from .reconciler import Reconciler
@@ -89,10 +91,10 @@ class _Daemon:
         setproctitle("openenvd: daemon")
         _mind_signals(self._stopping.set)
         limits = read_limits()
-        plan = _plan(limits, self._settings)
+        _plan(limits, self._settings, registry.expected_bytes())  # too small: say so at once
         tcp, unix = _bind(self._paths, self._settings)
         identity = _identity(self._paths, tcp)
-        async with self._parts(plan, limits, identity) as services:
+        async with self._parts(limits, identity) as services:
             app = create_app(services, ensure_token(self._paths.token))
             server = _new_server(app, self._settings)
             serving = asyncio.create_task(server.serve(sockets=[tcp, unix]), name="uvicorn")
@@ -113,14 +115,13 @@ class _Daemon:
         told.cancel()
 
     @asynccontextmanager
-    async def _parts(
-        self, plan: Plan, limits: Limits, identity: dict[str, Any]
-    ) -> AsyncIterator[Services]:
+    async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Services]:
         loop = asyncio.get_running_loop()
         hub = EventHub(loop)
         dispatch_store, store = _open_stores(self._paths)
         _recover(dispatch_store)
-        executor, dispatcher = self._queue_side(plan, dispatch_store, hub)
+        plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
+        executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
         reconciler = Reconciler(store, hub, self._paths)
         logs = LogWatcher(loop)
         submitter = Submitter(store, dispatcher, hub, self._settings)
@@ -136,6 +137,7 @@ class _Daemon:
                 store=store,
                 executor=executor,
                 reconciler=reconciler,
+                dispatcher=dispatcher,
                 submitter=submitter,
                 hub=hub,
                 logs=logs,
@@ -152,7 +154,7 @@ class _Daemon:
             dispatch_store.close()
 
     def _queue_side(
-        self, plan: Plan, store: DispatchStore, hub: EventHub
+        self, plan: Plan, expectations: Expectations, store: DispatchStore, hub: EventHub
     ) -> tuple[BurstableExecutor, Dispatcher]:
         dispatcher: Dispatcher
         executor = BurstableExecutor(
@@ -169,6 +171,8 @@ class _Daemon:
             operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
             paths=self._paths,
             settings=self._settings,
+            expectations=expectations,
+            budget_bytes=plan.budget_bytes,
         )
         return executor, dispatcher
 
@@ -214,7 +218,24 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonError:
     )
 
 
-def _plan(limits: Limits, settings: Settings) -> Plan:
+def _learned_plan(
+    limits: Limits, settings: Settings, store: DispatchStore
+) -> tuple[Plan, Expectations]:
+    """The plan by what peaks have taught; by what operations declare, where that cannot work."""
+    declared = {
+        op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
+        for op in registry.OPERATIONS
+    }
+    known = store.expectations(MOST_KEPT)
+    plan = _plan(limits, settings, registry.expected_bytes())
+    expectations = Expectations(declared, known, most_bytes=plan.budget_bytes)
+    shares = {schedule.value: expectations.typical(schedule) for schedule in Schedule}
+    with contextlib.suppress(DaemonError):
+        plan = _plan(limits, settings, shares)
+    return plan, expectations
+
+
+def _plan(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:
     try:
         return plan_workers(
             limits,
@@ -223,7 +244,7 @@ def _plan(limits: Limits, settings: Settings) -> Plan:
             worker_memory_bytes=settings.worker_memory_mb * 2**20,
             reserve_bytes=settings.reserve_mb * 2**20,
             daemon_bytes=DAEMON_BYTES,
-            expected=registry.expected_bytes(),
+            expected=expected,
         )
     except PlanError as exc:
         raise DaemonError("too_small", str(exc), getattr(exc, "hint", None)) from exc

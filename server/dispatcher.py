@@ -9,8 +9,10 @@
 
 The queue *is* the table. A turn first writes what the executor reported (one transaction), then
 claims as many pending requests as there is room for, in one statement per schedule, SHORT first.
+Where memory is short, it looks at the head of the queue, has `executor.admission` choose, and
+claims what was chosen; the others stay in the queue, and `shortages` says what they wait for.
 The thread sleeps until somebody wakes it: an insert, an executor event, `stop`, or the time of the
-next collection of old requests.
+next look: at old requests, at long logs, at memory when somebody waits for it.
 
 Failure cases:
 
@@ -21,20 +23,24 @@ Failure cases:
 * A claimed request finds no room after all (a worker died in between): it is released, and its
   attempt not counted.
 
-Owned by this thread: the store. Shared: the inbox (a deque: append and popleft are atomic), the
-`_pending` flags (set by anyone, cleared before a claim, so that no insert is missed), `_wake`.
+Owned by this thread: the store, the requests that run. Shared: the inbox (a deque: append and
+popleft are atomic), the `_pending` flags (set by anyone, cleared before a claim, so that no insert
+is missed), `_wake`; and to look at: `expectations`, `shortages` and the counters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import shutil
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..executor import BurstableExecutor, NoRoom
+from ..executor.admission import Need, Shortage, admit
 from ..executor.messages import (
     Cancelled,
     Died,
@@ -45,11 +51,15 @@ from ..executor.messages import (
     Succeeded,
     Task,
 )
+from ..processes.log_bound import keep_newest_half
 from ..requests_db.errors import DatabaseError
-from ..requests_db.records import Event, Request
+from ..requests_db.records import Event, PeakSample, Request, Retry
+from ..requests_db.results import Claim
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
-from .outcomes import outcome_of
+from .expectations import Expectations, asked_bytes
+from .memory_deaths import Circumstances, retry_of, what_happened
+from .outcomes import FinalEvent, outcome_of
 from .settings import Paths, Settings
 
 log = logging.getLogger(__name__)
@@ -57,6 +67,11 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 COLLECT_EVERY_SECONDS = 600.0
 MAX_CLAIM = 64  # a burst larger than this is claimed in several statements
+LOOK_BEYOND = 64  # so many of those that could not start anyway are told why
+LOOK_SECONDS = 0.5  # between looks at memory while somebody waits for it: others free it, too
+LEAST_LOOK_SECONDS = 0.02  # also when requests end
+BOUND_LOGS_SECONDS = 2.0
+MB = 2**20
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 SECONDS_PER_DAY = 86_400
 
@@ -73,8 +88,21 @@ class Dispatcher:
         operations: dict[str, str],
         paths: Paths,
         settings: Settings,
+        expectations: Expectations | None = None,
+        budget_bytes: int = 2**62,
     ) -> None:
         """`operations` maps an operation's name to the dotted name that the worker imports."""
+        self.expectations = expectations or Expectations()
+        self.shortages: dict[str, Shortage] = {}  # by request; replaced, never changed
+        self.kills: Counter[tuple[str, str]] = Counter()  # for memory: by operation and detector
+        self.retries: Counter[str] = Counter()  # by operation
+        self._budget_bytes = budget_bytes
+        self._running: dict[str, Request] = {}
+        self._long: set[str] = set()  # those of them that are LONG
+        self._short: dict[Schedule, dict[str, Shortage]] = {}
+        self._look_at: dict[Schedule, float] = {}  # when to look again at what waits for memory
+        self._looked_at: dict[Schedule, float] = {}
+        self._bound_logs_at = math.inf
         self._store = store
         self._executor = executor
         self._publish = publish
@@ -129,7 +157,8 @@ class Dispatcher:
                 self._wake.set()
 
     def _await_work(self) -> bool:
-        self._wake.wait(timeout=max(0.0, self._collect_at - time.monotonic()))
+        look_at = min([self._collect_at, self._bound_logs_at, *self._look_at.values()])
+        self._wake.wait(timeout=max(0.0, look_at - time.monotonic()))
         self._wake.clear()
         return not self._stopping
 
@@ -137,6 +166,7 @@ class Dispatcher:
         self._record()
         for schedule in CLAIM_ORDER:
             self._fill(schedule)
+        self._bound_logs()
         self._collect()
 
     # Recording what happened.
@@ -152,30 +182,131 @@ class Dispatcher:
         started = [e for e in batch if isinstance(e, Started)]
         progressed = [e for e in batch if isinstance(e, Progressed)]
         finals = [e for e in batch if isinstance(e, Succeeded | Raised | Died | Cancelled)]
-        self._called_off.difference_update(e.task_id for e in finals)
-        return self._store.record(
+        deaths = {e.task_id: e for e in finals if isinstance(e, Died)}
+        known = {i: k for i in deaths if (k := self._circumstances(i)) is not None}
+        again = {i: r for i, k in known.items() if (r := retry_of(deaths[i], k)) is not None}
+        learned = self.expectations.learned(self._samples(finals), time.time())
+        for death in deaths.values():
+            retry = again.get(death.task_id)
+            self._say_in_log(death, what_happened(death) if retry is None else retry.message)
+        events = self._store.record(
             started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
             progress=[(e.task_id, e.data, e.at) for e in progressed],
-            outcomes=[outcome_of(e) for e in finals],
+            outcomes=[
+                outcome_of(e, known.get(e.task_id)) for e in finals if e.task_id not in again
+            ],
+            retries=list(again.values()),
+            learned=learned,
         )
+        # Only now: a failed write is tried again with the same batch.
+        self.expectations.accept(learned)
+        self._count(deaths.values(), again)
+        self._forget(finals, again)
+        return events
+
+    def _samples(self, finals: Sequence[FinalEvent]) -> Iterator[tuple[Request, PeakSample]]:
+        for event in finals:
+            request = self._running.get(event.task_id)
+            if request is not None and (sample := sample_of(event)) is not None:
+                yield request, sample
+
+    def _circumstances(self, request_id: str) -> Circumstances | None:
+        request = self._running.get(request_id)
+        if request is None:
+            return None
+        return Circumstances(
+            request,
+            label_of(request),
+            self.expectations.peaks_of(request),
+            len(self._long),
+            self._budget_bytes,
+        )
+
+    def _say_in_log(self, death: Died, text: str) -> None:
+        """The request's log ends with how its worker did."""
+        path = self._paths.request_log(death.task_id)
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log_file:
+            log_file.write(f"openenvd: {text}\n")
+
+    def _count(self, deaths: Iterable[Died], again: Mapping[str, Retry]) -> None:
+        for death in deaths:
+            request = self._running.get(death.task_id)
+            if request is not None and death.exit.is_oom:
+                self.kills[request.operation, str(death.exit.detector or "unknown")] += 1
+                self.retries[request.operation] += death.task_id in again
+
+    def _forget(self, finals: Sequence[FinalEvent], again: Mapping[str, Retry]) -> None:
+        self._called_off.difference_update(event.task_id for event in finals)
+        for event in finals:
+            request = self._running.pop(event.task_id, None)
+            self._long.discard(event.task_id)
+            if request is not None and event.task_id in again:
+                self._pending[request.schedule] = True
+        if finals:  # some memory is free again
+            for schedule in self._look_at:
+                soon = self._looked_at[schedule] + LEAST_LOOK_SECONDS
+                self._look_at[schedule] = min(self._look_at[schedule], soon)
 
     # Claiming what may run.
 
     def _fill(self, schedule: Schedule) -> None:
+        if schedule in self._look_at:
+            if time.monotonic() < self._look_at[schedule]:
+                return
+            self._pending[schedule] = True
         while self._pending[schedule] and (room := self._executor.room(schedule)) > 0:
             limit = min(room, MAX_CLAIM)
             self._pending[schedule] = False  # before the claim: an insert meanwhile sets it again
-            claim = self._store.claim(schedule, limit, time.time())
-            if len(claim.requests) == limit:
-                self._pending[schedule] = True
+            if self._is_short(schedule, limit):
+                claim = self._claim_what_fits(schedule, limit)
+            else:
+                self._wait_for_memory(schedule, {})
+                claim = self._store.claim(schedule, limit, time.time())
+                self._pending[schedule] |= len(claim.requests) == limit
             self._publish(claim.events)
             self._submit(schedule, claim.requests)
 
+    def _is_short(self, schedule: Schedule, limit: int) -> bool:
+        """Whether each must be looked at before it is claimed."""
+        if schedule is Schedule.LONG or schedule in self._look_at:
+            return True  # LONG ones differ too much to be guessed at, and are few
+        largest = self.expectations.largest(schedule)
+        return self._executor.is_short(schedule, limit, largest)
+
+    def _claim_what_fits(self, schedule: Schedule, limit: int) -> Claim:
+        """Look at the head of the queue, and claim of it what memory suffices for."""
+        now = time.time()
+        head = self._store.first_pending(schedule, limit + LOOK_BEYOND)
+        needs = [Need(r.id, self.expectations.of(r), r.created_at) for r in head]
+        admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
+        self._wait_for_memory(schedule, admission.short)
+        chosen = set(admission.chosen)
+        claim = self._store.claim_chosen([r for r in head if r.id in chosen], now)
+        self._pending[schedule] |= not admission.short and bool(chosen)
+        return claim
+
+    def _wait_for_memory(self, schedule: Schedule, short: dict[str, Shortage]) -> None:
+        """Remember who waits, for `status`, and when to look again."""
+        if short:
+            self._looked_at[schedule] = time.monotonic()
+            self._look_at[schedule] = self._looked_at[schedule] + LOOK_SECONDS
+        elif schedule not in self._look_at:
+            return
+        else:
+            del self._look_at[schedule]
+        self._short[schedule] = short
+        self.shortages = {i: s for each in self._short.values() for i, s in each.items()}
+
     def _submit(self, schedule: Schedule, requests: Sequence[Request]) -> None:
         for position, request in enumerate(requests):
+            self._running[request.id] = request
+            if schedule is Schedule.LONG:
+                self._long.add(request.id)
             try:
                 self._executor.submit(self._task(request))
             except NoRoom:
+                del self._running[request.id]
+                self._long.discard(request.id)
                 self._publish(self._store.release([r.id for r in requests[position:]], time.time()))
                 self._pending[schedule] = True
                 return
@@ -191,7 +322,31 @@ class Dispatcher:
             log_path=str(self._paths.request_log(request.id)),
             label=label_of(request),
             timeout_seconds=request.timeout_seconds,
+            memory_bytes=request.memory_bytes or asked_bytes(request),
+            expected_bytes=self.expectations.of(request),
         )
+
+    # Keeping logs bounded.
+
+    def _bound_logs(self) -> None:
+        """Cut the logs that have grown too long; of LONG requests only, others end too soon."""
+        if not self._long:
+            self._bound_logs_at = math.inf
+            return
+        now = time.monotonic()
+        if self._bound_logs_at == math.inf:
+            self._bound_logs_at = now + BOUND_LOGS_SECONDS
+        if now < self._bound_logs_at:
+            return
+        self._bound_logs_at = now + BOUND_LOGS_SECONDS
+        for request_id in self._long:
+            self._bound_log(request_id)
+
+    def _bound_log(self, request_id: str) -> None:
+        path, limit = self._paths.request_log(request_id), self._settings.max_log_mb * MB
+        with contextlib.suppress(OSError):
+            if path.stat().st_size > limit:
+                keep_newest_half(str(path), limit)
 
     # Collecting what is old.
 
@@ -205,6 +360,18 @@ class Dispatcher:
             self._paths.request_log(request_id).unlink(missing_ok=True)
         for name in self._store.collect_environments(time.time(), keep_seconds):
             shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
+
+
+def sample_of(event: FinalEvent) -> PeakSample | None:
+    """What a request's end teaches of its memory."""
+    match event:
+        case Succeeded() | Raised() if event.peak_bytes is not None:
+            return PeakSample(event.at, event.peak_bytes)
+        case Died() if event.exit.is_oom:
+            known = (event.exit.peak_bytes, event.exit.limit_bytes)
+            reached = max((size for size in known if size is not None), default=None)
+            return None if reached is None else PeakSample(event.at, reached, killed=True)
+    return None
 
 
 def label_of(request: Request) -> str:

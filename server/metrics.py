@@ -6,18 +6,31 @@ All of it is read off at scrape time; nothing is counted twice. Names begin with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ..executor.messages import WorkerStatus
+from ..executor.messages import ExecutorStatus
 from ..requests_db.records import Json
 
 Sample = tuple[Mapping[str, str], float]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryCounts:
+    """What the executor and the dispatcher count."""
+
+    executor: ExecutorStatus
+    kills: Counter[tuple[str, str]]  # by operation and detector
+    retries: Counter[str]  # by operation
+    waiting: int
+
+
 def render_metrics(
-    counts: Mapping[str, int], environments: Sequence[Json], workers: Sequence[WorkerStatus]
+    counts: Mapping[str, int], environments: Sequence[Json], memory: MemoryCounts
 ) -> str:
     """The whole page."""
+    workers = memory.executor.workers
     replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
     families = [
         _family(
@@ -50,17 +63,55 @@ def render_metrics(
             "Whether a worker runs a request.",
             [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
         ),
+        *_memory_families(memory),
     ]
     return "".join(families)
 
 
-def _family(name: str, text: str, samples: Iterable[Sample]) -> str:
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+def _memory_families(memory: MemoryCounts) -> list[str]:
+    return [
+        _family(
+            "openenvd_free_burst_bytes",
+            "Memory that burst workers may still be expected to need.",
+            [({}, memory.executor.free_burst_bytes)],
+        ),
+        _family(
+            "openenvd_available_bytes",
+            "Memory the machine would still give, less the reserve.",
+            [({}, memory.executor.available_bytes)],
+        ),
+        _family(
+            "openenvd_requests_waiting_for_memory",
+            "Requests at the head of the queue that wait for memory.",
+            [({}, memory.waiting)],
+        ),
+        _family(
+            "openenvd_out_of_memory_total",
+            "Requests killed for memory, since the daemon started.",
+            [
+                ({"operation": operation, "detector": detector}, count)
+                for (operation, detector), count in sorted(memory.kills.copy().items())
+            ],
+            "counter",
+        ),
+        _family(
+            "openenvd_out_of_memory_retries_total",
+            "Of these, requests that run again with more, since the daemon started.",
+            [({"operation": name}, count) for name, count in sorted(memory.retries.copy().items())],
+            "counter",
+        ),
+    ]
+
+
+def _family(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     lines += [f"{name}{_labels(labels)} {float(value):g}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
     return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
 
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..executor.messages import Cancelled, Died, Raised, Succeeded
 from ..processes.exit_reason import ExitKind, ExitReason
 from ..requests_db.records import Outcome, RequestError
 from ..requests_db.states import ErrorKind, RequestState
+from .memory_deaths import Circumstances, advice, story
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 
@@ -24,7 +27,7 @@ _HINT_OF_KIND = {
 }
 
 
-def outcome_of(event: FinalEvent) -> Outcome:
+def outcome_of(event: FinalEvent, known: Circumstances | None = None) -> Outcome:
     """The final state, and the error if any, of the request that `event` ended."""
     match event:
         case Succeeded():
@@ -38,7 +41,7 @@ def outcome_of(event: FinalEvent) -> Outcome:
         case Raised():
             return _failed(event, _error_raised(event))
         case Died():
-            return _failed(event, _error_of_death(event))
+            return _failed(event, _error_of_death(event, known))
         case Cancelled():
             return Outcome(event.task_id, RequestState.CANCELLED, event.at)
 
@@ -73,6 +76,9 @@ def _error_raised(event: Raised) -> RequestError:
     return RequestError(ErrorKind(error.kind), message, error.hint, log_tail=tail)
 
 
-def _error_of_death(event: Died) -> RequestError:
+def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:
     subject = f"worker {event.worker} (pid {event.exit.pid})"
-    return error_of_exit(subject, event.exit, event.log_tail)
+    error = error_of_exit(subject, event.exit, event.log_tail)
+    if known is None or not event.exit.is_oom:
+        return error
+    return replace(error, message=story(event, known), hint=advice(event, known))

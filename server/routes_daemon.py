@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 
 from ..requests_db.records import Json
 from ..requests_db.states import RequestState
-from .metrics import render_metrics
+from .metrics import MemoryCounts, render_metrics
 from .routes_environments import environment_views
 from .routes_requests import waiting_for
 from .services import Services, ServicesDep
@@ -47,6 +47,12 @@ async def info(services: ServicesDep) -> Json:
         "daemon": await _daemon(services, await environment_views(services)),
         "limits": services.limits,
         "plan": executor.plan,
+        "memory": {
+            "free_burst_bytes": max(0, executor.free_burst_bytes),
+            "available_bytes": max(0, executor.available_bytes),
+            "waiting_for_memory": len(services.dispatcher.shortages),
+        },
+        "expectations": services.dispatcher.expectations.to_json(),
         "workers": [asdict(worker) for worker in executor.workers],
         "settings": asdict(services.settings),
     }
@@ -70,8 +76,11 @@ async def metrics(services: ServicesDep) -> PlainTextResponse:
     """Prometheus' text format."""
     counts = await services.store.counts()
     environments = await environment_views(services)
-    workers = services.executor.status().workers
-    return PlainTextResponse(render_metrics(counts, environments, workers))
+    dispatcher = services.dispatcher
+    memory = MemoryCounts(
+        services.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
+    )
+    return PlainTextResponse(render_metrics(counts, environments, memory))
 
 
 async def _daemon(services: Services, environments: list[Json]) -> Json:

@@ -121,6 +121,7 @@ def _submission(body: Submit) -> Submission:
         idempotency_key=body.idempotency_key,
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
+        retry_oom=body.retry_oom,
     )
 
 
@@ -132,6 +133,8 @@ def waiting_for(services: Services, request: Request) -> str | None:
     """Why a pending request does not run yet; None when it is not pending."""
     if request.state is not RequestState.PENDING:
         return None
+    if shortage := services.dispatcher.shortages.get(request.id):
+        return shortage.sentence()
     if services.executor.room(request.schedule) > 0:
         return "about to start"
     return f"waiting for a {request.schedule} worker"

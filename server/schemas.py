@@ -40,6 +40,9 @@ class Submit(BaseModel):
         le=MAX_SECONDS,
         description="Longest run; past it the worker is ended and the request fails.",
     )
+    retry_oom: bool = Field(
+        False, description="Killed for memory, it runs again with more, as attempts allow."
+    )
 
 
 def submit_model(operation: type[Operation]) -> type[Submit]:

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from ..executor import BurstableExecutor
 from ..requests_db.async_store import AsyncStore
+from .dispatcher import Dispatcher
 from .hub import EventHub
 from .log_streams import LogWatcher
 from .reconciler import Reconciler
@@ -30,6 +31,7 @@ class Services:
     store: AsyncStore
     executor: BurstableExecutor
     reconciler: Reconciler
+    dispatcher: Dispatcher
     submitter: Submitter
     hub: EventHub
     logs: LogWatcher

@@ -38,6 +38,7 @@ class Submission:
     idempotency_key: str | None = None
     priority: int = 0
     timeout_seconds: float | None = None
+    retry_oom: bool = False
 
 
 class Submitter:
@@ -177,6 +178,7 @@ def _new_request(submission: Submission) -> NewRequest:
         idempotency_key=submission.idempotency_key,
         max_attempts=operation.max_attempts,
         timeout_seconds=submission.timeout_seconds,
+        retry_oom=submission.retry_oom,
     )
 
 

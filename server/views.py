@@ -46,6 +46,8 @@ def request_view(request: Request, waiting: str | None = None) -> Json:
         "cancel_requested_at": request.cancel_requested_at,
         "worker": request.worker,
         "timeout_seconds": request.timeout_seconds,
+        "retry_oom": request.retry_oom,
+        "memory_bytes": request.memory_bytes,
         "peak_bytes": request.peak_bytes,
         "result": request.result,
         "waiting": waiting if request.state is RequestState.PENDING else None,

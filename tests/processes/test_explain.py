@@ -107,10 +107,7 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
         (
             KILLED,
             MOVED | {"peak_bytes": 251 << 20, "limit_bytes": 256 << 20},
-            (
-                "was killed for using too much memory at 251 MB; its limit was 256 MB "
-                "(cgroup ?, oom_kill 0→1)"
-            ),
+            ("was killed by the kernel at 251 MB; its limit was 256 MB (cgroup ?, oom_kill 0→1)"),
         ),
         (KILLED, {}, "was killed by SIGKILL"),
         (_exited(1), {"memory_error": True}, "ran out of memory (MemoryError)"),
@@ -121,6 +118,21 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
                 "exited with code 1 after running out of memory "
                 "(a process below it was killed: cgroup ?, oom_kill 0→1)"
             ),
+        ),
+        (
+            None,
+            MOVED,
+            "ran out of memory (a process below it was killed: cgroup ?, oom_kill 0→1)",
+        ),
+        (
+            KILLED,
+            MOVED,
+            "was killed by the kernel for using too much memory (cgroup ?, oom_kill 0→1)",
+        ),
+        (
+            KILLED,
+            {"watchdog": "the watchdog's word", "peak_bytes": 251 << 20},
+            "was ended by openenvd at 251 MB (the watchdog's word)",
         ),
         (_exited(7), {}, "exited with code 7"),
         (None, {}, "disappeared while nobody watched it"),

@@ -48,7 +48,10 @@ def test_an_expected_failure_is_one_line_and_a_next_step() -> None:
         (ExitReason(ExitKind.SIGNALED, 7, signal_number=11), ErrorKind.WORKER_LOST),
         (ExitReason(ExitKind.EXITED, 7, exit_code=3), ErrorKind.WORKER_LOST),
         (ExitReason(ExitKind.TIMED_OUT, 7), ErrorKind.TIMED_OUT),
-        (ExitReason(ExitKind.OOM_KILLED, 7, detector=Detector.CGROUP), ErrorKind.OOM_KILLED),
+        (
+            ExitReason(ExitKind.OOM_KILLED, 7, signal_number=9, detector=Detector.CGROUP),
+            ErrorKind.OOM_KILLED,
+        ),
     ],
 )
 def test_a_death_is_told_with_worker_and_pid(reason: ExitReason, kind: ErrorKind) -> None:

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the dispatcher claims when memory is short, and what it makes of a kill for memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from openenvd.executor import BurstableExecutor
+from openenvd.executor.admission import FreeMemory
+from openenvd.executor.messages import Died, Succeeded, Task
+from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.requests_db import queries, submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.records import Event, NewRequest, Request
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server import dispatcher as dispatching
+from openenvd.server.dispatcher import Dispatcher
+from openenvd.server.expectations import Declared, Expectations
+from openenvd.server.settings import Paths, Settings
+
+MB = 2**20
+PATIENCE_SECONDS = 10.0
+KILLED = ExitReason(
+    ExitKind.OOM_KILLED,
+    7,
+    signal_number=9,
+    detector=Detector.CGROUP,
+    limit_bytes=256 * MB,
+    peak_bytes=255 * MB,
+    seconds=1.0,
+)
+
+
+class Executor:
+    """Takes what it is given, and has as much memory as the test says."""
+
+    def __init__(self, free_mb: int) -> None:
+        self.free_mb = free_mb
+        self.tasks: list[Task] = []
+
+    def room(self, schedule: str) -> int:
+        return 8
+
+    def free_memory(self, schedule: str) -> FreeMemory:
+        free = self.free_mb * MB - sum(task.expected_bytes for task in self.tasks)
+        return FreeMemory(schedule, free, 2**40, is_alone=not self.tasks)
+
+    def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
+        return not self.free_memory(schedule).fits_all(count, largest_bytes)
+
+    def submit(self, task: Task) -> None:
+        self.tasks.append(task)
+
+    def cancel(self, task_id: str) -> bool:
+        return False
+
+
+class Bench:
+    """A dispatcher over a real database."""
+
+    def __init__(self, home: Path) -> None:
+        self.paths = Paths(home)
+        self.paths.request_logs.mkdir(parents=True)
+        open_database(self.paths.database)
+        self.link = Link(self.paths.database, writes=True)
+        self.store = DispatchStore(self.paths.database)
+        self.executor = Executor(free_mb=320)
+        self.events: list[Event] = []
+        self.settings = Settings(max_log_mb=1)
+        self.dispatcher = Dispatcher(
+            self.store,
+            cast("BurstableExecutor", self.executor),
+            publish=self.events.extend,
+            operations={"launch": "module:launch", "check": "module:check"},
+            paths=self.paths,
+            settings=self.settings,
+            expectations=Expectations(
+                {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
+            ),
+            budget_bytes=1024 * MB,
+        )
+
+    def submit(self, operation: str = "launch", **fields: Any) -> str:
+        schedule = Schedule.LONG if operation == "launch" else Schedule.SHORT
+        payload = fields.pop("payload", {"source": "echo"})
+        new = NewRequest(operation, schedule, payload, max_attempts=3, **fields)
+        with self.link.transaction() as connection:
+            result = submitting.submit(connection, new, None, time.time(), None)
+        assert isinstance(result, Submitted)
+        self.dispatcher.submitted(schedule)
+        return result.request.id
+
+    def read(self, request_id: str) -> Request:
+        with self.link.transaction() as connection:
+            found = queries.get(connection, request_id)
+        assert isinstance(found, Request)
+        return found
+
+    def submitted(self) -> list[str]:
+        return [task.id for task in self.executor.tasks]
+
+    def end(self, event: Any) -> None:
+        self.executor.tasks = [t for t in self.executor.tasks if t.id != event.task_id]
+        self.dispatcher.deliver(event)
+
+    def eventually(self, fact: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not fact():
+            assert time.monotonic() < deadline, (self.submitted(), self.dispatcher.shortages)
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.dispatcher.stop()
+    made.store.close()
+    made.link.close()
+
+
+def test_what_does_not_fit_stays_in_the_queue_and_says_why(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(4)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == ids[:2] and len(bench.dispatcher.shortages) == 2)
+    told = bench.dispatcher.shortages[ids[2]].sentence()
+    assert told == "waiting for memory: needs 150 MB, 20 MB free"
+    assert bench.read(ids[2]).state is RequestState.PENDING
+
+
+def test_it_starts_when_another_has_ended(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(3)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == ids[:2])
+    bench.end(Succeeded(ids[0], None, None, time.time()))
+    bench.eventually(lambda: bench.submitted() == ids[1:])
+    bench.eventually(lambda: bench.dispatcher.shortages == {})
+
+
+def test_it_starts_when_somebody_else_frees_memory(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(3)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == ids[:2])
+    bench.executor.free_mb = 1000
+    bench.eventually(lambda: bench.submitted() == ids)
+
+
+def test_a_short_request_does_not_wait_with_long_ones(bench: Bench) -> None:
+    for _ in range(4):
+        bench.submit()
+    bench.executor.free_mb = 349  # two launches, and a check
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 2)
+    check = bench.submit("check", payload={})
+    bench.eventually(lambda: check in bench.submitted())
+
+
+def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
+    bench.submit()
+    big, small = bench.submit(), bench.submit(payload={"source": "echo", "memory_mb": 40})
+    bench.executor.free_mb = 200
+    bench.dispatcher.start()
+    bench.eventually(lambda: small in bench.submitted())
+    assert big not in bench.submitted()
+
+
+def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
+    bench.submit(payload={"source": "echo", "memory_mb": 300})
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 1)
+    [task] = bench.executor.tasks
+    assert (task.memory_bytes, task.expected_bytes) == (300 * MB, 150 * MB)
+
+
+def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
+    first = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [first])
+    bench.end(Succeeded(first, None, 100 * MB, time.time()))
+    bench.submit()
+    bench.eventually(lambda: bench.executor.tasks)
+    assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
+    bench.dispatcher.stop()
+    [kept] = bench.store.expectations(10)
+    assert (kept.operation, kept.source) == ("launch", "echo")
+
+
+def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.FAILED)
+    error = bench.read(request_id).error
+    assert error is not None
+    assert "It was running `launch` for 1.0 s." in error.message
+    assert error.hint == "openenv launch echo --memory 512M"
+    last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
+    assert last.startswith("openenvd: worker long-1 (pid 7) was killed by the kernel at 255 MB")
+    assert dict(bench.dispatcher.kills) == {("launch", "cgroup"): 1}
+    assert bench.dispatcher.expectations.of(bench.read(request_id)) > 400 * MB
+
+
+def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:
+    bench.executor.free_mb = 1000
+    request_id = bench.submit(retry_oom=True)
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    [task] = bench.executor.tasks
+    assert (task.memory_bytes, task.expected_bytes) == (512 * MB, 512 * MB)
+    assert bench.read(request_id).attempts == 2
+    [told] = [e.data["message"] for e in bench.events if e.data.get("phase") == "retrying"]
+    assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
+    assert dict(bench.dispatcher.retries) == {"launch": 1}
+
+
+def test_the_log_of_a_long_request_is_kept_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "BOUND_LOGS_SECONDS", 0.05)
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    log = bench.paths.request_log(request_id)
+    log.write_bytes(b"a line of the log\n" * 200_000)
+    bench.eventually(lambda: log.stat().st_size < MB)
+    assert log.read_bytes().endswith(b"a line of the log\n")

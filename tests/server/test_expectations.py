@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peaks teach: a pure estimate by table, and what is kept of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenvd.requests_db.records import PeakSample, Request
+from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.server.expectations import (
+    LEAST_BYTES,
+    MOST_SAMPLES,
+    Declared,
+    Expectations,
+    estimate,
+)
+
+MB = 2**20
+DECLARED = {"launch": Declared("LONG", 60 * MB), "check": Declared("SHORT", 30 * MB)}
+
+
+def samples(*peaks: float, killed: bool = False) -> list[PeakSample]:
+    return [PeakSample(float(i), int(peak * MB), killed) for i, peak in enumerate(peaks)]
+
+
+def request(operation: str = "launch", **fields: Any) -> Request:
+    payload = fields.pop("payload", {"source": "echo"})
+    return Request("id", operation, Schedule.LONG, payload, RequestState.RUNNING, 1.0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected_mb"),
+    [
+        ([], 60),  # what the operation declares
+        ([100], 115),  # measured, with a margin
+        ([100, 100, 200], 230),  # a high one counts
+        ([200] + [100] * 19, 115),  # and is forgotten when it does not come again
+        ([100] * 19 + [200], 230),  # the latest counts most
+        ([1], 16),  # never less
+        ([4000], 1000),  # never more than there is
+    ],
+)
+def test_estimate(peaks: list[float], expected_mb: float) -> None:
+    found = estimate(samples(*peaks), default_bytes=60 * MB, most_bytes=1000 * MB)
+    assert found == pytest.approx(expected_mb * MB, abs=2)
+
+
+def test_a_kill_teaches_that_more_is_needed_than_it_reached() -> None:
+    [killed] = samples(200, killed=True)
+    found = estimate([*samples(50, 50), killed], default_bytes=0, most_bytes=1000 * MB)
+    assert found == int(200 * 1.5 * MB * 1.15)
+
+
+def test_what_is_learned_counts_once_it_is_accepted() -> None:
+    known = Expectations(DECLARED)
+    learned = known.learned([(request(), samples(100)[0])], 5.0)
+    assert known.of(request()) == 60 * MB
+    known.accept(learned)
+    assert known.of(request()) == int(100 * MB * 1.15)
+    assert known.largest("LONG") == int(100 * MB * 1.15)
+    assert known.largest("SHORT") == 30 * MB
+
+
+def test_sources_are_told_apart_and_names_are_not() -> None:
+    known = Expectations(DECLARED)
+    known.accept(known.learned([(request(environment="one"), samples(300)[0])], 5.0))
+    assert known.of(request(environment="two")) == int(300 * MB * 1.15)
+    assert known.of(request(payload={"source": "other"})) == 60 * MB
+
+
+def test_no_more_than_so_many_samples_are_kept() -> None:
+    known = Expectations(DECLARED)
+    known.accept(known.learned([(request(), s) for s in samples(*range(1, 50))], 5.0))
+    assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MOST_SAMPLES, 50)]
+
+
+def test_the_next_daemon_knows_what_was_learned() -> None:
+    known = Expectations(DECLARED)
+    learned = known.learned([(request(), samples(100)[0])], 5.0)
+    assert Expectations(DECLARED, learned).of(request()) == int(100 * MB * 1.15)
+
+
+def test_what_the_user_caps_is_expected_to_need_no_more() -> None:
+    capped = request(payload={"source": "echo", "memory_mb": 40})
+    assert Expectations(DECLARED).of(capped) == 40 * MB
+
+
+def test_a_retry_is_expected_to_need_what_it_is_given() -> None:
+    assert Expectations(DECLARED).of(request(memory_bytes=512 * MB)) == 512 * MB
+
+
+def test_a_share_is_what_is_common_not_what_is_largest() -> None:
+    known = Expectations(DECLARED)
+    for source, peak in (("a", 50), ("b", 60), ("c", 900)):
+        asked = request(payload={"source": source})
+        known.accept(known.learned([(asked, samples(peak)[0])], 5.0))
+    assert known.typical("LONG") == int(60 * MB * 1.15)
+    assert known.typical("SHORT") == 30 * MB
+
+
+def test_it_is_shown_by_operation_and_source() -> None:
+    known = Expectations(DECLARED)
+    known.accept(known.learned([(request(), s) for s in samples(100, 90)], 5.0))
+    shown = known.to_json()["launch echo"]
+    assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
+    assert shown["expected_bytes"] >= LEAST_BYTES
+
+
+def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
+    known = Expectations({"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)})
+    assert known.of(request()) == 100 * MB
+    assert known.of(request(payload={"source": "echo", "replicas": 3})) == 180 * MB
+    assert known.typical("LONG") == 100 * MB
