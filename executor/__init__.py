@@ -10,6 +10,7 @@ Where to look:
     plan.py          how many workers the machine can bear
     admission.py     pure policy: which waiting tasks may start now, by memory
     machine_gauge.py what the machine would still give
+    watchdog.py      caps for workers that have no cgroup
     deaths.py        a task's end as an event; a death explained by its evidence
     trees.py         ending a worker's process tree, and what is left of one
     worker_cgroups.py, cgroup_factory.py

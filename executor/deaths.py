@@ -17,6 +17,7 @@ from ..processes.oom_evidence import kernel_log_kills
 from ..processes.tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
 from .pool import PooledWorker, Run, StopReason
+from .watchdog import Offence
 from .worker_cgroups import CgroupReading
 
 Frame = dict[str, Any]
@@ -35,6 +36,7 @@ class Evidence:
     memory_error: bool = False
     peak_bytes: int | None = None
     kernel_log_line: str | None = None
+    offence: Offence | None = None  # for which the watchdog ended it
 
 
 def conclusion(
@@ -84,6 +86,7 @@ def death(
         kernel_log_line=kernel_log_line(worker.pid, run.started, cgroup),
         machine_oom_kills=killed_machine_wide,
         peak_bytes=None if exited is None else exited.peak_bytes,
+        offence=worker.offence,
     )
     exit_reason = explain(evidence)
     tail = tuple(last_lines(run.task.log_path, tail_lines))
@@ -112,7 +115,10 @@ def explain(known: Evidence) -> ExitReason:
             "cgroup_name": f"openenvd/{cgroup.name}",
             "limit_bytes": cgroup.limit_bytes,
         }
-    peaks = (known.peak_bytes, None if cgroup is None else cgroup.peak_bytes)
+    peaks = [known.peak_bytes, None if cgroup is None else cgroup.peak_bytes]
+    if known.offence is not None:
+        of_cgroup["limit_bytes"] = known.offence.limit_bytes
+        peaks = [known.offence.held_bytes]  # of the whole tree, and what it was ended for
     return explain_exit(
         known.status,
         pid=known.pid,
@@ -121,6 +127,7 @@ def explain(known: Evidence) -> ExitReason:
         vmstat_before=None if known.machine_oom_kills is None else 0,
         vmstat_after=known.machine_oom_kills,
         kernel_log_line=known.kernel_log_line,
+        watchdog=None if known.offence is None else known.offence.evidence,
         memory_error=known.memory_error,
         peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
         seconds=known.seconds,

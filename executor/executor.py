@@ -38,6 +38,7 @@ Failure cases, and what the executor makes of them:
 | worker exits, segfaults, is killed         | what it had already sent counts; else `Died`        |
 | its cgroup's `oom_kill` moved              | `Died` (out of memory), also when only a grandchild |
 |                                            | was the victim and the operation raised             |
+| it exceeds its cap and has no cgroup       | the watchdog kills its tree; `Died` (out of memory) |
 | it runs past its time-out                  | SIGTERM, grace, SIGKILL of the tree; `Died`         |
 | cancelled while waiting for a worker       | `Cancelled`, never started                          |
 | cancelled while receiving or running       | SIGTERM, grace, SIGKILL of the tree; `Cancelled`    |
@@ -101,7 +102,9 @@ class BurstableExecutor:
         cancel_grace_seconds: float = 5.0,
         log_tail_lines: int = 20,
         use_zygote: bool = FORK_IS_SAFE,
+        use_cgroups: bool = True,
     ) -> None:
+        """Without cgroups of their own, workers are held to their caps by a watchdog."""
         self._plan = plan
         self._preload = preload
         self._home = home
@@ -109,6 +112,7 @@ class BurstableExecutor:
         self._grace_seconds = cancel_grace_seconds
         self._log_tail_lines = log_tail_lines
         self._use_zygote = use_zygote
+        self._use_cgroups = use_cgroups
         self._pools = Pools(plan)
         self._gauge = MachineGauge(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
@@ -124,11 +128,13 @@ class BurstableExecutor:
         """
         # Nobody writes to it. The workers hold the reading end, we alone the writing one.
         self._lifeline = os.pipe()
-        self._cgroups = ExecutorCgroups()
+        self._cgroups = ExecutorCgroups() if self._use_cgroups else None
+        create = None if self._cgroups is None else self._cgroups.create
         self._supervisor = Supervisor(
             self._pools,
             make_source=self._source_factory(self._lifeline[0]),
-            cgroups=WorkerCgroups(self._cgroups.create, limit_bytes=self._plan.worker_bytes),
+            cgroups=WorkerCgroups(create, limit_bytes=self._plan.worker_bytes),
+            plan=self._plan,
             on_event=self._on_event,
             grace_seconds=self._grace_seconds,
             log_tail_lines=self._log_tail_lines,

@@ -30,6 +30,7 @@ from .plan import Plan
 if TYPE_CHECKING:
     from ..processes.cgroups import Cgroup
     from .sources import Exited
+    from .watchdog import Offence
 
 
 class Stage(enum.Enum):
@@ -90,6 +91,7 @@ class PooledWorker:
     pipe_ended: bool = False
     watched: bool = True  # its sentinel is waited for
     died_idle: bool = False  # of its own, with nothing to do
+    offence: Offence | None = None  # for which the watchdog ended it
     exited: Exited | None = None
 
     def send(self, frame: bytes) -> bool:

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from ..processes.limits import available_memory_bytes
 from . import deaths, trees
 from .decisions import (
     BURST_IDLE_SECONDS,
@@ -32,7 +33,8 @@ from .decisions import (
 )
 from .errors import FrameError
 from .machine_gauge import anonymous_bytes
-from .messages import LONG, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
+from .messages import LONG, Died, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
+from .plan import Plan
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 from .sources import (
     Exited,
@@ -44,6 +46,7 @@ from .sources import (
     WorkerSource,
     signal_group,
 )
+from .watchdog import WATCH_SECONDS, Usage, offence_of, tree_bytes
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class Supervisor:
         *,
         make_source: SourceFactory,
         cgroups: WorkerCgroups,
+        plan: Plan,
         on_event: EventSink,
         grace_seconds: float,
         log_tail_lines: int,
@@ -70,6 +74,7 @@ class Supervisor:
         self._pools = pools
         self._make_source = make_source
         self._cgroups = cgroups
+        self._plan = plan
         self._on_event = on_event
         self._grace_seconds = grace_seconds
         self._log_tail_lines = log_tail_lines
@@ -91,6 +96,7 @@ class Supervisor:
         self._failed_starts = 0
         self._last_failure = ""
         self._next_start = 0.0
+        self._watch_at = math.inf  # under the pools' lock: a worker without a cgroup is busy
         self._stop_deadline = math.inf  # finite once we are asked to stop
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
@@ -250,7 +256,8 @@ class Supervisor:
     def _conclude(self, worker: PooledWorker, run: Run, frame: deaths.Frame) -> None:
         """The task is over and its worker lives: keep the worker, or let it go."""
         cgroup = self._cgroups.reading(worker, always=frame["kind"] == "raised")
-        self._events.append(deaths.conclusion(worker, run, frame, cgroup, self._log_tail_lines))
+        event = deaths.conclusion(worker, run, frame, cgroup, self._log_tail_lines)
+        self._events.append(event)
         self._freed.add(worker.schedule)
         self._failed_starts = 0
         worker.tasks_run += 1
@@ -259,7 +266,7 @@ class Supervisor:
             worker.first_rss_bytes = worker.rss_bytes
         if run.task.memory_bytes is not None:
             self._cgroups.apply_limit(worker, None)
-        why_leave = frame["retire"] or self._why_leave(worker)
+        why_leave = frame["retire"] or self._why_leave(worker, event)
         with self._pools.lock:
             pool = self._pools.of(worker)
             pool.unassign(worker)
@@ -274,9 +281,11 @@ class Supervisor:
         log.info("worker %s leaves: %s", worker.name, why_leave or "it was told to stop")
         self._see_off(worker, kill=bool(frame["retire"]))
 
-    def _why_leave(self, worker: PooledWorker) -> str | None:
+    def _why_leave(self, worker: PooledWorker, event: ExecutorEvent) -> str | None:
         if self._is_stopping():
             return "the executor stops"
+        if isinstance(event, Died):  # what a `MemoryError` left half done is not to be trusted
+            return "its task ran out of memory"
         if worker.source_number != self._source_number:
             return "its zygote is gone"
         return reason_to_recycle(grown_bytes=worker.grown_bytes)
@@ -303,6 +312,9 @@ class Supervisor:
         if worker.cgroup is None and run.task.schedule == LONG:
             # Too dear for SHORT tasks; where there are cgroups they tell better.
             run.machine_oom_kills = deaths.machine_oom_kills()
+        if worker.cgroup is None and self._watch_at == math.inf:
+            self._watch_at = now + WATCH_SECONDS
+            self.set_alarm(self._watch_at)
         complete = pool.assign(worker, run, now)
         self.set_alarm(worker.deadline)
         return complete
@@ -401,6 +413,8 @@ class Supervisor:
         for worker in self._pools.workers():
             if worker.deadline <= now:
                 self._on_deadline(worker)
+        if now >= self._watch_at:
+            self._watch_memory(now)
         if now >= self._stop_deadline:
             self._kill_all()
         with self._alarm_lock:
@@ -408,6 +422,7 @@ class Supervisor:
             self._alarm = min(
                 self._stop_alarm(now),
                 self._start_alarm(now),
+                self._watch_at,
                 *(worker.deadline for worker in self._pools.workers()),
             )
 
@@ -427,6 +442,34 @@ class Supervisor:
             self._bury(worker)
         elif stage is not Stage.KILLED:
             self._kill(worker)
+
+    def _watch_memory(self, now: float) -> None:
+        """End the largest of the workers that exceed their caps and have no cgroup to hold them."""
+        with self._pools.lock:
+            watched = {
+                worker.name: worker
+                for worker in self._pools.workers()
+                if worker.cgroup is None and worker.run is not None and worker.offence is None
+            }
+            limits = {
+                worker.name: worker.run.task.memory_bytes or self._plan.worker_bytes
+                for worker in watched.values()
+                if worker.run is not None
+            }
+            self._watch_at = now + WATCH_SECONDS if watched else math.inf
+        usages = [
+            Usage(name, tree_bytes(worker.pid, worker.born_bytes), limits[name])
+            for name, worker in watched.items()
+        ]
+        offence = offence_of(
+            usages,
+            available_bytes=available_memory_bytes() if usages else 0,
+            reserve_bytes=self._plan.reserve_bytes,
+        )
+        if offence is not None:
+            log.warning("worker %s is ended: %s", offence.name, offence.evidence)
+            watched[offence.name].offence = offence
+            self._kill(watched[offence.name])
 
     def _stop_alarm(self, now: float) -> float:
         return self._stop_deadline if self._stop_deadline > now else math.inf

@@ -181,3 +181,14 @@ def oom_grandchild(payload: Json, request_id: str, home: str, progress: Progress
 
 def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     oom_grandchild(payload, request_id, home, progress)
+
+
+def grow_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    kept = bytearray(payload["size"])
+    kept[::4096] = b"1" * len(kept[::4096])
+    hang(payload, request_id, home, progress)
+
+
+def grow_child_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    script = f"import time; x = bytearray(b'1' * {payload['size']}); time.sleep(3600)"
+    subprocess.run([sys.executable, "-c", script], check=True)

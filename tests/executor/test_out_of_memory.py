@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills for memory, by the kernel, in real cgroups."""
+"""Kills for memory: by the kernel, in real cgroups; and by our watchdog, where there are none."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
+from openenvd.executor.watchdog import Usage, offence_of
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
 
@@ -67,3 +68,60 @@ def test_a_task_may_ask_for_a_cap_of_its_own(capped: Bench) -> None:
     assert isinstance(outcome, Succeeded)
     assert (outcome.peak_bytes or 0) > 100 * MB
     assert capped.run("grow", {"size": 100 * MB}).exit.is_oom
+
+
+@pytest.fixture
+def watched(make_bench: Callable[..., Bench]) -> Bench:
+    """An executor whose workers may use 64 MB each, and have no cgroups."""
+    return make_bench(make_plan(worker_bytes=64 * MB), use_cgroups=False)
+
+
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+@pytest.mark.parametrize("operation", ["grow_and_hang", "grow_child_and_hang"])
+def test_without_cgroups_a_watchdog_ends_what_exceeds_its_cap(
+    watched: Bench, schedule: str, operation: str
+) -> None:
+    neighbour = watched.submit("hang", schedule=schedule)
+    watched.recorder.progress(neighbour)
+    outcome = watched.run(operation, {"size": 200 * MB}, schedule=schedule)
+    assert isinstance(outcome, Died)
+    reason = outcome.exit
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.WATCHDOG)
+    assert reason.certainty is Certainty.CERTAIN
+    assert reason.limit_bytes == 64 * MB
+    assert (reason.peak_bytes or 0) > 64 * MB
+    assert reason.sentence().startswith("was ended by openenvd at ")
+    assert isinstance(watched.run("echo", schedule=schedule), Succeeded)
+    assert not watched.recorder.of(Died, neighbour)
+
+
+def test_the_watchdog_holds_a_task_to_the_cap_it_asked_for(watched: Bench) -> None:
+    task_id = watched.submit("grow_and_hang", {"size": 100 * MB}, memory_bytes=400 * MB)
+    watched.recorder.progress(task_id)
+    other = watched.run("grow_and_hang", {"size": 100 * MB})
+    assert other.exit.detector is Detector.WATCHDOG
+    assert not watched.recorder.of(Died, task_id)
+
+
+def test_without_cgroups_a_kill_by_hand_is_never_out_of_memory(watched: Bench) -> None:
+    assert watched.run("die", {"signal": "SIGKILL"}).exit.kind is ExitKind.SIGNALED
+
+
+def usage(name: str, held_mb: int, limit_mb: int | None = 256) -> Usage:
+    return Usage(name, held_mb * MB, None if limit_mb is None else limit_mb * MB)
+
+
+@pytest.mark.parametrize(
+    ("usages", "available_mb", "ended"),
+    [
+        ([], 0, None),
+        ([usage("a", 200), usage("b", 100)], 1000, None),
+        ([usage("a", 300), usage("b", 400)], 1000, "b"),  # the largest first
+        ([usage("a", 500, None), usage("b", 300)], 1000, "b"),  # who has no cap exceeds none
+        ([usage("a", 100), usage("b", 200)], 20, "b"),  # before the kernel picks at random
+        ([usage("a", 10)], 20, None),  # which would help nobody
+    ],
+)
+def test_whom_the_watchdog_ends(usages: list[Usage], available_mb: int, ended: str | None) -> None:
+    found = offence_of(usages, available_bytes=available_mb * MB, reserve_bytes=100 * MB)
+    assert (None if found is None else found.name) == ended
