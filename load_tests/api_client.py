@@ -31,7 +31,8 @@ class ApiClient:
             self._reader, self._writer = await asyncio.open_unix_connection(self._socket)
         content = b"" if body is None else json.dumps(body).encode()
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self._token}\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {self._token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         self._writer.write(head.encode() + content)
