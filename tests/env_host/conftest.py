@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real env hosts as child processes; none of them, nor a child of theirs, survives its test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.env_host.protocol import HostConfig
+
+from .hosts import Host
+from .samples import SAMPLES
+
+ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
+
+StartHost = Callable[..., Host]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartHost]:
+    """Starts a host of a class in `samples.py`, of a bundled one, or of apps."""
+    hosts: list[Host] = []
+    (tmp_path / "samples.py").write_text(SAMPLES)
+
+    def start_host(
+        what: str | None = "Counter", *, env: dict[str, str] | None = None, **config: Any
+    ) -> Host:
+        reference = what if what is None or ":" in what else f"samples:{what}"
+        fields = {"name": "sample", "env_class": reference, "import_paths": (str(tmp_path),)}
+        host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env)
+        hosts.append(host)
+        return host
+
+    yield start_host
+    families = [child for host in hosts for child in _children(host)]
+    for host in hosts:
+        host.close()
+    assert not [child for child in families if child.is_running()]
+
+
+def _children(host: Host) -> list[psutil.Process]:
+    try:
+        return psutil.Process(host.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a real env host the way a keeper does, and talks to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from websockets.sync.client import ClientConnection, connect
+
+from openenvd.env_host.protocol import (
+    HOST_CONFIG_VARIABLE,
+    LISTEN_FD_VARIABLE,
+    NOTIFY_FD_VARIABLE,
+    HostConfig,
+)
+
+PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
+WAIT_SECONDS = 60.0
+
+Json = dict[str, Any]
+
+
+class Host:
+    """One env host as a child process, with its notify pipe and its log."""
+
+    def __init__(
+        self,
+        config: HostConfig,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log = folder / "host.log"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._notify, writing = os.pipe()
+        self._buffer = b""
+        fds = (self._listener.fileno(), writing)
+        doors = {
+            HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
+            LISTEN_FD_VARIABLE: str(fds[0]),
+            NOTIFY_FD_VARIABLE: str(writing),
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [python, "-P", str(PROGRAM)],
+                env={**os.environ, **doors, **(env or {})},
+                pass_fds=fds,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        os.close(writing)
+        self._listener.close()
+
+    def note(self) -> Json | None:
+        """The next line of the notify pipe; None at its end."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            assert select.select([self._notify], [], [], max(left, 0))[0], self.log.read_text()
+            if not (data := os.read(self._notify, 65536)):
+                return None
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        note: Json = json.loads(line)
+        return note
+
+    def note_that(self, **wanted: Any) -> Json:
+        """The next note that contains `wanted`; fails when there will be none."""
+        while (note := self.note()) is not None:
+            if wanted.items() <= note.items():
+                return note
+        raise AssertionError(f"no note {wanted}: {self.log.read_text()}")
+
+    def ready(self) -> Json:
+        """Wait until it accepts sessions."""
+        return self.note_that(ready=True)
+
+    def open(self, path: str = "/ws") -> Client:
+        """A new connection."""
+        return Client(f"ws://127.0.0.1:{self.port}{path}")
+
+    def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and decoded body of one HTTP request; a string is sent as it is."""
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        request = Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else data,
+            headers={"content-type": "application/json"},
+        )
+        try:
+            with urlopen(request, timeout=WAIT_SECONDS) as response:
+                return response.status, _decoded(response.read())
+        except HTTPError as exc:
+            with exc:
+                return exc.code, _decoded(exc.read())
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_SECONDS)
+
+    def close(self) -> None:
+        """End it whatever it does."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(WAIT_SECONDS)
+        os.close(self._notify)
+
+
+class Client:
+    """One WebSocket client that speaks JSON, or whatever it is told to."""
+
+    connection: ClientConnection
+
+    def __init__(self, url: str) -> None:
+        self._open = connect(url, max_size=None)
+
+    def __enter__(self) -> Client:
+        self.connection = self._open.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def send(self, kind: str, data: Any = None) -> None:
+        """Send one message of OpenEnv's."""
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        self.connection.send(json.dumps(message))
+
+    def receive(self) -> Json:
+        """The next frame."""
+        frame: Json = json.loads(self.connection.recv(WAIT_SECONDS))
+        return frame
+
+    def ask(self, kind: str, data: Any = None) -> Json:
+        """Send one message and return the answer."""
+        self.send(kind, data)
+        return self.receive()
+
+    def say(self, text: str | bytes) -> Json:
+        """Send this very frame and return the answer."""
+        self.connection.send(text)
+        return self.receive()
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode()

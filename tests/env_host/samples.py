@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that do what a test needs, as a module to be written beside the host.
+
+A gate is a named pipe: opening it for reading waits for the test to open it for writing, so that a
+test and a call inside the host meet without sleeping.
+"""
+
+SAMPLES = '''
+import asyncio, os, sqlite3, sys, threading
+from openenvd.env_host.interfaces import Action, Environment, Observation, State
+
+def pass_gate(name):
+    """Tell the test that we are here, and wait until it lets us go."""
+    with open(name + ".in", "w"):
+        pass
+    with open(name + ".out") as gate:
+        gate.read()
+
+class Do(Action):
+    what: str = "count"
+    gate: str = ""
+
+class Seen(Observation):
+    text: str = ""
+
+class Counter(Environment[Do, Seen, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        self._state = State(episode_id="none")
+        self._thread = threading.get_ident()
+
+    def reset(self, seed=None, episode_id=None):
+        self._state = State(episode_id=episode_id or "fresh")
+        return Seen(text=f"seed {seed}")
+
+    def step(self, action, timeout_s=None):
+        self._state.step_count += 1
+        return Seen(text=getattr(self, "do_" + action.what)(action) or action.what)
+
+    def do_count(self, action):
+        return str(self._state.step_count)
+
+    def do_raise(self, action):
+        raise RuntimeError("the level file is missing")
+
+    def do_exit(self, action):
+        sys.exit(4)
+
+    def do_stop_iteration(self, action):
+        next(iter(()))
+
+    def do_wait(self, action):
+        pass_gate(action.gate)
+
+    def do_same_thread(self, action):
+        return str(threading.get_ident() == self._thread)
+
+    def do_thread_name(self, action):
+        return threading.current_thread().name
+
+    def do_print(self, action):
+        print("said by a step")
+
+    @property
+    def state(self):
+        return self._state
+
+    def close(self):
+        with open("closed.log", "a") as log:
+            log.write("closed\\n")
+
+class Single(Counter):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+class Sqlite(Counter):
+    """Bound to its thread, as SQLite connections are."""
+
+    def __init__(self):
+        super().__init__()
+        self._db = sqlite3.connect(":memory:")
+        self._db.execute("create table steps (n)")
+
+    def do_count(self, action):
+        self._db.execute("insert into steps values (1)")
+        return str(self._db.execute("select count(*) from steps").fetchone()[0])
+
+    @property
+    def state(self):
+        (count,) = self._db.execute("select count(*) from steps").fetchone()
+        return State(episode_id="db", step_count=count)
+
+    def close(self):
+        self._db.close()
+        super().close()
+
+class OneThread(Counter):
+    REQUIRES_SINGLE_THREAD_EXECUTOR = True
+
+class Async(Counter):
+    async def reset_async(self, seed=None, episode_id=None, **kwargs):
+        return Seen(text=f"async {sorted(kwargs)}")
+
+    async def step_async(self, action, timeout_s=None, **kwargs):
+        if action.what == "forever":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                with open(action.gate, "w"):
+                    pass
+        if action.what == "cancel":
+            raise asyncio.CancelledError
+        return Seen(text=threading.current_thread().name)
+
+class SlowToClose(Single):
+    def close(self):
+        pass_gate("closing")
+        super().close()
+
+class Broken(Counter):
+    def __init__(self):
+        raise OSError("no licence")
+
+class SlowToCreate(Counter):
+    def __init__(self):
+        pass_gate("creating")
+        super().__init__()
+
+class Plain:
+    """No base class, no types: whatever has reset and step."""
+
+    def reset(self):
+        return Seen(text="plain")
+
+    def step(self, action):
+        return Seen(text=str(action.anything))
+
+    state = {"here": True}
+
+class NotOne:
+    pass
+'''

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learned of a class, and what is decided by it: plain values, no processes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from openenvd.env_host import frames, gradio_guard
+from openenvd.env_host.calls import Calls, keep_accepted
+from openenvd.env_host.definition import AnyAction, Definition, definition_of_class
+from openenvd.env_host.errors import NotConcurrent
+from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.limits import session_limit, supports_concurrency
+from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
+from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+
+
+class Derived(EchoEnvironment):
+    pass
+
+
+class Annotated:
+    @property
+    def state(self) -> State:
+        return State()
+
+    def reset(self) -> EchoObservation:
+        return EchoObservation()
+
+    def step(self, action: EchoAction) -> EchoObservation:
+        return EchoObservation()
+
+
+class Said(Annotated):
+    action_cls = Action
+
+
+class Untyped:
+    def reset(self) -> Any:
+        return None
+
+    def step(self, action: Any) -> Any:
+        return None
+
+
+class AsyncStep(EchoEnvironment):
+    async def step_async(
+        self, action: EchoAction, timeout_s: float | None = None, **kwargs: Any
+    ) -> EchoObservation:
+        return EchoObservation()
+
+
+class AsyncByName(Untyped):
+    async def reset(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("env_class", "types"),
+    [
+        (EchoEnvironment, (EchoAction, EchoObservation, State)),
+        (Derived, (EchoAction, EchoObservation, State)),
+        (Annotated, (EchoAction, EchoObservation, State)),
+        (Said, (Action, EchoObservation, State)),
+        (Untyped, (AnyAction, Observation, State)),
+    ],
+)
+def test_types_are_taken_from_attributes_arguments_or_annotations(
+    env_class: type, types: tuple[type[BaseModel], ...]
+) -> None:
+    definition = definition_of_class(f"{__name__}:{env_class.__name__}", "sample")
+    assert (definition.action_cls, definition.observation_cls, definition.state_cls) == types
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_concurrent", "limit"),
+    [(None, True, DEFAULT_SESSIONS), (7, True, 7), (None, False, 1), (1, False, 1)],
+)
+def test_the_session_limit_is_what_was_asked_within_what_the_class_allows(
+    asked: int | None, is_concurrent: bool, limit: int
+) -> None:
+    assert session_limit(asked, is_concurrent=is_concurrent, class_name="C") == limit
+
+
+def test_a_class_for_one_session_refuses_to_serve_several() -> None:
+    with pytest.raises(NotConcurrent, match=r"--max-sessions 1"):
+        session_limit(2, is_concurrent=False, class_name="C")
+
+
+def made(factory: Any) -> Definition:
+    return Definition("n", factory, EchoAction, EchoObservation, State, EchoObservation)
+
+
+def no_environment() -> EchoEnvironment:
+    raise OSError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("factory", "answer"),
+    [
+        (EchoEnvironment, (True, "EchoEnvironment")),
+        (Untyped, (False, "Untyped")),
+        (functools.partial(EchoEnvironment), (True, "EchoEnvironment")),
+        (lambda: EchoEnvironment(), (True, "EchoEnvironment")),
+        (no_environment, (False, "no_environment")),
+    ],
+)
+def test_a_factory_is_asked_what_it_makes(factory: Any, answer: tuple[bool, str]) -> None:
+    assert supports_concurrency(made(factory)) == answer
+
+
+@pytest.mark.parametrize(
+    ("env", "is_async"),
+    [
+        (EchoEnvironment(), (False, False)),
+        (AsyncStep(), (False, True)),
+        (AsyncByName(), (True, False)),
+        (Untyped(), (False, False)),
+    ],
+)
+def test_async_methods_count_only_where_a_subclass_defines_them(
+    env: Any, is_async: tuple[bool, bool]
+) -> None:
+    calls = Calls(env)
+    assert (calls.reset_is_async, calls.step_is_async) == is_async
+
+
+def test_keyword_arguments_are_filtered_by_signature() -> None:
+    def some(seed: int, *, level: str) -> None:
+        """Takes two."""
+
+    assert keep_accepted(some, {"seed": 1, "level": "x", "mood": 2}) == {"seed": 1, "level": "x"}
+    assert keep_accepted(EchoEnvironment().reset, {"mood": 2}) == {"mood": 2}
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', f'{{"a": {2**70}}}', '{"a": "\\ud800"}'])
+def test_json_is_read_as_the_standard_library_reads_it(text: str) -> None:
+    assert repr(frames.decode(text)) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "step"}, {"type": "state", "data": {}}, {"type": "reset", "x": 1}]
+)
+def test_a_malformed_message_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        frames.data_of(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"type": "reset"}, {"type": "state"}, {"type": "close"}, {"type": "mcp", "data": {}}],
+)
+def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) -> None:
+    assert frames.data_of(message) == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_wanted"),
+    [
+        ({}, False),
+        ({"ENABLE_WEB_INTERFACE": "false"}, False),
+        ({"ENABLE_WEB_INTERFACE": "True"}, True),
+        ({"OPENENVD_ALLOW_GRADIO": "1"}, True),
+    ],
+)
+def test_gradio_is_wanted_when_the_web_interface_is_on(
+    environ: dict[str, str], is_wanted: bool
+) -> None:
+    assert gradio_guard.is_wanted(environ) is is_wanted
+
+
+def test_the_configuration_survives_its_json_form() -> None:
+    config = HostConfig("n", ("a:b", "c:d"), None, ("/x",), 3, 1.5, manifest={"k": [1]})
+    assert HostConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_the_base_classes_run_without_overrides() -> None:
+    class Least(Environment[Action, Observation, State]):
+        def reset(
+            self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+        ) -> Observation:
+            return Observation()
+
+        def step(
+            self, action: Action, timeout_s: float | None = None, **kwargs: Any
+        ) -> Observation:
+            return Observation()
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    least = Least()
+    assert least.get_metadata().name == "Least"
+    least.close()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP routes of a bare class, and JSON-RPC on `/mcp`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import ECHO, StartHost
+from .hosts import Host
+
+
+@pytest.fixture
+def echo(start: StartHost) -> Host:
+    host = start(ECHO)
+    host.ready()
+    return host
+
+
+def rpc(host: Host, method: str, **params: Any) -> Any:
+    request = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+    return host.http("POST", "/mcp", request)[1]
+
+
+def test_health_says_healthy(echo: Host) -> None:
+    assert echo.http("GET", "/health") == (200, {"status": "healthy"})
+
+
+def test_metadata_is_the_environments_own(echo: Host) -> None:
+    assert echo.http("GET", "/metadata")[1]["name"] == "echo"
+
+
+def test_metadata_of_a_class_that_has_none_comes_from_the_manifest(start: StartHost) -> None:
+    host = start("Plain", manifest={"name": "plain", "description": "Plain."})
+    host.ready()
+    answer = host.http("GET", "/metadata")[1]
+    assert (answer["name"], answer["description"]) == ("plain", "Plain.")
+
+
+def test_the_schema_names_the_fields_of_action_observation_and_state(echo: Host) -> None:
+    schema = echo.http("GET", "/schema")[1]
+    assert set(schema) == {"action", "observation", "reset_observation", "state"}
+    assert "message" in schema["action"]["properties"]
+    assert "echoed_message" in schema["observation"]["properties"]
+    assert "step_count" in schema["state"]["properties"]
+
+
+def test_reset_step_and_state_have_an_environment_each(echo: Host) -> None:
+    assert echo.http("POST", "/reset", {"seed": 1})[0] == 200
+    status, answer = echo.http("POST", "/step", {"action": {"message": "ab"}})
+    assert (status, answer["reward"], answer["metadata"]["step"]) == (200, 0.2, 1)
+    assert echo.http("GET", "/state")[1]["step_count"] == 0
+
+
+def test_reset_needs_no_body(echo: Host) -> None:
+    assert echo.http("POST", "/reset")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/step", {"action": {"m": 1}}, "missing"),
+        ("/step", {}, "missing"),
+        ("/step", "{", "json_invalid"),
+        ("/reset", {"seed": -1}, "greater_than_equal"),
+    ],
+)
+def test_a_bad_body_is_422_with_the_field(echo: Host, path: str, body: Any, kind: str) -> None:
+    status, answer = echo.http("POST", path, body)
+    assert (status, answer["detail"][0]["type"]) == (422, kind)
+
+
+def test_a_step_that_raises_is_500_with_the_reason(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    status, answer = host.http("POST", "/step", {"action": {"what": "raise"}})
+    assert (status, answer["detail"]) == (500, "RuntimeError: the level file is missing")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/x", 404), ("GET", "/reset", 405)])
+def test_what_is_not_there_is_refused(echo: Host, method: str, path: str, status: int) -> None:
+    assert echo.http(method, path)[0] == status
+
+
+def test_the_environment_of_a_request_is_closed(start: StartHost, tmp_path: Path) -> None:
+    host = start()
+    host.ready()
+    host.http("POST", "/reset")
+    assert (tmp_path / "closed.log").read_text() == "closed\n"
+
+
+def test_a_session_begun_over_http_can_be_attached_to_and_closed(start: StartHost) -> None:
+    host = start(max_sessions=1)
+    host.ready()
+    session = rpc(host, "openenv/session/create")["result"]["session_id"]
+    host.note_that(sessions=1)
+    assert rpc(host, "openenv/session/create")["error"]["data"]["max_sessions"] == 1
+    for count in ("1", "2"):
+        with host.open(f"/ws?session_id={session}") as client:
+            answer = client.ask("step", {"what": "count"})
+            assert answer["data"]["observation"]["text"] == count
+            client.send("close")
+            assert client.connection.close_code is None
+            host_has_let_go(client.connection)
+    assert rpc(host, "openenv/session/close", session_id=session)["result"]["closed"] is True
+    host.note_that(sessions=0)
+
+
+def host_has_let_go(connection: Any) -> None:
+    """Wait for the server's close frame."""
+    for _ in connection:
+        pass
+
+
+def test_an_unknown_session_is_refused(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    with host.open("/ws?session_id=nobody") as client:
+        assert client.receive()["data"]["code"] == "SESSION_ERROR"
+    assert rpc(host, "tools/list", session_id="nobody")["error"]["code"] == -32602
+
+
+def test_a_session_that_is_attached_closes_when_its_websocket_does(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    session = rpc(host, "openenv/session/create")["result"]["session_id"]
+    with host.open(f"/ws?session_id={session}") as client:
+        client.ask("reset")
+        assert rpc(host, "openenv/session/close", session_id=session)["result"]["closing"] is True
+        assert client.ask("state")["type"] == "state"
+    host.note_that(sessions=1)
+    host.note_that(sessions=0)
+
+
+def test_mcp_over_a_websocket_has_a_session_of_its_own(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    with host.open("/mcp") as client:
+        request = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
+        assert client.say(json.dumps(request))["result"]["session_id"]
+        assert client.say("{")["error"]["code"] == -32700
+        assert client.say('{"jsonrpc":"2.0","method":"x"}')["error"]["code"] == -32601
+        assert client.say('{"jsonrpc":"2.0","method":"tools/list"}')["error"]["code"] == -32603

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting: what the host says when it is ready, and when it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START
+
+from .conftest import ECHO, StartHost
+from .hosts import PROGRAM, WAIT_SECONDS, Host
+
+UPSTREAM = '''
+class FastAPI:
+    """As much of an ASGI app as the host needs."""
+    def __init__(self):
+        self.routes = []
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b'"the project"'})
+
+class Config:
+    session_timeout = None
+
+class HTTPEnvServer:
+    def __init__(self, env, action_cls, observation_cls, max_concurrent_envs):
+        self._env_factory, self._concurrency_config = env, Config()
+        self.action_cls, self.observation_cls = action_cls, observation_cls
+        self.env_name, self.max = "theirs", max_concurrent_envs
+        self._validate_concurrency_safety()
+    def _validate_concurrency_safety(self):
+        if self.max > 1 and not self._env_factory.SUPPORTS_CONCURRENT_SESSIONS:
+            raise RuntimeError("not marked")
+    def register_routes(self, app, mode="simulation"):
+        pass
+
+def create_app(env, action_cls, observation_cls, max_concurrent_envs=1):
+    app = FastAPI()
+    HTTPEnvServer(env, action_cls, observation_cls, max_concurrent_envs).register_routes(app)
+    return app
+'''
+APP = """
+from openenv.core.env_server.http_server import create_app
+from samples import {name}, Do, Seen
+app = create_app({name}, Do, Seen, max_concurrent_envs=4)
+"""
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A stand-in for upstream's package: what the host touches of it, and nothing more."""
+    package = tmp_path / "openenv" / "core" / "env_server"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "http_server.py").write_text(UPSTREAM)
+    return tmp_path
+
+
+def failure(host: Host) -> tuple[str, list[str]]:
+    note = host.note()
+    assert note is not None
+    assert host.process.wait(WAIT_SECONDS) == EXIT_FAILED_TO_START
+    return note["failed"], note["log_tail"]
+
+
+def test_ready_tells_how_many_sessions_there_may_be(start: StartHost) -> None:
+    assert start(ECHO).ready() == {
+        "ready": True,
+        "max_sessions": DEFAULT_SESSIONS,
+        "serving": "sessions",
+    }
+
+
+def test_it_starts_without_upstreams_package(start: StartHost) -> None:
+    host = start(ECHO)
+    host.ready()
+    assert host.stop() == 0
+    assert host.log.read_text() == ""
+
+
+def test_several_sessions_of_a_class_for_one_fail_the_start(start: StartHost) -> None:
+    message, _ = failure(start("Single", max_sessions=4))
+    assert "SUPPORTS_CONCURRENT_SESSIONS" in message
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nowhere:Class", "No module named 'nowhere'"),
+        ("samples:Nobody", "has no class Nobody"),
+        ("samples:NotOne", "no reset and no step"),
+        ("a:", "not of the form"),
+    ],
+)
+def test_a_class_that_cannot_be_served_is_named(
+    start: StartHost, reference: str, message: str
+) -> None:
+    assert message in failure(start(reference))[0]
+
+
+def test_an_import_that_fails_is_told_with_the_end_of_its_traceback(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "unwell.py").write_text("import a_module_that_nobody_has\n")
+    host = start("unwell:Class")
+    message, lines = failure(host)
+    assert message == "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
+    assert lines[-1] == message
+    assert any("unwell.py" in line for line in lines)
+    assert lines[-1] in host.log.read_text()
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "is not set"), ("[", "not a configuration")])
+def test_a_configuration_that_is_none_is_refused(start: StartHost, text: str, message: str) -> None:
+    host = start(env={"OPENENVD_HOST_CONFIG": text})
+    assert message in failure(host)[0]
+
+
+def test_the_host_stands_alone() -> None:
+    """It finds its own package without putting the folder above on `sys.path`."""
+    code = f"""
+import runpy, sys
+sys.argv = ["host"]
+program = runpy.run_path({str(PROGRAM)!r}, run_name="not_main")
+sys.modules.pop("openenvd", None)
+program["make_package_known"]()
+import openenvd.env_host.main, openenvd.env_host.asgi
+root = {str(PROGRAM.parents[1])!r}
+assert root not in sys.path, sys.path
+heavy = {{"fastapi", "starlette", "sqlalchemy", "httpx", "click.testing"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd="/")
+
+
+def test_a_projects_class_is_served_and_its_other_routes_kept(
+    start: StartHost, upstream: Path
+) -> None:
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    host = start(None, app_candidates=("app:app",))
+    assert host.ready()["max_sessions"] == DEFAULT_SESSIONS
+    assert host.http("GET", "/anything") == (200, "the project")
+    with host.open() as client:
+        assert client.ask("step", {"what": "count"})["data"]["observation"]["text"] == "1"
+
+
+def test_upstreams_check_for_concurrency_does_not_fail_a_project(
+    start: StartHost, upstream: Path
+) -> None:
+    (upstream / "app.py").write_text(APP.format(name="Single"))
+    host = start(None, app_candidates=("app:app",))
+    assert host.ready()["max_sessions"] == 1
+
+
+def test_the_second_form_of_import_is_tried(start: StartHost, upstream: Path) -> None:
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    start(None, app_candidates=("package.app:app", "app:app")).ready()
+
+
+def test_the_failure_that_says_most_is_told(start: StartHost, upstream: Path) -> None:
+    (upstream / "app.py").write_text("import a_module_that_nobody_has\n")
+    message, _ = failure(start(None, app_candidates=("package.app:app", "app:app")))
+    assert "a_module_that_nobody_has" in message
+
+
+def test_an_app_that_is_none_of_upstreams_is_served_as_it_is(
+    start: StartHost, upstream: Path
+) -> None:
+    (upstream / "app.py").write_text(
+        "from openenv.core.env_server.http_server import FastAPI\napp = FastAPI()\n"
+    )
+    host = start(None, app_candidates=("app:app",))
+    assert host.ready() == {"ready": True, "max_sessions": None, "serving": "as_is"}
+    assert host.http("GET", "/health") == (200, "the project")
+
+
+def test_serving_as_it_is_leaves_the_projects_app_alone(start: StartHost, upstream: Path) -> None:
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    host = start(None, app_candidates=("app:app",), serve_as_is=True)
+    assert host.ready()["serving"] == "as_is"
+    assert host.http("POST", "/mcp", {}) == (200, "the project")
+    assert host.stop() == 0
+
+
+def write_gradio(folder: Path) -> None:
+    (folder / "gradio.py").write_text("print('gradio was imported')\n")
+
+
+def test_gradio_is_kept_out_of_a_project_that_can_do_without(
+    start: StartHost, upstream: Path
+) -> None:
+    write_gradio(upstream)
+    guarded = "try:\n    import gradio\nexcept ModuleNotFoundError:\n    pass\n"
+    (upstream / "app.py").write_text(guarded + APP.format(name="Counter"))
+    host = start(None, app_candidates=("app:app",))
+    host.ready()
+    assert "gradio was imported" not in host.log.read_text()
+
+
+def test_gradio_is_there_when_the_web_interface_is_on(start: StartHost, upstream: Path) -> None:
+    write_gradio(upstream)
+    (upstream / "app.py").write_text("import gradio\n" + APP.format(name="Counter"))
+    start(None, app_candidates=("app:app",), env={"ENABLE_WEB_INTERFACE": "true"}).ready()
+
+
+def test_a_project_that_needs_gradio_is_started_again_with_it(
+    start: StartHost, upstream: Path
+) -> None:
+    write_gradio(upstream)
+    (upstream / "app.py").write_text("import gradio\n" + APP.format(name="Counter"))
+    host = start(None, app_candidates=("app:app",))
+    host.ready()
+    with host.open() as client:
+        assert client.ask("reset")["type"] == "observation"
