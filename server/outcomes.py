@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..executor.messages import Cancelled, Died, Raised, Succeeded
+from ..executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ..processes.exit_reason import ExitKind, ExitReason
 from ..requests_db.records import Outcome, RequestError
 from ..requests_db.states import ErrorKind, RequestState
@@ -70,10 +70,15 @@ def _failed(event: Raised | Died, error: RequestError) -> Outcome:
 
 def _error_raised(event: Raised) -> RequestError:
     error = event.error
-    expected = error.hint is not None or error.kind != ErrorKind.OPERATION_ERROR
+    expected = error.hint is not None or _kind_of(error) is not ErrorKind.OPERATION_ERROR
     tail = () if expected else tuple(error.traceback.splitlines()[-MAX_TRACEBACK_LINES:])
     message = error.message if expected else f"{error.type}: {error.message}"
-    return RequestError(ErrorKind(error.kind), message, error.hint, log_tail=tail)
+    return RequestError(_kind_of(error), message, error.hint, log_tail=tail)
+
+
+def _kind_of(error: TaskError) -> ErrorKind:
+    """Anybody's exception may have a `kind` of its own meaning."""
+    return ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.OPERATION_ERROR
 
 
 def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:

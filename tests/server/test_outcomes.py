@@ -41,6 +41,15 @@ def test_an_expected_failure_is_one_line_and_a_next_step() -> None:
     assert outcome.error.log_tail == ()
 
 
+def test_a_kind_that_is_not_ours_is_any_exception() -> None:
+    error = TaskError("botocore.ClientError", "no", kind="throttled", traceback="a\nb")
+    outcome = outcome_of(Raised("id", error, None, at=1.0))
+    assert outcome.error is not None
+    assert outcome.error.kind is ErrorKind.OPERATION_ERROR
+    assert outcome.error.message == "botocore.ClientError: no"
+    assert outcome.error.log_tail == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
