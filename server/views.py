@@ -15,16 +15,23 @@ from ..requests_db.states import ReplicaState, RequestState
 from .dispatcher import label_of
 
 REDACTED = "***"
-_SECRET_NAME = re.compile(r"token|secret|passw|api_?key|credential|private|auth", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|pwd|credential|private|auth|cookie|dsn|(?:^|_)(?:api)?keys?(?:_|$)",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")  # a password in an address
 
 
 def redact(payload: Json) -> Json:
-    """The payload with the values of secret-looking variables of its `env` hidden."""
+    """The payload with the values of its `env` hidden that look secret, by name or by content."""
     env = payload.get("env")
     if not isinstance(env, dict):
         return payload
-    hidden = {k: REDACTED if _SECRET_NAME.search(k) else v for k, v in env.items()}
-    return {**payload, "env": hidden}
+    return {**payload, "env": {k: REDACTED if _is_secret(k, v) else v for k, v in env.items()}}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def request_view(request: Request, waiting: str | None = None) -> Json:
