@@ -11,14 +11,18 @@ A log that shrinks (a keeper cut it to its bound) is read on from its new end of
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
+from watchdog.observers.polling import PollingObserver
+
+log = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
 _TAIL_BLOCK_BYTES = 64 * 1024
@@ -61,30 +65,44 @@ class LogFile:
 
 
 def offset_of_last_lines(path: Path, count: int) -> int:
-    """Where the last `count` lines begin, in bytes."""
+    """Where the last `count` lines begin, in bytes. Blocks for as long as reading them takes."""
     try:
         with path.open("rb") as file:
-            position = size = file.seek(0, os.SEEK_END)
-            found = -1  # the newline that ends the last line begins no further one
-            while position > 0:
-                step = min(_TAIL_BLOCK_BYTES, position)
-                position -= step
-                file.seek(position)
-                block = file.read(step)
-                if position + step == size and not block.endswith(b"\n"):
-                    found = 0
-                for index in range(len(block) - 1, -1, -1):
-                    if block[index] == 0x0A:
-                        found += 1
-                        if found == count:
-                            return position + index + 1
+            size = file.seek(0, os.SEEK_END)
+            if count == 0 or size == 0:
+                return size
+            file.seek(size - 1)
+            # The newline that ends the last line begins no further one.
+            missing = count + 1 if file.read(1) == b"\n" else count
+            for start in range(_last_block(size), -1, -_TAIL_BLOCK_BYTES):
+                file.seek(start)
+                block = file.read(min(_TAIL_BLOCK_BYTES, size - start))
+                found = block.count(b"\n")
+                if found >= missing:
+                    return start + _newline_from_the_end(block, missing) + 1
+                missing -= found
             return 0
     except FileNotFoundError:
         return 0
 
 
+def _last_block(size: int) -> int:
+    return (size - 1) // _TAIL_BLOCK_BYTES * _TAIL_BLOCK_BYTES
+
+
+def _newline_from_the_end(block: bytes, number: int) -> int:
+    index = len(block)
+    for _ in range(number):
+        index = block.rindex(b"\n", 0, index)
+    return index
+
+
 class LogWatcher:
-    """Wakes followers when their file changes. The thread exists only while somebody follows."""
+    """Wakes followers when their file changes. The thread starts with the first of them.
+
+    Where the system has no watch left to give (`fs.inotify.max_user_instances`), it looks by itself
+    every second: a log that is told late is better than none.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -96,8 +114,8 @@ class LogWatcher:
     def follow(self, path: Path, wake: asyncio.Event) -> Iterator[None]:
         """Set `wake` at every change of `path`, until the block ends."""
         self._followers.setdefault(path, []).append(wake)
-        self._watch(path.parent)
         try:
+            self._watch(path.parent)
             yield
         finally:
             self._followers[path].remove(wake)
@@ -122,11 +140,20 @@ class LogWatcher:
         if folder in self._watches:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._watches[folder] = self._schedule(folder, Observer)
+        except OSError as exc:
+            log.warning("%s: log files are looked at every second", exc)
+            self.close()
+            for known in {path.parent for path in self._followers}:
+                self._watches[known] = self._schedule(known, PollingObserver)
+
+    def _schedule(self, folder: Path, make_observer: Callable[[], BaseObserver]) -> ObservedWatch:
         if self._observer is None:
-            self._observer = Observer()
+            self._observer = make_observer()
             self._observer.name = "log-watcher"
             self._observer.start()
-        self._watches[folder] = self._observer.schedule(_Handler(self, self._loop), str(folder))
+        return self._observer.schedule(_Handler(self, self._loop), str(folder))
 
     def _unwatch(self, folder: Path) -> None:
         if any(path.parent == folder for path in self._followers):

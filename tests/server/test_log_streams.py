@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from openenvd.server import log_streams
 from openenvd.server.log_streams import LogFile, LogWatcher, offset_of_last_lines
 
 
@@ -39,10 +41,24 @@ def test_the_last_lines_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
     assert path.read_bytes()[offset_of_last_lines(path, 1500) :] == b"".join(lines[-1500:])
 
 
-def test_no_lines_means_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", b"one\ntw"])
+def test_no_lines_means_the_end(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"one\ntwo\n")
-    assert offset_of_last_lines(path, 0) == 8
+    path.write_bytes(content)
+    assert offset_of_last_lines(path, 0) == len(content)
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
+def test_last_lines_across_blocks_are_those_that_splitting_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, ending: bytes
+) -> None:
+    monkeypatch.setattr(log_streams, "_TAIL_BLOCK_BYTES", 4)
+    path = tmp_path / "log"
+    content = b"\n".join([b"", b"a", b"bcd", b"efghij", b"", b"k", b"lmnopqrs", b"t"]) + ending
+    path.write_bytes(content)
+    expected = b"".join(content.splitlines(keepends=True)[-count:])
+    assert content[offset_of_last_lines(path, count) :] == expected
 
 
 def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
@@ -115,3 +131,25 @@ async def test_two_followers_of_one_log_are_both_woken(tmp_path: Path, watcher: 
         with watcher.follow(path, second):
             path.write_bytes(b"one\n")
             await asyncio.wait_for(asyncio.gather(first.wait(), second.wait()), 10)
+
+
+async def test_followers_are_woken_where_the_system_has_no_watch_left(
+    tmp_path: Path, watcher: LogWatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "inotify instance limit reached")
+
+    monkeypatch.setattr(log_streams, "Observer", none_left)
+    path, wake = tmp_path / "log", asyncio.Event()
+    with watcher.follow(path, wake):
+        path.write_bytes(b"one\n")
+        await asyncio.wait_for(wake.wait(), 10)
+
+
+async def test_a_follower_that_cannot_begin_leaves_nothing(
+    tmp_path: Path, watcher: LogWatcher
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError), watcher.follow(tmp_path / "file" / "log", asyncio.Event()):
+        pass
+    assert watcher._followers == {}
