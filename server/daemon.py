@@ -102,6 +102,8 @@ class _Daemon:
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
             await self._until_told(serving)
+            self._stopping.set()
+            services.hub.wake_all()  # streams end by themselves, before they would be cut
             server.should_exit = True
             await serving
         self._paths.daemon_file.unlink(missing_ok=True)

@@ -53,7 +53,7 @@ class Subscription:
         return taken
 
     async def next(self) -> list[Event]:
-        """Wait until something arrives, and take it."""
+        """Wait until something arrives, and take it; nothing, when all are woken."""
         await self.wake.wait()
         self.wake.clear()
         return self.take()
@@ -89,6 +89,12 @@ class EventHub:
                 for subscription in self._subscriptions.get(key, ()):
                     if subscription.wants(event):
                         subscription.put(event)
+
+    def wake_all(self) -> None:
+        """Let everybody look up: the daemon stops."""
+        for waiters in self._subscriptions.values():
+            for subscription in waiters:
+                subscription.wake.set()
 
     def publish_from_thread(self, events: Sequence[Event]) -> None:
         """Hand events out, from any thread. A loop that has closed wants none."""

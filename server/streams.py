@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": still here\n\n"
-REPLAY_LIMIT = 1000
+REPLAY_PAGE = 1000  # events read at once for a client that comes back
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def sse(position: Position, event: str, data: Json) -> bytes:
 
 
 async def wait_until_final(services: Services, request: Request, seconds: float) -> Request:
-    """The request once it is final, or as it stands after `seconds`."""
+    """The request once it is final, or as it stands after `seconds` or at the daemon's end."""
     if request.state.is_final:
         return request
     with services.hub.subscribe(request_id=request.id) as subscription:
@@ -63,7 +63,7 @@ async def wait_until_final(services: Services, request: Request, seconds: float)
         request = await services.submitter.find(request.id)
         try:
             async with asyncio.timeout(seconds):
-                while not request.state.is_final:
+                while not (request.state.is_final or services.stopping.is_set()):
                     if any(_is_final(event) for event in await subscription.next()):
                         request = await services.submitter.find(request.id)
         except TimeoutError:
@@ -87,19 +87,18 @@ class RequestStream:
         """Server-sent events, each with its place in the stream."""
         with ExitStack() as stack:
             subscription = self._subscribe(stack)
-            events, first = await self._catch_up()
-            for item in first:
+            async for item in self._catch_up():
                 yield item
-            while not self._ends(events, subscription):
-                async for item in self._turn(events, final=False):
-                    yield item
-                while not subscription.wake.is_set():
-                    if not await _woken(subscription):
-                        yield KEEP_ALIVE
+            ends = False
+            while not ends:
                 subscription.wake.clear()
                 events = subscription.take()
-            async for item in self._turn(events, final=True):
-                yield item
+                ends = self._ends(events, subscription)
+                async for item in self._turn(events, final=ends):
+                    yield item
+                while not (ends or subscription.wake.is_set()):
+                    if not await _woken(subscription):
+                        yield KEEP_ALIVE
 
     def _subscribe(self, stack: ExitStack) -> Subscription:
         hub = self._services.hub
@@ -109,17 +108,20 @@ class RequestStream:
             stack.enter_context(follow)
         return subscription
 
-    async def _catch_up(self) -> tuple[list[Event], list[bytes]]:
+    async def _catch_up(self) -> AsyncIterator[bytes]:
         """What a client that comes back has missed; a new one is told how things stand."""
-        events = await self._services.store.events_after(
-            self._position.seq, request_id=self._request.id, limit=REPLAY_LIMIT
-        )
-        # Looked up after subscribing: a final state in between is in one or the other.
+        is_new = not self._position.seq
+        if is_new:
+            self._position.seq = await self._services.store.last_seq()
+        # Looked up after subscribing: a final state in between is in one or the other. And before
+        # the events are read: those of a final state are among them.
         self._request = await self._services.submitter.find(self._request.id)
-        if self._position.seq:
-            return events, []
-        self._position.seq = max((event.seq for event in events), default=0)
-        return [], [sse(self._position, "state", request_view(self._request))]
+        if is_new:
+            yield sse(self._position, "state", request_view(self._request))
+            return
+        async for page in _missed(self._services, self._position.seq, self._request.id):
+            async for item in self._turn(page, final=any(map(_is_final, page))):
+                yield item
 
     def _ends(self, events: list[Event], subscription: Subscription) -> bool:
         over = self._request.state.is_final or any(_is_final(event) for event in events)
@@ -145,24 +147,43 @@ async def everything_stream(services: Services, position: Position) -> AsyncIter
     """Every event, for whoever draws a picture of the whole."""
     with services.hub.subscribe() as subscription:
         position.seq = position.seq or await services.store.last_seq()
-        events = await services.store.events_after(position.seq, limit=REPLAY_LIMIT)
         yield b": listening\n\n"
+        async for page in _missed(services, position.seq):
+            for item in _changes(position, page):
+                yield item
         while not services.stopping.is_set() and not subscription.lagged:
-            for event in events:
-                if event.seq > position.seq:
-                    position.seq = event.seq
-                    yield sse(position, "change", event_view(event))
             if not await _woken(subscription):
                 yield KEEP_ALIVE
             subscription.wake.clear()
-            events = subscription.take()
+            for item in _changes(position, subscription.take()):
+                yield item
+
+
+def _changes(position: Position, events: Iterable[Event]) -> Iterator[bytes]:
+    for event in events:
+        if event.seq > position.seq:
+            position.seq = event.seq
+            yield sse(position, "change", event_view(event))
+
+
+async def _missed(
+    services: Services, seq: int, request_id: str | None = None
+) -> AsyncIterator[list[Event]]:
+    """The events after number `seq`, page by page."""
+    page: list[Event] | None = None
+    while page is None or len(page) == REPLAY_PAGE:
+        page = await services.store.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
+        if page:
+            seq = page[-1].seq
+            yield page
 
 
 async def text_stream(
     services: Services, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
 ) -> AsyncIterator[str]:
     """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
-    log = LogFile(path, 0 if tail is None else offset_of_last_lines(path, tail))
+    start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
+    log = LogFile(path, start)
     if until is not None:
         wake = asyncio.Event()
         end = asyncio.create_task(until)

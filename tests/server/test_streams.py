@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that are taken up again, over the real tables; `test_api.py` has them over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import NewRequest, Outcome, Request
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server import streams
+from openenvd.server.hub import EventHub
+from openenvd.server.log_streams import LogWatcher
+from openenvd.server.services import Services
+from openenvd.server.settings import Paths, Settings
+from openenvd.server.streams import Position, RequestStream, everything_stream, wait_until_final
+from openenvd.server.submission import Submitter
+
+from .conftest import WAIT_SECONDS
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def services(paths: Paths, store: AsyncStore, hub: EventHub) -> AsyncIterator[Services]:
+    """The services that streams use; nothing of them asks the executor."""
+    logs = LogWatcher(asyncio.get_running_loop())
+    nobody = cast(Any, None)
+    parts = {
+        "paths": paths,
+        "store": store,
+        "hub": hub,
+        "logs": logs,
+        "submitter": Submitter(store, nobody, hub, Settings()),
+        "stopping": asyncio.Event(),
+    }
+    yield cast(Services, SimpleNamespace(**parts))
+    logs.close()
+
+
+@pytest.fixture
+async def request_of(store: AsyncStore, dispatch: DispatchStore) -> Request:
+    """A request that runs."""
+    new = NewRequest("check", Schedule.SHORT, {})
+    assert isinstance(await store.submit(new, now=1.0), Submitted)
+    return dispatch.claim(Schedule.SHORT, 1, 2.0).requests[0]
+
+
+def parse(item: bytes) -> tuple[str, str, Json]:
+    match = re.fullmatch(rb"id: (.*)\nevent: (.*)\ndata: (.*)\n\n", item)
+    assert match is not None, item
+    return match[1].decode(), match[2].decode(), json.loads(match[3])
+
+
+async def rest_of(stream: AsyncIterator[bytes]) -> list[tuple[str, str, Json]]:
+    async with asyncio.timeout(WAIT_SECONDS):
+        return [parse(item) async for item in stream if not item.startswith(b":")]
+
+
+def progress(dispatch: DispatchStore, request: Request, count: int) -> None:
+    dispatch.record_progress([(request.id, {"step": step}, 3.0) for step in range(count)])
+
+
+def succeed(dispatch: DispatchStore, request: Request) -> Outcome:
+    outcome = Outcome(request.id, RequestState.SUCCEEDED, time.time(), result={})
+    dispatch.record(outcomes=[outcome])
+    return outcome
+
+
+async def test_however_much_was_missed_all_of_it_is_told_and_then_the_end(
+    services: Services,
+    dispatch: DispatchStore,
+    request_of: Request,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
+    seq = await services.store.last_seq()
+    progress(dispatch, request_of, 10)
+    succeed(dispatch, request_of)
+    stream = RequestStream(services, request_of, Position(seq, 0), logs=True)
+    told = await rest_of(stream.items())
+    assert [data["step"] for _, name, data in told if name == "progress"] == list(range(10))
+    assert (told[-1][1], told[-1][2]["state"]) == ("state", "SUCCEEDED")
+
+
+async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
+    services: Services,
+    dispatch: DispatchStore,
+    request_of: Request,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
+    progress(dispatch, request_of, 10)
+    services.stopping.set()
+    told = await rest_of(everything_stream(services, Position(1, 0)))
+    assert [data["seq"] for _, _, data in told] == list(range(2, 13))
+
+
+async def test_a_new_stream_begins_with_how_things_stand(
+    services: Services, dispatch: DispatchStore, request_of: Request
+) -> None:
+    progress(dispatch, request_of, 10)
+    succeed(dispatch, request_of)
+    told = await rest_of(RequestStream(services, request_of, Position(), logs=True).items())
+    assert [(name, data["state"]) for _, name, data in told] == [("state", "SUCCEEDED")]
+
+
+async def test_an_end_between_look_up_and_stream_is_told(
+    services: Services, dispatch: DispatchStore, request_of: Request
+) -> None:
+    seq = await services.store.last_seq()
+    succeed(dispatch, request_of)  # its event is published to nobody
+    told = await rest_of(RequestStream(services, request_of, Position(seq), logs=False).items())
+    assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
+
+
+async def test_the_log_comes_before_the_end_unfinished_line_and_all(
+    services: Services, dispatch: DispatchStore, request_of: Request
+) -> None:
+    seq = await services.store.last_seq()
+    services.paths.request_log(request_of.id).write_text("one\ntwo")
+    succeed(dispatch, request_of)
+    told = await rest_of(RequestStream(services, request_of, Position(seq), logs=True).items())
+    assert [name for _, name, _ in told] == ["log", "state"]
+    assert told[0][2]["text"] == "one\ntwo"
+
+
+async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(
+    services: Services, request_of: Request, hub: EventHub
+) -> None:
+    stream = RequestStream(services, request_of, Position(), logs=False).items()
+    assert parse(await anext(stream))[2]["state"] == "RUNNING"
+    [subscription] = hub._subscriptions[request_of.id]
+    subscription.lagged = True
+    subscription.wake.set()
+    assert await rest_of(stream) == []
+    assert hub._subscriptions == {None: []}
+
+
+async def test_a_silent_stream_says_that_it_is_still_here(
+    services: Services, request_of: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.01)
+    stream = RequestStream(services, request_of, Position(), logs=False).items()
+    await anext(stream)
+    assert await anext(stream) == streams.KEEP_ALIVE
+    services.stopping.set()
+    services.hub.wake_all()
+
+
+async def test_a_wait_ends_with_the_daemon(services: Services, request_of: Request) -> None:
+    waiting = asyncio.create_task(wait_until_final(services, request_of, 3600))
+    while not services.hub._subscriptions.get(request_of.id):
+        await asyncio.sleep(0)
+    services.stopping.set()
+    services.hub.wake_all()
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert (await waiting).state is RequestState.RUNNING
+
+
+async def test_a_wait_that_runs_out_tells_how_things_stand(
+    services: Services, request_of: Request
+) -> None:
+    request = await wait_until_final(services, request_of, 0.01)
+    assert request.state is RequestState.RUNNING
+
+
+@pytest.mark.parametrize("text", [None, "", "x", "1", "1:", ":1", "-1:0", "1:2:3"])
+def test_an_id_that_is_not_ours_is_the_beginning(text: str | None) -> None:
+    assert Position.parse(text) == Position(0, 0)
