@@ -66,7 +66,7 @@ class Submitter:
         if new.operation == "launch":
             return await self._write(new, environment=_environment_of(new))
         if new.operation == "down":
-            return await self._write(new, stopping=await self._to_stop(str(new.environment)))
+            return await self._write(new, stopping=await self._to_stop(new))
         return await self._write(new)
 
     async def _write(
@@ -154,10 +154,13 @@ class Submitter:
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
-    async def _to_stop(self, name: str) -> Environment:
-        environment = await self.environment(name)
-        if environment.state is EnvironmentState.STOPPED:
-            raise NotFound(f"{name} has been taken down already", "openenv status lists the rest")
+    async def _to_stop(self, new: NewRequest) -> Environment:
+        environment = await self.environment(str(new.environment))
+        # With a key it may be the repetition of the `down` that did it.
+        if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
+            raise NotFound(
+                f"{new.environment} has been taken down already", "openenv status lists the rest"
+            )
         return environment
 
     async def _call_off_launch(self, environment: Environment) -> None:

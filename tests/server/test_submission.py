@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an accepted payload to a durable request, over the real tables."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from openenvd.operations import registry
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import Event, Request
+from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
+from openenvd.server.hub import EventHub
+from openenvd.server.settings import Settings
+from openenvd.server.submission import Submission, Submitter
+
+
+class Woken:
+    """The part of a dispatcher that a submitter sees: what it was told."""
+
+    def __init__(self) -> None:
+        self.submitted_to: list[Schedule] = []
+        self.cancelled: list[str] = []
+
+    def submitted(self, schedule: Schedule) -> None:
+        self.submitted_to.append(schedule)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+@pytest.fixture
+def dispatcher() -> Woken:
+    return Woken()
+
+
+@pytest.fixture
+def submitter(store: AsyncStore, hub: EventHub, dispatcher: Woken) -> Submitter:
+    return Submitter(store, cast(Any, dispatcher), hub, Settings(max_pending=3))
+
+
+async def submit(submitter: Submitter, operation: str, **payload: Any) -> Request:
+    key = payload.pop("key", None)
+    made = registry.by_name(operation).Payload(**payload).model_dump(mode="json")
+    return await submitter.submit(Submission(registry.by_name(operation), made, key))
+
+
+async def state_of(store: AsyncStore, name: str) -> EnvironmentState:
+    environment = await store.environment(name)
+    assert environment is not None
+    return environment.state
+
+
+async def test_a_request_is_durable_told_and_wakes_the_dispatcher(
+    submitter: Submitter, store: AsyncStore, dispatcher: Woken, hub: EventHub
+) -> None:
+    with hub.subscribe() as subscription:
+        request = await submit(submitter, "check")
+    assert await store.get(request.id) == request
+    assert dispatcher.submitted_to == [Schedule.SHORT]
+    assert [event.request_id for event in subscription.take()] == [request.id]
+
+
+async def test_a_launch_takes_the_name_with_its_request(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    request = await submit(submitter, "launch", source="echo")
+    environment = await store.environment("echo")
+    assert environment is not None
+    assert (environment.request_id, environment.state) == (request.id, EnvironmentState.PENDING)
+    with pytest.raises(NameTaken, match="echo is pending already"):
+        await submit(submitter, "launch", source="echo")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "-x", "UPPER", "x" * 64])
+async def test_a_name_that_cannot_be_a_path_is_refused(
+    submitter: Submitter, store: AsyncStore, name: str
+) -> None:
+    with pytest.raises(Invalid):
+        await submit(submitter, "launch", source="echo", name=name)
+    assert await store.list_requests() == []
+
+
+async def test_a_full_queue_refuses_and_changes_nothing(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    await submit(submitter, "launch", source="echo")
+    for _ in range(2):
+        await submit(submitter, "check")
+    with pytest.raises(QueueFull):
+        await submit(submitter, "launch", source="echo", name="other")
+    with pytest.raises(QueueFull):
+        await submit(submitter, "down", name="echo")
+    assert await store.environment("other") is None
+    assert await state_of(store, "echo") is EnvironmentState.PENDING
+
+
+async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
+    submitter: Submitter, store: AsyncStore, hub: EventHub
+) -> None:
+    launch = await submit(submitter, "launch", source="echo")
+    with hub.subscribe(environment="echo") as subscription:
+        await submit(submitter, "down", name="echo")
+    assert await state_of(store, "echo") is EnvironmentState.STOPPING
+    assert (await submitter.find(launch.id)).state is RequestState.CANCELLED
+    told = [(event.kind, event.data["state"]) for event in subscription.take()]
+    assert ("environment.state", "STOPPING") in told
+
+
+async def test_a_down_ends_a_launch_that_runs(
+    submitter: Submitter, dispatch: DispatchStore, dispatcher: Woken
+) -> None:
+    launch = await submit(submitter, "launch", source="echo")
+    dispatch.claim(Schedule.LONG, 1, 2.0)
+    await submit(submitter, "down", name="echo")
+    assert dispatcher.cancelled == [launch.id]
+
+
+async def test_a_repeated_down_is_the_first_one_whatever_has_happened_since(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    await submit(submitter, "launch", source="echo")
+    first = await submit(submitter, "down", name="echo", key="once")
+    await store.set_environment_state("echo", EnvironmentState.STOPPED, now=3.0)
+    assert (await submit(submitter, "down", name="echo", key="once")).id == first.id
+    with pytest.raises(NotFound, match="taken down already"):
+        await submit(submitter, "down", name="echo")
+    again = await submit(submitter, "launch", source="echo")
+    assert (await submit(submitter, "down", name="echo", key="once")).id == first.id
+    assert (await submitter.find(again.id)).state is RequestState.PENDING
+    assert await state_of(store, "echo") is EnvironmentState.PENDING
+
+
+async def test_a_down_of_nothing_tells_near_matches(submitter: Submitter) -> None:
+    await submit(submitter, "launch", source="echo", name="trial")
+    with pytest.raises(NotFound) as caught:
+        await submit(submitter, "down", name="trail")
+    assert caught.value.details["near"] == ["trial"]
+
+
+async def test_a_down_cannot_be_cancelled(submitter: Submitter) -> None:
+    await submit(submitter, "launch", source="echo")
+    down = await submit(submitter, "down", name="echo")
+    with pytest.raises(Invalid, match="cannot be cancelled"):
+        await submitter.cancel(down.id)
+
+
+async def test_a_pending_request_is_cancelled_without_the_dispatcher(
+    submitter: Submitter, dispatcher: Woken, hub: EventHub
+) -> None:
+    request = await submit(submitter, "check")
+    with hub.subscribe(request_id=request.id) as subscription:
+        cancelled, was_live = await submitter.cancel(request.id)
+    assert (cancelled.state, was_live) == (RequestState.CANCELLED, True)
+    assert dispatcher.cancelled == []
+    [event] = subscription.take()
+    assert isinstance(event, Event)
+    assert await submitter.cancel(request.id) == (cancelled, False)
+
+
+async def test_an_id_may_be_shortened_while_only_one_fits(submitter: Submitter) -> None:
+    requests = [await submit(submitter, "check") for _ in range(3)]
+    assert await submitter.find(requests[0].id[:12]) == requests[0]
+    with pytest.raises(NotFound):
+        await submitter.find("not-an-id")
+
+
+async def test_a_prefix_of_several_names_them(submitter: Submitter) -> None:
+    big = Submitter(submitter._store, submitter._dispatcher, submitter._hub, Settings())
+    ids = [(await submit(big, "check")).id for _ in range(17)]  # of 16 first digits
+    first = [i[0] for i in ids]
+    twice = next(digit for digit in first if first.count(digit) > 1)
+    with pytest.raises(AmbiguousId) as caught:
+        await submitter.find(twice)
+    assert set(caught.value.details["matches"]) == {i for i in ids if i[0] == twice}
