@@ -31,34 +31,36 @@ def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool
     wanted = [e["name"] for e in client.environments()] if everything else list(names)
     if not wanted:
         output.result("no environments to take down")
-    submitted, worst = _submit(client, wanted, output, ignore_gone=everything)
+    submitted, refused = _submit(client, wanted, output, ignore_gone=everything)
+    worst = max((exit_codes.of_error(error) for error in refused), default=exit_codes.OK)
+    errors = {"errors": [error.details for error in refused]} if refused else {}
     if is_async:
         for request in submitted:
             output.result(request["id"])
-        output.json({"request_ids": [request["id"] for request in submitted]})
+        output.json({"request_ids": [request["id"] for request in submitted], **errors})
         return worst
     ended = [wait_quietly(client, request["id"]) for request in submitted]
     for request in ended:
         _tell(request, output)
-    output.json({"requests": ended})
+    output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
 
 
 def _submit(
     client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """One request each; an unknown name does not keep the others up. With the worst exit code."""
-    submitted, worst = [], exit_codes.OK
+) -> tuple[list[dict[str, Any]], list[ApiRefused]]:
+    """One request each, and what was refused; an unknown name does not keep the others up."""
+    submitted, refused = [], []
     for name in names:
         try:
             submitted.append(client.submit("down", {"name": name}))
         except ApiRefused as exc:
             if ignore_gone and exc.kind == "not_found":
                 continue
-            worst = max(worst, exit_codes.of_error(exc))
+            refused.append(exc)
             for line in error_lines(exc):
                 output.note(line)
-    return submitted, worst
+    return submitted, refused
 
 
 def _tell(request: dict[str, Any], output: Output) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from . import exit_codes
 from .following import Detached, follow_request
 from .options import connect, json_option, megabytes
 from .output import Output, good
-from .source import check_name, read_source, read_variables
+from .source import check_name, read_source, read_variables, working_folder
 
 
 @click.command()
@@ -77,7 +76,7 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
 
 def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """What the operation is given, and a note for the user. Only what was said is sent."""
-    here = Path.cwd()
+    here = working_folder()
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])
     said = {

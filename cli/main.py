@@ -7,6 +7,7 @@ page is written from the table below, without importing any.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,9 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The installed command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
+            stream.reconfigure(errors="replace")
     try:
         code = run(given)
         sys.stdout.flush()
@@ -97,12 +101,13 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in passthrough.COMMANDS:
         return passthrough.run(arguments)
     try:
+        _check_text(arguments)
         code = _invoke(arguments)
         return code if isinstance(code, int) else exit_codes.OK
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.ClickException as exc:
-        exc.show()
+        _tell_usage(exc, as_json="--json" in arguments)
         return exit_codes.USAGE
     except ClientError as exc:
         _tell(exc, as_json="--json" in arguments)
@@ -118,6 +123,27 @@ def _invoke(arguments: list[str]) -> Any:
     # Not `cli.main`, which would turn a broken pipe into a plain failure.
     with cli.make_context("openenv", arguments) as context:
         return cli.invoke(context)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Names, paths and values travel as JSON, which is Unicode; a shell's words need not be.
+
+    Raises:
+        click.UsageError: naming the word.
+    """
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{os.fsencode(word)!r} is not UTF-8 text") from None
+
+
+def _tell_usage(error: click.ClickException, *, as_json: bool) -> None:
+    from .output import Output
+
+    error.show()
+    told = {"kind": "usage", "message": error.format_message(), "hint": "see --help"}
+    Output(as_json=as_json).json({"error": told})
 
 
 def _tell(error: ClientError, *, as_json: bool) -> None:

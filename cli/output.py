@@ -43,13 +43,13 @@ class Output:
     def json(self, value: Any) -> None:
         """The result for programs; nothing without `--json`."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.write(_dump(value, indent=2) + "\n")
             sys.stdout.flush()
 
     def json_line(self, value: Any) -> None:
         """One of several results for programs, on a line of its own."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+            sys.stdout.write(_dump(value) + "\n")
             sys.stdout.flush()
 
     def draw(self, *renderables: Any) -> None:
@@ -61,6 +61,11 @@ class Output:
         lines = (line.rstrip(" ") for line in captured.get().splitlines())
         self.people.write("".join(f"{line}\n" for line in lines))
         self.people.flush()
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    escaped = sys.stdout.encoding.lower() != "utf-8"  # what cannot be shown must not be lost
+    return json.dumps(value, indent=indent, ensure_ascii=escaped)
 
 
 def echo(text: str, stream: TextIO) -> None:

@@ -18,6 +18,7 @@ import click
 MANIFEST = "openenv.yaml"
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _LONGEST_NAME = 63
+_GLANCE_CHARACTERS = 64 * 1024
 _BUNDLED = Path(__file__).resolve().parent.parent / "envs"
 _NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
 
@@ -56,18 +57,36 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
     return Source(text, clean_name(text))
 
 
+def working_folder() -> Path:
+    """Where we are; `/` where that has no name that could be told."""
+    try:
+        here = Path.cwd()
+        str(here).encode()
+    except (OSError, UnicodeEncodeError):  # it was removed, or is not UTF-8
+        return Path("/")
+    return here
+
+
 def folder_name(folder: Path) -> str:
     """What a project's manifest calls it; the folder's own name when it does not say."""
-    try:
-        lines = (folder / MANIFEST).read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:  # a glance, not a parser: the manifest is read properly by the launch
+    for line in _lines(
+        folder / MANIFEST
+    ):  # a glance, not a parser: the manifest is read properly by the launch
         if match := _NAME_LINE.match(line):
             named = next((group for group in match.groups() if group), "").strip()
             if named:
                 return clean_name(named)
     return clean_name(folder.name)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        if path.is_file():  # a pipe could be read for ever
+            with path.open(errors="replace") as file:
+                return file.read(_GLANCE_CHARACTERS).splitlines()
+    except OSError:
+        pass
+    return []
 
 
 def clean_name(text: str) -> str:

@@ -12,7 +12,7 @@ import click
 
 from ..client import daemon
 from ..client.errors import DaemonNotStarted
-from ..server.settings import SETTINGS, Paths
+from ..server.settings import SETTINGS, Paths, Setting
 from . import exit_codes, phrases
 from .following import run
 from .options import Command, connect, json_option
@@ -24,10 +24,20 @@ def setting_options(command: Command) -> Command:
     decorated: Callable[..., Any] = command
     for item in reversed(SETTINGS):
         text = f"{item.help.rstrip('.')} [{item.default}; {item.variable}]."
-        decorated = click.option(item.flag, item.name, type=item.type, default=None, help=text)(
-            decorated
-        )
+        decorated = click.option(
+            item.flag, item.name, type=item.type, default=None, help=text, callback=_checking(item)
+        )(decorated)
     return decorated  # type: ignore[return-value]  # click hands the command on as it was
+
+
+def _checking(item: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def check(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
+        try:
+            return None if value is None else item.check(value)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc)) from exc
+
+    return check
 
 
 @click.command()

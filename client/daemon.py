@@ -108,6 +108,8 @@ def is_running(paths: Paths) -> bool:
         descriptor = os.open(paths.daemon_lock, os.O_RDWR)
     except FileNotFoundError:
         return False
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -125,8 +127,11 @@ def stop(paths: Paths) -> Json | None:
     Raises:
         DaemonUnreachable: when it does not end.
     """
-    if not paths.home.is_dir():
-        return None
+    try:
+        if not paths.home.is_dir():
+            return None
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
     with _start_lock(paths):
         if not is_running(paths):
             return None
@@ -309,7 +314,7 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")  # nonsense is told from a token by whom it is told
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:

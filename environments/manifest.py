@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "openenv.yaml"
 DEFAULT_APP = "server.app:app"
+MAX_BYTES = 2**20
+MAX_VALUES = 100_000
 _MEGABYTE = 2**20
 
 
@@ -48,12 +50,21 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read(path)
     except OSError as exc:
         raise ManifestError(path, f"cannot be read ({exc.strerror})") from exc
     except UnicodeDecodeError as exc:
         raise ManifestError(path, "is not UTF-8 text") from exc
     return parse_manifest(path, text)
+
+
+def _read(path: Path) -> str:
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ManifestError(path, "is not a file")
+    if size > MAX_BYTES:
+        raise ManifestError(path, f"has {size} bytes; a manifest has at most {MAX_BYTES}")
+    return path.read_text(encoding="utf-8")
 
 
 def parse_manifest(path: Path, text: str) -> Manifest:
@@ -103,6 +114,8 @@ class _Checker:
             raise self._error(name, "is missing; every environment has a name")
         if not isinstance(value, str) or not value.strip():
             raise self._error(name, f"must be text, not {value!r}")
+        if not value.isprintable():
+            raise self._error(name, f"must be one line of printable text, not {value!r}")
         return value.strip()
 
     def reference(self, name: str) -> str | None:
@@ -154,11 +167,28 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         mark = exc.problem_mark or exc.context_mark
         line = None if mark is None else mark.line + 1
         raise ManifestError(path, exc.problem or "is not YAML", line=line) from exc
+    except RecursionError as exc:
+        raise ManifestError(path, "is nested too deeply") from exc
     except (yaml.YAMLError, ValueError) as exc:
         raise ManifestError(path, f"is not YAML: {exc}") from exc
     if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
         raise ManifestError(path, "must be a mapping of fields, such as `name: my_env`", line=1)
+    if not _is_bounded(data):
+        raise ManifestError(path, "spells more than it says: too many *aliases of &anchors")
     return {str(key): value for key, value in data.items()}, _lines_of(node)
+
+
+def _is_bounded(data: Any) -> bool:
+    """A few aliases can spell a terabyte, and one within its own anchor has no end."""
+    pending, count = [data], 0
+    while pending and count < MAX_VALUES:
+        value = pending.pop()
+        count += 1
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return not pending
 
 
 def _lines_of(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:

@@ -8,13 +8,14 @@ Anything `run` prints goes to the request's log.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
 MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
@@ -24,6 +25,16 @@ class Payload(BaseModel):
     """Base of every operation's payload: unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, data: Any) -> Any:
+        """JSON can spell half of a surrogate pair, which nothing below can write down."""
+        try:
+            json.dumps(data, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as exc:
+            raise ValueError("there is text in it that is not Unicode") from exc
+        return data
 
 
 @dataclass(frozen=True, slots=True)

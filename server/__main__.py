@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 
 MAX_DAEMON_LOG_BYTES = 8 * 2**20
@@ -26,13 +29,35 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)
     _close_inherited(keep={0, 1, 2, options.ready_fd})
     os.chdir("/")
-    settings = Settings(**{item.name: getattr(options, item.name) for item in SETTINGS})
+    try:
+        settings = _settings(options)
+    except ValueError as exc:
+        return _refuse(options.ready_fd, str(exc))
     paths = Paths.from_environment()
     _tell_workers(settings)
     _set_up_log(paths, settings, in_background=options.ready_fd is not None)
     from .daemon import run
 
     return run(paths, settings, options.ready_fd)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """What the flags say, else the variables, else the defaults.
+
+    Raises:
+        ValueError: saying which one cannot be.
+    """
+    flags = {item.name: getattr(options, item.name) for item in SETTINGS}
+    said = {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
+    return replace(Settings.from_environment(), **said)
+
+
+def _refuse(ready_fd: int | None, message: str) -> int:
+    sys.stderr.write(f"{message}\n")
+    if ready_fd is not None:
+        error = DaemonError("invalid", message, "openenv up --help shows every setting")
+        os.write(ready_fd, json.dumps(error.to_json()).encode() + b"\n")
+    return 2
 
 
 def _tell_workers(settings: Settings) -> None:
@@ -59,10 +84,8 @@ def _set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> Non
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("openenvd.server", description="The openenvd daemon.")
     parser.add_argument("--ready-fd", type=int, help="write one line there when it answers")
-    defaults = Settings.from_environment()
     for item in SETTINGS:
-        default = getattr(defaults, item.name)
-        parser.add_argument(item.flag, type=item.type, default=default, help=item.help)
+        parser.add_argument(item.flag, type=item.type, help=item.help)
     return parser
 
 

@@ -25,6 +25,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -63,6 +64,7 @@ log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
+VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
 
 
@@ -90,6 +92,7 @@ class _Daemon:
     async def main(self) -> None:
         setproctitle("openenvd: daemon")
         _mind_signals(self._stopping.set)
+        self._mind_threads()
         limits = read_limits()
         _plan(limits, self._settings, registry.expected_bytes())  # too small: say so at once
         tcp, unix = _bind(self._paths, self._settings)
@@ -110,6 +113,24 @@ class _Daemon:
         self._paths.socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a replica's keeper has its socket there
             self._paths.sockets.rmdir()
+
+    def _mind_threads(self) -> None:
+        """Without one of its threads the daemon would accept requests, and never run them.
+
+        The next daemon counts what was running as an attempt, so that no request ends one daemon
+        after the other.
+        """
+        loop = asyncio.get_running_loop()
+
+        def died(args: threading.ExceptHookArgs) -> None:
+            name = args.thread.name if args.thread is not None else "?"
+            assert args.exc_value is not None
+            log.critical("the thread %s died", name, exc_info=args.exc_value)
+            if name in VITAL_THREADS:
+                with contextlib.suppress(RuntimeError):  # the loop has ended already
+                    loop.call_soon_threadsafe(self._stopping.set)
+
+        threading.excepthook = died
 
     async def _until_told(self, serving: asyncio.Task[None]) -> None:
         told = asyncio.create_task(self._stopping.wait())
@@ -281,6 +302,7 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         tcp.bind(("127.0.0.1", settings.port))
+        tcp.listen(LISTEN_BACKLOG)  # this too finds out who was there first
     except OSError as exc:
         tcp.close()
         raise DaemonError(
@@ -288,12 +310,16 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
             f"port {settings.port} cannot be bound: {_who_listens(settings.port)}",
             "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
         ) from exc
-    paths.socket.unlink(missing_ok=True)  # ours: we hold the lock
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind(str(paths.socket))
-    paths.socket.chmod(0o600)
-    for bound in (tcp, unix):
-        bound.listen(LISTEN_BACKLOG)
+    try:
+        paths.socket.unlink(missing_ok=True)  # ours: we hold the lock
+        unix.bind(str(paths.socket))
+        paths.socket.chmod(0o600)
+    except OSError as exc:
+        unix.close()
+        tcp.close()
+        raise _unwritable(paths, exc) from exc
+    unix.listen(LISTEN_BACKLOG)
     return tcp, unix
 
 

@@ -26,25 +26,36 @@ MAX_SOCKET_PATH_BYTES = 103
 _LONGEST_SOCKET_NAME = 40  # `/` + a replica's id + `.sock`
 
 
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def _setting(
+    default: Any, text: str, *, least: float = 0, most: float = MAX_COUNT, among: Any = None
+) -> Any:
+    bounds = {"least": least, "most": most, "among": among}
+    return field(default=default, metadata={"help": text, **bounds})
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings in force. Each is declared here and nowhere else."""
 
-    port: int = _setting(DEFAULT_PORT, "TCP port of the daemon, on loopback; 0 picks a free one.")
+    port: int = _setting(
+        DEFAULT_PORT, "TCP port of the daemon, on loopback; 0 picks a free one.", most=65535
+    )
     max_long_workers: int = _setting(0, "Most LONG workers at once; 0 lets the plan decide.")
     max_short_workers: int = _setting(0, "Most SHORT workers at once; 0 lets the plan decide.")
     worker_memory_mb: int = _setting(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
     reserve_mb: int = _setting(0, "Memory left to everything else, in MB; 0 lets the plan decide.")
-    max_pending: int = _setting(100_000, "Most requests waiting at once; more are refused (429).")
+    max_pending: int = _setting(
+        100_000, "Most requests waiting at once; more are refused (429).", least=1
+    )
     keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are collected.")
-    keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.")
-    max_log_mb: int = _setting(64, "Largest log kept of one request or replica, in MB.")
-    cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.")
-    log_level: str = _setting("info", "Level of the daemon's own log.")
+    keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.", most=36_500)
+    max_log_mb: int = _setting(64, "Largest log kept of one request or replica, in MB.", least=1)
+    cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
+    log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -66,6 +77,9 @@ class Setting:
     type: type
     default: Any
     help: str
+    least: float
+    most: float
+    among: tuple[str, ...] | None
 
     @property
     def variable(self) -> str:
@@ -78,20 +92,40 @@ class Setting:
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value that `text` spells.
+        """The value that the variable's `text` spells.
 
         Raises:
             ValueError: naming the variable.
         """
         try:
-            return self.type(text)
+            return self.check(self.type(text))
         except ValueError as exc:
-            kind = self.type.__name__
-            raise ValueError(f"{self.variable}={text!r} is not a valid {kind}") from exc
+            raise ValueError(f"{self.variable}={text!r}: it must be {self.range}") from exc
+
+    def check(self, value: Any) -> Any:
+        """The value, if it may be one.
+
+        Raises:
+            ValueError: saying what it may be.
+        """
+        if self.among is not None:
+            value = value.lower()
+        # Not the other way round: a `nan` is neither more nor less than anything.
+        if value in self.among if self.among is not None else self.least <= value <= self.most:
+            return value
+        raise ValueError(f"{value} is not {self.range}")
+
+    @property
+    def range(self) -> str:
+        """What it may be, as a phrase."""
+        if self.among is not None:
+            return f"one of {', '.join(self.among)}"
+        kind = "a whole number" if self.type is int else "a number"
+        return f"{kind} from {self.least:g} to {self.most:.0f}"
 
 
 SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(item.name, type(item.default), item.default, item.metadata["help"])
+    Setting(item.name, type(item.default), item.default, **item.metadata)
     for item in fields(Settings)
 )
 
@@ -107,7 +141,7 @@ class Paths:
         """`OPENENV_HOME`, or the platform's state folder (`~/.local/state/openenvd` on Linux)."""
         environ = os.environ if environ is None else environ
         if named := environ.get("OPENENV_HOME"):
-            return cls(Path(named).expanduser().absolute())
+            return cls(Path(os.path.expanduser(named)).absolute())  # noqa: PTH111  never raises
         from platformdirs import user_state_path
 
         return cls(user_state_path("openenvd"))

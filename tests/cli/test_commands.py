@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -145,6 +146,11 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["down", "x", "--all"], "--all"),
         (["requests", "--state", "NOPE"], "pending"),
         (["wait"], "REQUEST_ID"),
+        (["up", "--port", "65536"], "from 0 to 65535"),
+        (["up", "--keep-days", "nan"], "a number from 0 to 36500"),
+        (["up", "--cancel-grace-seconds", "inf"], "a number from 0 to 3600"),
+        (["up", "--log-level", "loud"], "one of debug, info"),
+        (["status", "\udcff"], "is not UTF-8 text"),
     ],
 )
 def test_a_wrong_command_line_is_2_and_reaches_no_daemon(
@@ -154,6 +160,13 @@ def test_a_wrong_command_line_is_2_and_reaches_no_daemon(
     assert answer.code == 2
     assert words in answer.err
     assert fake.calls == []
+
+
+def test_a_wrong_command_line_is_json_too(command: Command, fake: FakeDaemon) -> None:
+    answer = command("launch", "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["kind"] == "usage"
+    assert "SOURCE" in answer.json["error"]["message"]
 
 
 def test_an_interrupted_launch_detaches_and_says_how_to_come_back(
@@ -384,6 +397,8 @@ def test_down_waits_and_goes_on_past_an_unknown_name(command: Command, fake: Fak
     assert answer.code == 4
     assert "trial is down" in answer.out
     assert "no nobody" in answer.err
+    told = command("down", "nobody", "trial", "--json").json
+    assert [error["message"] for error in told["errors"]] == ["no nobody"]
 
 
 def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:
@@ -461,6 +476,19 @@ def test_a_reader_that_left_causes_no_traceback(
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_terminal_without_unicode_is_no_reason_to_fail(
+    process: Process, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    fake.get("/v1/status", {**status, "requests": [new_request("7", label="launch ü")]})
+    plain = process("status", PYTHONIOENCODING="ascii")
+    out, err = plain.communicate(timeout=30)
+    assert (plain.returncode, err) == (0, "")
+    assert "launch ?" in out
+    as_json = process("status", "--json", PYTHONIOENCODING="ascii")
+    out, _ = as_json.communicate(timeout=30)
+    assert json.loads(out)["requests"][0]["label"] == "launch ü"
 
 
 @pytest.mark.parametrize(("environ", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -129,6 +130,35 @@ def test_stopping_where_nothing_runs_is_nothing(paths: Paths, tmp_path: Path) ->
     assert daemon.stop(paths) is None
     assert daemon.stop(Paths(tmp_path / "never")) is None
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("call", [daemon.stop, daemon.is_running])
+def test_a_home_that_may_not_be_looked_into_is_named(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, call: Callable[[Paths], object]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(DaemonNotStarted, match="Permission denied"):
+        call(paths)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b""])
+def test_a_daemon_file_that_is_no_text_is_no_daemon(paths: Paths, content: bytes) -> None:
+    paths.home.mkdir(exist_ok=True)
+    paths.daemon_file.write_bytes(content)
+    assert daemon.find(paths) is None
+
+
+def test_a_setting_that_cannot_be_is_told_and_not_a_traceback(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_PORT", "99999")
+    with pytest.raises(DaemonNotStarted) as caught:
+        daemon.connect(paths)
+    assert caught.value.message == "OPENENV_PORT='99999': it must be a whole number from 0 to 65535"
 
 
 def test_stop_waits_until_the_lock_is_free(paths: Paths) -> None:

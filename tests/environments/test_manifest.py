@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 
 import pytest
 
 from openenvd.environments.errors import ManifestError
-from openenvd.environments.manifest import parse_manifest, read_manifest
+from openenvd.environments.manifest import MAX_BYTES, parse_manifest, read_manifest
 
 PATH = Path("/projects/x/openenv.yaml")
 RESOURCES = "validation.resources"
@@ -25,6 +27,10 @@ validation:
     episode_timeout_s: 60
     gpus: 2
 """
+BOMB = "a: &a [1, 2, 3]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{one}'] * 9)}]\n"
+    for one, after in itertools.pairwise("abcdefghi")
+)
 
 
 def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
@@ -58,6 +64,10 @@ def test_the_app_is_the_templates_when_nobody_says() -> None:
         ("- a\n- b\n", 1, None, "mapping"),
         ("", 1, None, "mapping"),
         ("name: x\n---\nname: y\n", 2, None, "document"),
+        ('name: "x\\ay"\n', 1, "name", "printable"),
+        ("name: x\na: &a [*a]\n", None, None, "aliases"),
+        ("name: x\n" + BOMB, None, None, "aliases"),
+        ("name: x\na: " + "[" * 5000, None, None, "deeply"),
         ("name: !!python/object:os.system x\n", 1, None, "constructor"),
     ],
 )  # fmt: skip
@@ -81,3 +91,20 @@ def test_a_manifest_that_is_no_text_is_told(tmp_path: Path) -> None:
 def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="No such file"):
         read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "openenv.yaml")
+    with pytest.raises(ManifestError, match="is not a file"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "openenv.yaml").write_text("x" * (MAX_BYTES + 1))
+    with pytest.raises(ManifestError, match="a manifest has at most"):
+        read_manifest(tmp_path)
+
+
+def test_a_repeated_part_may_be_written_once(tmp_path: Path) -> None:
+    manifest = parse_manifest(PATH, "name: x\na: &a {b: 1}\nc: *a\n")
+    assert manifest.data["c"] == {"b": 1}

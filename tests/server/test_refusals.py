@@ -39,6 +39,7 @@ async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, di
         ("{}", "operation", "operation: is missing"),
         (LAUNCH % (', "bogus": 1', ""), "bogus", "bogus: Extra inputs"),
         (LAUNCH % ("", ', "bogus": 1'), "bogus", "bogus: Extra inputs"),
+        (LAUNCH % (', "env": {"A": "\\ud800"}', ""), "", "not Unicode"),
         (LAUNCH % (', "env": {"A": 1}', ""), "env.A", "env.A: Input should be a valid string"),
         (LAUNCH % ("", ', "timeout_seconds": 1e308'), "timeout_seconds", "less than or equal"),
         (LAUNCH % ("", ', "timeout_seconds": Infinity'), "timeout_seconds", "less than or equal"),
