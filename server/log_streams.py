@@ -68,7 +68,6 @@ def offset_of_last_lines(path: Path, count: int) -> int:
     """Where the last `count` lines begin, in bytes. Blocks for as long as reading them takes."""
     try:
         with path.open("rb") as file:
-<<<<<<< Updated upstream
             size = file.seek(0, os.SEEK_END)
             if count == 0 or size == 0:
                 return size
@@ -82,24 +81,6 @@ def offset_of_last_lines(path: Path, count: int) -> int:
                 if found >= missing:
                     return start + _newline_from_the_end(block, missing) + 1
                 missing -= found
-=======
-            position = size = file.seek(0, os.SEEK_END)
-            if not count:
-                return size
-            found = -1  # the newline that ends the last line begins no further one
-            while position > 0:
-                step = min(_TAIL_BLOCK_BYTES, position)
-                position -= step
-                file.seek(position)
-                block = file.read(step)
-                if position + step == size and not block.endswith(b"\n"):
-                    found = 0
-                for index in range(len(block) - 1, -1, -1):
-                    if block[index] == 0x0A:
-                        found += 1
-                        if found == count:
-                            return position + index + 1
->>>>>>> Stashed changes
             return 0
     except FileNotFoundError:
         return 0

@@ -44,7 +44,6 @@ def test_the_last_lines_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"one\ntwo\n", b"one\ntw"])
 def test_no_lines_means_the_end(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "log"
-<<<<<<< Updated upstream
     path.write_bytes(content)
     assert offset_of_last_lines(path, 0) == len(content)
 
@@ -60,12 +59,6 @@ def test_last_lines_across_blocks_are_those_that_splitting_gives(
     path.write_bytes(content)
     expected = b"".join(content.splitlines(keepends=True)[-count:])
     assert content[offset_of_last_lines(path, count) :] == expected
-=======
-    path.write_bytes(b"one\ntwo\n")
-    assert offset_of_last_lines(path, 0) == 8
-    path.write_bytes(b"one\ntwo\nthr")
-    assert offset_of_last_lines(path, 0) == 11
->>>>>>> Stashed changes
 
 
 def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
