@@ -108,6 +108,8 @@ class Dispatcher:
         self._publish = publish
         self._operations = operations
         self._paths = paths
+        # pathlib would take a third of the time that a claimed request costs.
+        self._before_id, self._after_id = str(paths.request_log("*")).rsplit("*", 1)
         self._settings = settings
         self._inbox: deque[ExecutorEvent] = deque()
         self._called_off: set[str] = set()
@@ -319,7 +321,7 @@ class Dispatcher:
             operation=self._operations[request.operation],
             payload=request.payload,
             schedule=request.schedule,
-            log_path=str(self._paths.request_log(request.id)),
+            log_path=f"{self._before_id}{request.id}{self._after_id}",
             label=label_of(request),
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),

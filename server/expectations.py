@@ -86,7 +86,7 @@ class Expectations:
         self._declared = dict(declared or {})
         self._most_bytes = most_bytes
         self._samples: dict[Key, tuple[PeakSample, ...]] = {}
-        self._estimates: dict[Key, int] = {}
+        self._estimates: dict[tuple[str, str], int] = {}  # by Key
         self._largest: dict[str, int] = {}
         self.accept(known)
 
@@ -96,7 +96,9 @@ class Expectations:
         """
         if request.memory_bytes is not None:
             return request.memory_bytes
-        expected = self._of(Key(request.operation, source_of(request)))
+        if not request.payload:  # many are so, and are asked for often
+            return self._of((request.operation, ""))
+        expected = self._of((request.operation, source_of(request)))
         asked = asked_bytes(request)
         if asked is not None:
             expected = min(expected, asked)
@@ -125,7 +127,7 @@ class Expectations:
         )
 
     def _median(self, operation: str, declared: Declared) -> int:
-        known = [size for key, size in self._estimates.items() if key.operation == operation]
+        known = [size for key, size in self._estimates.items() if key[0] == operation]
         return declared.leaves_bytes + int(statistics.median(known) if known else declared.bytes)
 
     def peaks_of(self, request: Request) -> list[int]:
@@ -171,16 +173,16 @@ class Expectations:
             if samples
         }
 
-    def _of(self, key: Key) -> int:
+    def _of(self, key: tuple[str, str]) -> int:
         known = self._estimates.get(key)
         return min(self._default_of(key), self._most_bytes) if known is None else known
 
-    def _default_of(self, key: Key) -> int:
-        declared = self._declared.get(key.operation)
+    def _default_of(self, key: tuple[str, str]) -> int:
+        declared = self._declared.get(key[0])
         return LEAST_BYTES if declared is None else declared.bytes
 
-    def _schedule_of(self, key: Key) -> str | None:
-        declared = self._declared.get(key.operation)
+    def _schedule_of(self, key: tuple[str, str]) -> str | None:
+        declared = self._declared.get(key[0])
         return None if declared is None else declared.schedule
 
 
