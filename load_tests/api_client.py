@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
 
 WAIT_SECONDS = 60
+KEPT_SECONDS = 2.0  # the daemon closes a connection that was idle for longer than 5 s
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -22,13 +25,17 @@ class ApiClient:
         self.pid = int(identity["pid"])
         self._socket = str(identity["socket"])
         self._token = (Path(home) / "token").read_text().strip()
+        self._used = -math.inf  # monotonic
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def call(self, method: str, path: str, body: Json | None = None) -> Json:
         """One call; raises what the daemon refused."""
-        if self._reader is None or self._writer is None:
+        if time.monotonic() - self._used > KEPT_SECONDS:
+            await self.close()
             self._reader, self._writer = await asyncio.open_unix_connection(self._socket)
+        assert self._reader is not None
+        assert self._writer is not None
         content = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
@@ -39,6 +46,7 @@ class ApiClient:
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         length = next(int(line[16:]) for line in lines if line.startswith("content-length: "))
         answer: Json = json.loads(await self._reader.readexactly(length))
+        self._used = time.monotonic()
         if not lines[0].startswith("http/1.1 2"):
             raise RuntimeError(f"{lines[0]}: {answer}")
         return answer
