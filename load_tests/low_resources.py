@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SkyPilot's tests of low resources and of the common case, in a real cgroup of that size.
+
+    (a)  how many `launch --async` of `echo` are up at once before the first kill, with `status`
+         and `logs` still answering
+    (b)  requests that each hold 150 MB while they run: how many at once; the others wait
+    (c)  a hundred `launch --async` at once: the API answers meanwhile, and all end
+
+The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
+command inside the group: daemon, workers, environments and the commands themselves. For (b) the
+launched environment holds the memory in its replica until it is ready (`envs_for_load/`).
+
+Measured elsewhere: SkyPilot 3 and 30, at 210 to 250 MB each; of requests that hold 150 MB 3 fit in
+750 MB, and the 4th makes the kernel kill. Aim: ten times both, four or more of (b), no kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load_tests.api_client import ApiClient
+from load_tests.report import OPENENV, Report, parse_arguments, percentile
+
+MB = 2**20
+PERIOD_US = 100_000
+HOLDERS = 8
+HELD_MB = 150
+HUNDRED = 100
+LAUNCH_SECONDS = 60.0
+STEP = {"small": 4, "large": 20}
+MOST = {"small": 60, "large": 300}
+V1 = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A machine to be."""
+
+    name: str
+    cpus: float
+    memory_bytes: int
+
+
+SIZES = {
+    "small": Size("0.5 CPU, 750 MB", 0.5, 750 * MB),
+    "large": Size("4 CPU, 16 GB", 4.0, 16 * 1024 * MB),
+}
+
+
+def main() -> int:
+    """Each part on each size, in a fresh group and with a fresh daemon."""
+    options = parse_arguments(
+        "Low resources.",
+        repetitions=1,
+        sizes={"nargs": "+", "choices": list(SIZES), "default": list(SIZES)},
+        parts={"nargs": "+", "choices": list(PARTS), "default": list(PARTS)},
+        most={"type": int, "default": 0, "help": "environments to try in (a); 0: by size"},
+    )
+    if why_not := why_no_group():
+        print(f"skipped: {why_not}")
+        return 0
+    report = Report("Low resources")
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(options.repetitions):
+        for size in options.sizes:
+            for part in options.parts:
+                for (name, unit), value in _inside(size, part, options.most).items():
+                    key = (f"{SIZES[size].name}: {name}", unit)
+                    found.setdefault(key, []).append(value)
+    for (name, unit), values in found.items():
+        report.add(name, unit, values)
+    report.finish(options.json)
+    return 0
+
+
+def why_no_group() -> str | None:
+    """None where a group with limits can be made: cgroup v1, as root."""
+    for controller in ("memory", "cpu"):
+        folder = V1 / controller
+        if not os.access(folder / "cgroup.procs", os.W_OK):
+            return f"{folder} is no writable cgroup v1 hierarchy"
+    return None
+
+
+class Group:
+    """A real cgroup with both limits; what it starts is inside from its first instruction."""
+
+    def __init__(self, size: Size) -> None:
+        name = f"openenvd-load-{os.getpid()}-{time.monotonic_ns()}"
+        self._memory = V1 / "memory" / name
+        self._cpu = V1 / "cpu" / name
+        for folder in (self._memory, self._cpu):
+            folder.mkdir()
+        (self._memory / "memory.limit_in_bytes").write_text(str(size.memory_bytes))
+        (self._cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._cpu / "cpu.cfs_quota_us").write_text(str(int(size.cpus * PERIOD_US)))
+
+    def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """One `openenv` command, inside."""
+        files = [str(folder / "cgroup.procs") for folder in (self._memory, self._cpu)]
+        enter = "".join(f'echo $$ > "{file}"; ' for file in files)
+        return subprocess.run(
+            ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", OPENENV, *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    def kills(self) -> int:
+        """By the kernel, for memory, in the group and in all below it."""
+        total = 0
+        for file in self._memory.rglob("memory.oom_control"):
+            with suppress(OSError):
+                words = file.read_text().split()
+                total += int(words[words.index("oom_kill") + 1])
+        return total
+
+    def peak_mb(self) -> float:
+        return int((self._memory / "memory.max_usage_in_bytes").read_text()) / 1e6
+
+    def remove(self) -> None:
+        """Whoever is left inside goes first."""
+        for folder in (self._memory, self._cpu):
+            below = sorted(folder.rglob("cgroup.procs"), key=lambda p: -len(p.parts))
+            for file in below:
+                _empty(file)
+                with suppress(OSError):
+                    file.parent.rmdir()
+
+
+def _empty(procs: Path) -> None:
+    for _ in range(100):
+        with suppress(OSError):
+            pids = procs.read_text().split()
+            if not pids:
+                return
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+        time.sleep(0.02)
+
+
+@contextmanager
+def _daemon(size: Size) -> Iterator[tuple[Group, dict[str, str]]]:
+    group = Group(size)
+    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
+        environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
+        started = group.run(["up"], environ)
+        if started.returncode != 0:
+            group.remove()
+            raise SystemExit(f"no daemon in {size.name}: {started.stderr}")
+        try:
+            yield group, environ
+        finally:
+            for words in (["down", "--all"], ["stop"]):
+                with suppress(subprocess.TimeoutExpired):
+                    group.run(words, environ)
+            group.remove()
+
+
+def _inside(size_name: str, part: str, most: int) -> dict[tuple[str, str], float]:
+    with _daemon(SIZES[size_name]) as (group, environ):
+        found = PARTS[part](group, environ, most or MOST[size_name], STEP[size_name])
+        return {
+            **found,
+            (f"({part}) kernel kills (aim: 0)", ""): group.kills(),
+            (f"({part}) memory at the peak, page cache included", "MB"): group.peak_mb(),
+        }
+
+
+# (a)
+
+
+def _launches(
+    group: Group, environ: dict[str, str], most: int, step: int
+) -> dict[tuple[str, str], float]:
+    """More and more, a few at a time, until one does not come up or the kernel kills."""
+    up = 0
+    answers: list[float] = []
+    while up < most:
+        names = [f"echo-{number}" for number in range(up, min(most, up + step))]
+        for name in names:
+            group.run(["launch", "--async", "echo", "--name", name], environ)
+        states = asyncio.run(_states_of_launches(environ["OPENENV_HOME"], names))
+        answers += [_timed(group, ["status"], environ), _timed(group, ["logs", "echo-0"], environ)]
+        up += states["SUCCEEDED"]
+        if states["SUCCEEDED"] < len(names) or group.kills():
+            break
+    return {
+        (f"(a) environments up at once (tried {most})", ""): up,
+        ("(a) `status` and `logs` among them, slowest", "s"): max(answers),
+    }
+
+
+async def _states_of_launches(home: str, names: list[str]) -> Counter[str]:
+    client = ApiClient(home)
+    states: Counter[str] = Counter()
+    deadline = time.monotonic() + LAUNCH_SECONDS
+    for name in names:
+        path = f"/v1/requests?operation=launch&environment={name}"
+        [request] = (await client.call("GET", path))["requests"]
+        while not request["finished_at"] and time.monotonic() < deadline:
+            path = f"/v1/requests/{request['id']}?wait_seconds=5"
+            request = (await client.call("GET", path))["request"]
+        states[request["state"]] += 1
+    await client.close()
+    return states
+
+
+def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
+    began = time.perf_counter()
+    answered = group.run(words, environ)
+    assert answered.returncode == 0, answered.stderr
+    return time.perf_counter() - began
+
+
+# (b)
+
+
+def _holders(
+    group: Group, environ: dict[str, str], _most: int, _step: int
+) -> dict[tuple[str, str], float]:
+    """Requests that hold memory while they run; `--memory` says how much."""
+    return asyncio.run(_hold(environ["OPENENV_HOME"]))
+
+
+async def _hold(home: str) -> dict[tuple[str, str], float]:
+    client = ApiClient(home)
+    folder = str(Path(__file__).with_name("envs_for_load"))
+    ids = [
+        await client.submit(
+            "launch",
+            {
+                "source": "holding_environment:HoldingEnvironment",
+                "name": f"holder-{number}",
+                "cwd": folder,
+                "env": {"HELD_MB": str(HELD_MB), "HELD_SECONDS": "3"},
+            },
+        )
+        for number in range(HOLDERS)
+    ]
+    at_once, waited = 0, 0
+    states: Counter[str] = Counter()
+    while sum(states[state] for state in ("SUCCEEDED", "FAILED", "CANCELLED")) < HOLDERS:
+        requests = [(await client.call("GET", f"/v1/requests/{i}"))["request"] for i in ids]
+        states = Counter(request["state"] for request in requests)
+        at_once, waited = max(at_once, states["RUNNING"]), max(waited, states["PENDING"])
+        for request in requests:
+            if request["state"] == "SUCCEEDED":  # a holder that is up gives its memory back
+                with suppress(RuntimeError):
+                    await client.submit("down", {"name": request["environment"]})
+        await asyncio.sleep(0.2)
+    await client.close()
+    return {
+        (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", ""): at_once,
+        ("(b) waiting meanwhile, at most", ""): waited,
+        (f"(b) succeeded, of {HOLDERS}", ""): states["SUCCEEDED"],
+    }
+
+
+# (c)
+
+
+def _hundred(
+    group: Group, environ: dict[str, str], _most: int, _step: int
+) -> dict[tuple[str, str], float]:
+    return asyncio.run(_all_at_once(environ["OPENENV_HOME"]))
+
+
+async def _all_at_once(home: str) -> dict[tuple[str, str], float]:
+    """Each environment is taken down as soon as it is up, as a user who tries a hundred would."""
+    client = ApiClient(home)
+    began = time.monotonic()
+    ids = [
+        await client.submit("launch", {"source": "echo", "name": f"echo-{number}"})
+        for number in range(HUNDRED)
+    ]
+    ending = asyncio.gather(*(_launched_and_down(home, request_id) for request_id in ids))
+    waits = []
+    while not ending.done():
+        asked = time.perf_counter()
+        await client.call("GET", "/v1/status")
+        waits.append(time.perf_counter() - asked)
+        await asyncio.wait([ending], timeout=0.1)
+    states = Counter(await ending)
+    await client.close()
+    return {
+        ("(c) a hundred at once: succeeded", ""): states["SUCCEEDED"],
+        ("(c) ended otherwise", ""): HUNDRED - states["SUCCEEDED"],
+        ("(c) until all had ended", "s"): time.monotonic() - began,
+        ("(c) `status` meanwhile, p99", "s"): percentile(waits, 0.99),
+    }
+
+
+async def _launched_and_down(home: str, request_id: str) -> str:
+    client = ApiClient(home)
+    request = await client.wait(request_id)
+    if request["state"] == "SUCCEEDED":
+        await client.run("down", {"name": request["environment"]})
+    await client.close()
+    return str(request["state"])
+
+
+PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _hundred}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
