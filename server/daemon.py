@@ -97,11 +97,20 @@ class _Daemon:
         _plan(limits, self._settings, registry.expected_bytes())  # too small: say so at once
         tcp, unix = _bind(self._paths, self._settings)
         identity = _identity(self._paths, tcp)
+        with tcp, unix:
+            await self._serve(limits, identity, [tcp, unix])
+        self._paths.daemon_file.unlink(missing_ok=True)
+        self._paths.socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a replica's keeper has its socket there
+            self._paths.sockets.rmdir()
+
+    async def _serve(
+        self, limits: Limits, identity: dict[str, Any], sockets: list[socket.socket]
+    ) -> None:
         async with self._parts(limits, identity) as services:
-            app = create_app(services, ensure_token(self._paths.token))
-            server = _new_server(app, self._settings)
-            serving = asyncio.create_task(server.serve(sockets=[tcp, unix]), name="uvicorn")
-            _write_private(self._paths.daemon_file, identity)
+            token = _introduce(self._paths, identity)
+            server = _new_server(create_app(services, token), self._settings)
+            serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
             await self._until_told(serving)
@@ -109,10 +118,6 @@ class _Daemon:
             services.hub.wake_all()  # streams end by themselves, before they would be cut
             server.should_exit = True
             await serving
-        self._paths.daemon_file.unlink(missing_ok=True)
-        self._paths.socket.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a replica's keeper has its socket there
-            self._paths.sockets.rmdir()
 
     def _mind_threads(self) -> None:
         """Without one of its threads the daemon would accept requests, and never run them.
@@ -141,15 +146,17 @@ class _Daemon:
     async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Services]:
         loop = asyncio.get_running_loop()
         hub = EventHub(loop)
-        dispatch_store, store = _open_stores(self._paths)
-        _recover(dispatch_store)
-        plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
+        with _database_as_reason():
+            dispatch_store, store = _open_stores(self._paths)
+            _recover(dispatch_store)
+            plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
         executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
         reconciler = Reconciler(store, hub, self._paths)
         logs = LogWatcher(loop)
         submitter = Submitter(store, dispatcher, hub, self._settings)
         try:
-            await reconciler.start()
+            with _database_as_reason():
+                await reconciler.start()
             executor.start()
             dispatcher.start()
             yield Services(
@@ -270,13 +277,19 @@ def _plan(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Pl
             expected=expected,
         )
     except PlanError as exc:
-        raise DaemonError("too_small", str(exc), getattr(exc, "hint", None)) from exc
+        raise DaemonError("too_small", exc.message, exc.hint) from exc
 
 
 def _open_stores(paths: Paths) -> tuple[DispatchStore, AsyncStore]:
+    open_database(paths.database)
+    return DispatchStore(paths.database), AsyncStore(paths.database)
+
+
+@contextmanager
+def _database_as_reason() -> Iterator[None]:
+    """A database that cannot be read or written is a reason not to start, told in a line."""
     try:
-        open_database(paths.database)
-        return DispatchStore(paths.database), AsyncStore(paths.database)
+        yield
     except DatabaseError as exc:
         raise DaemonError("database", str(exc), getattr(exc, "hint", None)) from exc
 
@@ -381,6 +394,16 @@ def _mind_signals(stop: Any) -> None:
         loop.add_signal_handler(number, stop)
     # The terminal that started us may go; the daemon stays.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _introduce(paths: Paths, identity: dict[str, Any]) -> str:
+    """Write down who we are, for clients to find; the token they need."""
+    try:
+        token = ensure_token(paths.token)
+        _write_private(paths.daemon_file, identity)
+    except OSError as exc:
+        raise _unwritable(paths, exc) from exc
+    return token
 
 
 def _write_private(path: Path, content: dict[str, Any]) -> None:

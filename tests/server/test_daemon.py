@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a daemon does not start, said in one line through the ready pipe; one daemon a home."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.server.settings import Paths
+
+from .conftest import WAIT_SECONDS
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def refusal_of(home: Path, *flags: str, **variables: str) -> Json:
+    """What a daemon that cannot start says."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "openenvd.server", "--port=0", f"--ready-fd={writing}", *flags]
+    environ = {**os.environ, "OPENENV_HOME": str(home), **variables}
+    done = subprocess.run(
+        command, env=environ, pass_fds=[writing], timeout=WAIT_SECONDS, capture_output=True
+    )
+    os.close(writing)
+    with open(reading) as pipe:
+        [line] = pipe.read().splitlines()
+    told: Json = json.loads(line)
+    assert (done.returncode, told["ready"]) == (1, False)
+    assert b"Traceback" not in done.stderr
+    error: Json = told["error"]
+    return error
+
+
+def test_a_port_in_use_is_told_with_who_has_it(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = refusal_of(home, f"--port={port}")
+    assert error["kind"] == "port_in_use"
+    assert f"port {port}" in error["message"]
+    assert f"pid {os.getpid()}" in error["message"]
+
+
+def test_a_damaged_database_is_told_with_what_to_do(home: Path) -> None:
+    home.mkdir()
+    (home / "requests.db").write_text("no database " * 100)
+    error = refusal_of(home)
+    assert error["kind"] == "database"
+    assert "no SQLite database" in error["message"]
+    assert error["hint"]
+
+
+def test_too_little_memory_is_told_once_with_what_would_do(home: Path) -> None:
+    error = refusal_of(home, OPENENV_RESERVE_MB="100000000")
+    assert error["kind"] == "too_small"
+    assert error["hint"] not in error["message"]
+
+
+def test_a_home_that_is_no_folder_is_told(home: Path) -> None:
+    home.write_text("")
+    assert refusal_of(home)["kind"] == "state_unwritable"
+
+
+def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
+    paths = Paths(home)
+    daemon.connect(paths, settings={"port": 0})
+    try:
+        assert refusal_of(home)["kind"] == "already_running"
+        assert daemon.find(paths) is not None
+    finally:
+        daemon.stop(paths)
+
+
+def test_a_database_that_refuses_the_recovery_is_told(
+    paths: Paths, dispatch: DispatchStore
+) -> None:
+    with sqlite3.connect(paths.database) as connection:
+        connection.execute(
+            "INSERT INTO requests (id, operation, schedule, payload, state, created_at, started_at,"
+            " priority, attempts, max_attempts)"
+            " VALUES ('0123456789abcdef', 'launch', 'LONG', '{}', 'RUNNING', 1.0, 1.0, 0, 1, 3)"
+        )
+        connection.execute(
+            "CREATE TRIGGER stubborn BEFORE UPDATE ON requests"
+            " BEGIN SELECT RAISE(ABORT, 'not today'); END"
+        )
+    connection.close()
+    error = refusal_of(paths.home)
+    assert error["kind"] == "database"
+    assert "not today" in error["message"]
+
+
+def test_what_a_daemon_leaves_when_it_stops_is_private_and_no_identity(home: Path) -> None:
+    paths = Paths(home)
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)
+    assert not paths.daemon_file.exists()
+    assert not paths.socket.exists()
+    for path in [home, *home.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
