@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment that eats memory while it is being prepared, as its user sees it.
+
+`status`, `logs`, the exit code of the command that waits, what the neighbours notice (nothing), and
+what comes of asking for it again with more.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.processes.cgroups import CgroupManager
+
+from .conftest import Machine, eventually
+from .test_main_job import say_hello
+
+OUT_OF_MEMORY = 137
+HELD_MB = 400  # held by the build of the project's dependencies, in a child of the worker
+
+PYPROJECT = """\
+[project]
+name = "hungry"
+version = "0"
+requires-python = ">=3.11"
+dependencies = ["greedy @ file://%s"]
+"""
+DEPENDENCY = """\
+[project]
+name = "greedy"
+version = "0"
+
+[build-system]
+requires = []
+build-backend = "greedy_build"
+backend-path = ["."]
+"""
+BUILD = """\
+import time
+from pathlib import Path
+
+def _eat():
+    print("the build begins", flush=True)
+    held = bytearray(%d << 20)
+    held[::4096] = b"1" * len(held[::4096])
+    time.sleep(0.5)
+
+def build_wheel(*args, **more):
+    _eat()
+    raise SystemExit("built nothing")
+
+build_editable = build_wheel
+
+def get_requires_for_build_wheel(*args):
+    return []
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+"""
+MANIFEST = """\
+spec_version: 1
+name: hungry
+type: space
+runtime: fastapi
+app: server.app:app
+port: 8000
+"""
+
+
+@pytest.fixture
+def hungry(tmp_path: Path) -> Path:
+    """A project with a dependency whose build holds more memory than the launch is given."""
+    folder = tmp_path / "hungry"
+    (folder / "server").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT % (folder / "greedy"))
+    (folder / "greedy").mkdir()
+    (folder / "greedy" / "pyproject.toml").write_text(DEPENDENCY)
+    (folder / "greedy" / "greedy_build.py").write_text(BUILD % HELD_MB)
+    (folder / "openenv.yaml").write_text(MANIFEST)
+    (folder / "server" / "__init__.py").touch()
+    (folder / "server" / "app.py").write_text("app = None\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def with_cgroups() -> None:
+    """The kernel is to be the one who kills."""
+    manager = CgroupManager("smoke-test")
+    available, why_not = manager.available, manager.why_not
+    manager.remove()
+    if not available:
+        pytest.skip(f"no cgroups: {why_not}")
+
+
+def test_out_of_memory_is_told_wherever_one_looks(machine: Machine, hungry: Path) -> None:
+    machine.ok("launch", "echo", "--name", "neighbour")
+    before = machine.environment("neighbour")
+    workers = _workers(machine)
+
+    launch = ("launch", str(hungry), "--memory", "200M")
+    request_id = machine.ok(*launch, "--async").out.strip()
+    waited = machine.run("wait", request_id)
+    assert waited.code == OUT_OF_MEMORY, waited.text
+
+    request = machine.request(request_id)
+    error = request["error"]
+    assert (request["state"], error["kind"]) == ("FAILED", "oom_killed")
+    assert error["evidence"]["detector"] == "cgroup"
+    assert error["evidence"]["limit_bytes"] == 200 << 20
+    told = re.compile(
+        r"✗ (launch )?hungry  FAILED  out of memory\n"
+        r"  Worker long-\d+ \(pid \d+\) ran out of memory .*oom_kill \d→\d.*\n"
+        r"  It was running `launch hungry` for [\d.]+ s\."
+    )
+    assert told.search(machine.ok("status", request_id).out)
+    assert told.search(waited.err), waited.text
+    for text in (waited.err, machine.ok("status").out, machine.ok("logs", request_id).text):
+        assert f"Try: openenv launch {hungry} --memory 400M" in text
+        assert re.search(rf"Log: openenv logs (hungry|{request_id[:8]})", text)
+    log = machine.ok("logs", request_id).out.splitlines()
+    assert re.match(r"openenvd: worker long-\d+ \(pid \d+\) ", log[-1]), log
+
+    # The neighbours have noticed nothing, and a fresh worker is in place.
+    after = machine.environment("neighbour")
+    assert (after["state"], after["replicas"]) == ("READY", before["replicas"])
+    say_hello(after["address"])
+    eventually(lambda: len(_workers(machine)) >= len(workers))
+    machine.ok("launch", "echo", "--name", "later")
+
+
+def test_the_command_that_waits_ends_with_137(machine: Machine, hungry: Path) -> None:
+    answer = machine.run("launch", str(hungry), "--memory", "200M")
+    assert answer.code == OUT_OF_MEMORY, answer.text
+    assert "out of memory" in answer.err
+    assert answer.out == ""
+
+
+def test_asked_to_it_runs_again_with_more(machine: Machine, hungry: Path) -> None:
+    answer = machine.run("launch", str(hungry), "--memory", "200M", "--retry-oom", "--json")
+    # With 400 MB it is killed once more, with 800 MB the build gets to its own mistake.
+    assert answer.code == 1, answer.text
+    request = machine.request(answer.json["request_id"])
+    assert request["attempts"] == 3
+    assert request["memory_bytes"] == 800 << 20
+    assert request["error"]["kind"] != "oom_killed"
+    log = machine.ok("logs", request["id"]).out
+    assert "it runs again with 400 MB (attempt 2 of 3)" in log
+    assert "it runs again with 800 MB (attempt 3 of 3)" in log
+    learned = machine.ok("info", "--json").json["expectations"][f"launch {hungry}"]
+    assert learned["killed"] == 2
+
+
+def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: Path) -> None:
+    (hungry / "greedy" / "greedy_build.py").write_text(
+        (BUILD % 1).replace("time.sleep(0.5)", "time.sleep(60)")
+    )
+    request_id = machine.ok("launch", str(hungry), "--async").out.strip()
+    eventually(lambda: _worker_of(machine, request_id) is not None)
+    worker = _worker_of(machine, request_id)
+    assert worker is not None
+    psutil.Process(worker["pid"]).kill()
+    answer = machine.run("wait", request_id)
+    assert answer.code == 1, answer.text
+    assert "SIGKILL" in answer.err
+    assert "out of memory" not in answer.err
+
+
+def _workers(machine: Machine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = machine.ok("info", "--json").json["workers"]
+    return found
+
+
+def _worker_of(machine: Machine, request_id: str) -> dict[str, Any] | None:
+    return next((w for w in _workers(machine) if w["task_id"] == request_id), None)
