@@ -85,9 +85,7 @@ def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
         daemon.stop(paths)
 
 
-def test_a_database_that_refuses_the_recovery_is_told(
-    paths: Paths, dispatch: DispatchStore
-) -> None:
+def test_a_database_that_refuses_the_recovery_is_told(paths: Paths) -> None:
     with sqlite3.connect(paths.database) as connection:
         connection.execute(
             "INSERT INTO requests (id, operation, schedule, payload, state, created_at, started_at,"
