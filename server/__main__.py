@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -36,8 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     paths = Paths.from_environment()
     _tell_workers(settings)
     _set_up_log(paths, settings, in_background=options.ready_fd is not None)
+    gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
     from .daemon import run
 
+    gc.freeze()
+    gc.enable()
     return run(paths, settings, options.ready_fd)
 
 
