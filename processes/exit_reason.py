@@ -115,7 +115,7 @@ class ExitReason:
             text = "ran out of memory"
             if self.exit_code is not None:
                 text = f"exited with code {self.exit_code} after running out of memory"
-            return f"{text} ({self.evidence})" if self.evidence else text
+            return self._with_limit(text)
         text = _KILLED_BY.get(self.detector, "was killed for using too much memory")
         if self.certainty is Certainty.PROBABLE:
             text = "was probably killed for using too much memory"
@@ -123,6 +123,9 @@ class ExitReason:
             text += f" at {self.peak_bytes / 2**20:.0f} MB"
         elif self.detector in _KILLED_BY:
             text += " for using too much memory"
+        return self._with_limit(text)
+
+    def _with_limit(self, text: str) -> str:
         if self.limit_bytes is not None:
             text += f"; its limit was {self.limit_bytes / 2**20:.0f} MB"
         return f"{text} ({self.evidence})" if self.evidence else text

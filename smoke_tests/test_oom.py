@@ -112,7 +112,7 @@ def test_out_of_memory_is_told_wherever_one_looks(machine: Machine, hungry: Path
     assert error["evidence"]["limit_bytes"] == 200 << 20
     told = re.compile(
         r"✗ (launch )?hungry  FAILED  out of memory\n"
-        r"  Worker long-\d+ \(pid \d+\) ran out of memory .*oom_kill \d→\d.*\n"
+        r"  Worker long-\d+ \(pid \d+\) ran out of memory; its limit was 200 MB .*oom_kill \d→\d.*\n"
         r"  It was running `launch hungry` for [\d.]+ s\."
     )
     assert told.search(machine.ok("status", request_id).out)
