@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
-from .conftest import Machine
+from .conftest import REPOSITORY, Machine
 
 GENERIC_CLIENT = """
 import asyncio, sys
@@ -118,6 +119,16 @@ def test_a_generated_project_is_served_unchanged(
 def test_upstream_clients_use_the_bundled_echo(machine: Machine, upstream: Path) -> None:
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
     run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
+
+
+def test_the_readme_example_runs_as_it_stands(machine: Machine, upstream: Path) -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    shown = "http://127.0.0.1:21000"
+    assert shown in example
+    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    program = example.replace(shown, address)
+    assert "hello" in run_upstream(upstream, program, cwd=machine.home, machine=machine)
 
 
 def test_our_provider_serves_upstream_from_env(machine: Machine, both: Path) -> None:
