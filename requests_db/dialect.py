@@ -34,6 +34,7 @@ from .errors import (
     DatabaseFull,
     DatabaseUnwritable,
 )
+from .tables import declare_partial_indexes
 
 BUSY_TIMEOUT_SECONDS = 10.0
 MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
@@ -73,6 +74,8 @@ def create_engine(url: URL, *, writes: bool) -> Engine:
         event.listen(engine, "connect", _set_up)
         if writes:
             event.listen(engine, "begin", _begin_immediate)
+    else:
+        declare_partial_indexes(url.get_backend_name())
     return engine
 
 

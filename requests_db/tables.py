@@ -106,7 +106,6 @@ Index(
     requests.c.idempotency_key,
     unique=True,
     sqlite_where=_HAS_KEY,
-    postgresql_where=_HAS_KEY,
 )
 Index(
     "ix_requests_claim",
@@ -114,21 +113,31 @@ Index(
     requests.c.rank,
     requests.c.seq,
     sqlite_where=_IS_PENDING,
-    postgresql_where=_IS_PENDING,
 )
 Index(
     "ix_requests_unfinished",
     requests.c.seq,
     sqlite_where=_IS_UNFINISHED,
-    postgresql_where=_IS_UNFINISHED,
 )
 Index(
     "ix_requests_environment",
     requests.c.environment,
     requests.c.seq,
     sqlite_where=_HAS_ENVIRONMENT,
-    postgresql_where=_HAS_ENVIRONMENT,
 )
+
+
+def declare_partial_indexes(backend: str) -> None:
+    """Let another database than SQLite know that its indexes are partial, too.
+
+    Not said with the others: naming a backend there imports all of its drivers' modules, 20 ms and
+    3 MB of every start.
+    """
+    for index in requests.indexes:
+        condition = index.dialect_kwargs.get("sqlite_where")
+        if condition is not None:
+            index.dialect_kwargs[f"{backend}_where"] = condition
+
 
 environments = Table(
     "environments",

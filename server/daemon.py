@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -36,7 +37,6 @@ from typing import Any
 import psutil
 import uvicorn
 import uvloop
-from filelock import FileLock, Timeout
 from setproctitle import setproctitle
 
 from .. import __version__
@@ -214,9 +214,10 @@ class _Daemon:
 def _hold_lock(paths: Paths) -> Iterator[None]:
     try:
         _make_folders(paths)
-        lock = FileLock(paths.daemon_lock, mode=0o600)
-        lock.acquire(timeout=0)
-    except Timeout as exc:
+        descriptor = os.open(paths.daemon_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
         raise DaemonError(
             "already_running", "a daemon is running already", "openenv status shows it"
         ) from exc
@@ -225,7 +226,7 @@ def _hold_lock(paths: Paths) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        os.close(descriptor)
 
 
 def _make_folders(paths: Paths) -> None:

@@ -16,11 +16,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver, ObservedWatch
-from watchdog.observers.polling import PollingObserver
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver, ObservedWatch
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +138,9 @@ class LogWatcher:
     def _watch(self, folder: Path) -> None:
         if folder in self._watches:
             return
+        from watchdog.observers import Observer  # with the first follower, not at every start
+        from watchdog.observers.polling import PollingObserver
+
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._watches[folder] = self._schedule(folder, Observer)
@@ -149,32 +151,16 @@ class LogWatcher:
                 self._watches[known] = self._schedule(known, PollingObserver)
 
     def _schedule(self, folder: Path, make_observer: Callable[[], BaseObserver]) -> ObservedWatch:
+        from .log_observer import Handler
+
         if self._observer is None:
             self._observer = make_observer()
             self._observer.name = "log-watcher"
             self._observer.start()
-        return self._observer.schedule(_Handler(self, self._loop), str(folder))
+        return self._observer.schedule(Handler(self.changed, self._loop), str(folder))
 
     def _unwatch(self, folder: Path) -> None:
         if any(path.parent == folder for path in self._followers):
             return
         if self._observer is not None and (watch := self._watches.pop(folder, None)):
             self._observer.unschedule(watch)
-
-
-class _Handler(FileSystemEventHandler):
-    """From the watcher's thread to the loop."""
-
-    def __init__(self, watcher: LogWatcher, loop: asyncio.AbstractEventLoop) -> None:
-        self._watcher = watcher
-        self._loop = loop
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type not in ("modified", "created", "moved"):
-            return  # reading a log is an event too
-        path = Path(os.fsdecode(event.dest_path or event.src_path))
-        try:
-            self._loop.call_soon_threadsafe(self._watcher.changed, path)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from openenvd.requests_db import dialect, statements
-from openenvd.requests_db.tables import metadata
+from openenvd.requests_db.tables import declare_partial_indexes, metadata
 
 DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 BUILT = {name: it for name, it in vars(statements).items() if isinstance(it, Executable)}
@@ -24,9 +24,11 @@ def test_every_statement_compiles_for_postgresql(statement: Executable) -> None:
 
 @pytest.mark.parametrize("table", metadata.sorted_tables, ids=lambda table: table.name)
 def test_every_table_compiles_for_postgresql(table: Table) -> None:
+    declare_partial_indexes("postgresql")
     assert str(CreateTable(table).compile(dialect=DIALECT))
     for index in table.indexes:
-        assert str(CreateIndex(index).compile(dialect=DIALECT))
+        is_partial = index.dialect_kwargs.get("sqlite_where") is not None
+        assert (" WHERE " in str(CreateIndex(index).compile(dialect=DIALECT))) is is_partial
 
 
 def test_concurrent_claims_skip_each_other_where_rows_are_locked() -> None:

@@ -139,7 +139,7 @@ async def test_followers_are_woken_where_the_system_has_no_watch_left(
     def none_left() -> None:
         raise OSError(errno.EMFILE, "inotify instance limit reached")
 
-    monkeypatch.setattr(log_streams, "Observer", none_left)
+    monkeypatch.setattr("watchdog.observers.Observer", none_left)
     path, wake = tmp_path / "log", asyncio.Event()
     with watcher.follow(path, wake):
         path.write_bytes(b"one\n")
