@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ _WORDS = {
     ErrorKind.TIMED_OUT: "timed out",
     ErrorKind.INVALID: "cannot work as asked",
 }
+_PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.READY, ReplicaState.STOPPED)
 
 
@@ -75,7 +77,8 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """With a capital, unless it begins with what must be spelled as it is: a path, an address."""
+    return text[:1].upper() + text[1:] if _PLAIN_WORD.match(text) else text
 
 
 def _evidence(error: dict[str, Any], message: str) -> list[str]:

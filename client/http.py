@@ -116,7 +116,7 @@ class HttpClient:
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, _target(path, query), content, self._headers(headers))
             response = connection.getresponse()
-            if response.status >= 400:
+            if response.status >= 300:
                 raise ApiRefused(response.status, _error_of(response))
             yield response
         except (OSError, HTTPException) as exc:

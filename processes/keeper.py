@@ -256,6 +256,8 @@ class Keeper:
         listener = self._open_listener()
         log_fd = self._open_log()
         self._open_cgroup()
+        # Before it starts: with a tight limit it may be killed before `spawn` has returned.
+        self._counters = [read_oom_counters(self._cgroup)]
         reading, writing = os.pipe()
         try:
             environ = self._run["env"] | {
@@ -279,7 +281,6 @@ class Keeper:
             os.close(log_fd)
         self._pid_started_at = ProcessIdentity.of(self._pid).started_at
         self._watch_notify(reading)
-        self._counters = [read_oom_counters(self._cgroup)]
 
     def _cannot_start(self, exc: OSError) -> None:
         where = f": {exc.filename}" if exc.filename else ""

@@ -28,6 +28,7 @@ def create_app(services: Services, token: str) -> FastAPI:
         summary="Queue operations on OpenEnv environments, and watch them.",
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,  # an empty name is no request for the list
     )
     app.state.services = services
     app.add_middleware(Guard, token=token)

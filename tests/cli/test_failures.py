@@ -109,3 +109,18 @@ def test_json_for_people_knows_units() -> None:
         "  available: no",
         "  why not: no v2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("port 80 is in use", "Port 80 is in use"),
+        ("docker://x/y cannot be launched", "docker://x/y cannot be launched"),
+        ("my_env.server:App is a class", "my_env.server:App is a class"),
+        ("/home/me is a file", "/home/me is a file"),
+    ],
+)
+def test_only_a_plain_word_gets_a_capital(message: str, told: str) -> None:
+    error = {"kind": "invalid", "message": message, "hint": None}
+    request = new_request("1", state="FAILED", error=error)
+    assert failures.request_failure(request)[1] == f"  {told}"

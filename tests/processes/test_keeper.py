@@ -109,6 +109,14 @@ def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -
     assert 40 * MB < reason.peak_bytes <= 48 * MB
 
 
+def test_server_killed_for_memory_as_soon_as_it_starts_is_reported_as_that(replica: Make) -> None:
+    _needs_cgroups()
+    for _ in range(5):  # it may be dead before, or after, the keeper hears that it has started
+        one = replica(memory_limit_bytes=1 * MB)
+        one.start()
+        assert _exit_of(one.wait_state("exited")).kind is ExitKind.OOM_KILLED
+
+
 def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) -> None:
     """It is counted; a later `kill -9` of the server by hand is not blamed on memory."""
     _needs_cgroups()

@@ -69,6 +69,12 @@ async def test_a_wrong_query_is_refused_by_its_name() -> None:
     assert (status, error["field"]) == (422, "state.0")
 
 
+@pytest.mark.parametrize("path", ["/v1/requests/", "/v1/environments/", "/v1/environments//logs"])
+async def test_an_empty_name_is_not_found(path: str) -> None:
+    status, error = await answer("", path)
+    assert (status, error["kind"]) == (404, "not_found")
+
+
 async def test_a_body_beyond_what_any_call_needs_is_refused() -> None:
     status, error = await answer(b" " * (MAX_BODY_BYTES + 1))
     assert (status, error["kind"]) == (413, "too_large")
