@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A short folder for temporary ones, gone afterwards: the sockets of a home with a long path,
+    as pytest's are, lie there, and a daemon that is killed leaves them."""
+    tmp_path_factory.getbasetemp()  # decided now: it is to be kept, and not inside
+    folder = tempfile.mkdtemp(prefix="oe-")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", folder)
+    patch.setattr(tempfile, "tempdir", None)
+    yield
+    patch.undo()
+    shutil.rmtree(folder, ignore_errors=True)
