@@ -67,10 +67,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..processes.memory import anonymous_bytes
 from .admission import FreeMemory
 from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning
-from .machine_gauge import MachineGauge, anonymous_bytes
+from .machine_gauge import MachineGauge
 from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
 from .plan import Plan
 from .pool import Pool, Pools, Run, StopReason, task_frame

@@ -7,8 +7,6 @@ what it is expected to need. Used under the pools' lock.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -38,22 +36,3 @@ class MachineGauge:
             yet_to_grow = max(0, expected_bytes - held_bytes())
             self._left_bytes = available_memory_bytes() - self._reserve_bytes - yet_to_grow
         return self._left_bytes
-
-
-def anonymous_bytes(pid: int) -> int:
-    """What is resident of the process and no file's; 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, of_files = file.read().split()[:3]
-    except OSError:
-        return 0 if sys.platform == "linux" else _resident_bytes(pid)
-    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _resident_bytes(pid: int) -> int:
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0

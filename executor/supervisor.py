@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..processes.limits import available_memory_bytes
+from ..processes.memory import anonymous_bytes, tree_bytes
 from . import deaths, trees
 from .decisions import (
     BURST_IDLE_SECONDS,
@@ -32,7 +33,6 @@ from .decisions import (
     reason_to_recycle,
 )
 from .errors import FrameError
-from .machine_gauge import anonymous_bytes
 from .messages import LONG, Died, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
 from .plan import Plan
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
@@ -46,7 +46,7 @@ from .sources import (
     WorkerSource,
     signal_group,
 )
-from .watchdog import WATCH_SECONDS, Usage, offence_of, tree_bytes
+from .watchdog import WATCH_SECONDS, Usage, offence_of
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)

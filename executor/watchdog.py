@@ -3,25 +3,19 @@
 
 Without a cap of its own, a worker that grows takes the machine's memory until the kernel kills
 whom it likes. So whoever exceeds its cap is ended; and when the machine is nearly out of memory,
-whoever holds the most. `offence_of` decides, the supervisor acts, `tree_bytes` reads.
+whoever holds the most. `offence_of` decides, the supervisor acts, `processes.memory` reads.
 
 Costs nothing while no such worker has a task, and then some tens of microseconds for each.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from .machine_gauge import anonymous_bytes
 
 MB = 2**20
 
 WATCH_SECONDS = 0.1
-_MOST_DEPTH = 16  # of a tree of processes
 
 # Below this share of the reserve, what is left is what the kernel itself begins to need.
 _DANGER_SHARE = 0.25
@@ -64,39 +58,3 @@ def offence_of(
         return None
     left = f"{available_bytes / MB:.0f} MB were left on the machine, and it held the most"
     return Offence(largest.name, largest.held_bytes, None, f"openenvd's watchdog: {left}")
-
-
-def tree_bytes(pid: int, born_bytes: int) -> int:
-    """What a worker holds of its own, with everything below it."""
-    own = max(0, anonymous_bytes(pid) - born_bytes)
-    return own + sum(anonymous_bytes(child) for child in _descendants(pid))
-
-
-def _descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    generation = {pid}
-    for _ in range(_MOST_DEPTH):
-        generation = {child for parent in generation for child in _children(parent)} - found
-        if not generation:
-            break
-        found |= generation
-    return found
-
-
-def _children(pid: int) -> Iterable[int]:
-    if sys.platform != "linux":
-        return _children_elsewhere(pid)
-    children: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
-    return children
-
-
-def _children_elsewhere(pid: int) -> Iterable[int]:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return [child.pid for child in psutil.Process(pid).children()]
-    return []

@@ -29,6 +29,7 @@ from ..environments.providers import check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
 from ..environments.sources import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, ResourceRequest
+from ..processes.memory import tree_bytes
 from . import base
 
 MEGABYTE = 2**20
@@ -220,7 +221,7 @@ class _Launching:
             "name": self._spec.name,
             "state": "READY",
             "address": address,
-            "replicas": [replica.to_json() for replica in replicas],
+            "replicas": [{**r.to_json(), "memory_bytes": _held(r)} for r in replicas],
         }
 
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
@@ -232,6 +233,11 @@ class _Launching:
 def _merged(of_source: ResourceRequest, of_user: ResourceRequest) -> ResourceRequest:
     """What the manifest asks for, overridden by what the user said."""
     return replace(of_source, memory_bytes=of_user.memory_bytes or of_source.memory_bytes)
+
+
+def _held(replica: StartedReplica) -> int | None:
+    """What the replica holds, now that it is ready: the next launch of its kind will, too."""
+    return None if replica.pid is None else tree_bytes(replica.pid)
 
 
 def _megabytes(count: int | None) -> int | None:

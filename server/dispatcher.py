@@ -57,7 +57,7 @@ from ..requests_db.records import Event, PeakSample, Request, Retry
 from ..requests_db.results import Claim
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
-from .expectations import Expectations, asked_bytes
+from .expectations import Expectations, asked_bytes, left_bytes
 from .memory_deaths import Circumstances, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
 from .settings import Paths, Settings
@@ -367,7 +367,9 @@ class Dispatcher:
 def sample_of(event: FinalEvent) -> PeakSample | None:
     """What a request's end teaches of its memory."""
     match event:
-        case Succeeded() | Raised() if event.peak_bytes is not None:
+        case Succeeded() if event.peak_bytes is not None:
+            return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
+        case Raised() if event.peak_bytes is not None:
             return PeakSample(event.at, event.peak_bytes)
         case Died() if event.exit.is_oom:
             known = (event.exit.peak_bytes, event.exit.limit_bytes)

@@ -23,6 +23,8 @@ MB = 2**20
 MOST_SAMPLES = 20
 MOST_KEPT = 1000  # operations and sources; the latest are read again by the next daemon
 LEAST_BYTES = 16 * MB
+UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
+UNKNOWN_AT_ONCE = 4
 
 _QUANTILE = 0.9
 _DECAY = 0.9  # each later run makes one count so much less
@@ -43,7 +45,7 @@ class Declared:
 
     schedule: str
     bytes: int
-    leaves_bytes: int = 0  # for each replica that it starts, which no worker's peak tells
+    leaves_bytes: int = 0  # for each replica that it starts
 
 
 def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
@@ -65,6 +67,14 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
 def needed_bytes(sample: PeakSample) -> int:
     """What a run needed; more than its peak when it was killed there."""
     return int(sample.peak_bytes * _KILLED_FACTOR) if sample.killed else sample.peak_bytes
+
+
+def left_bytes(result: Any) -> int:
+    """What each replica that a launch has left running holds, by its result."""
+    environment = result.get("environment") if isinstance(result, dict) else None
+    replicas = environment.get("replicas") if isinstance(environment, dict) else None
+    held = [replica.get("memory_bytes") or 0 for replica in replicas or ()]
+    return max(held, default=0)
 
 
 def source_of(request: Request) -> str:
@@ -101,10 +111,8 @@ class Expectations:
         expected = self._of((request.operation, source_of(request)))
         asked = asked_bytes(request)
         if asked is not None:
-            expected = min(expected, asked)
-        declared = self._declared.get(request.operation)
-        leaves = 0 if declared is None else declared.leaves_bytes
-        return expected + leaves * int(request.payload.get("replicas") or 1)
+            expected = min(expected, 2 * asked)  # the launch, and the replica
+        return expected * int(request.payload.get("replicas") or 1)
 
     def largest(self, schedule: str) -> int:
         """The most that any request of `schedule` is expected to need, replicas left out."""
@@ -128,7 +136,7 @@ class Expectations:
 
     def _median(self, operation: str, declared: Declared) -> int:
         known = [size for key, size in self._estimates.items() if key[0] == operation]
-        return declared.leaves_bytes + int(statistics.median(known) if known else declared.bytes)
+        return int(statistics.median(known)) if known else declared.bytes + declared.leaves_bytes
 
     def peaks_of(self, request: Request) -> list[int]:
         """The peaks of the latest runs that were not killed, oldest first."""
@@ -179,7 +187,13 @@ class Expectations:
 
     def _default_of(self, key: tuple[str, str]) -> int:
         declared = self._declared.get(key[0])
-        return LEAST_BYTES if declared is None else declared.bytes
+        if declared is None:
+            return LEAST_BYTES
+        if not declared.leaves_bytes:
+            return declared.bytes
+        # Nobody knows what a new environment holds: few of them at once, until one has told.
+        unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
+        return max(unknown, declared.bytes + declared.leaves_bytes)
 
     def _schedule_of(self, key: tuple[str, str]) -> str | None:
         declared = self._declared.get(key[0])

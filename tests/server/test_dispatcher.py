@@ -165,7 +165,7 @@ def test_a_short_request_does_not_wait_with_long_ones(bench: Bench) -> None:
 
 def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
     bench.submit()
-    big, small = bench.submit(), bench.submit(payload={"source": "echo", "memory_mb": 40})
+    big, small = bench.submit(), bench.submit(payload={"source": "echo", "memory_mb": 20})
     bench.executor.free_mb = 200
     bench.dispatcher.start()
     bench.eventually(lambda: small in bench.submitted())

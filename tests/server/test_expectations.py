@@ -15,6 +15,7 @@ from openenvd.server.expectations import (
     Declared,
     Expectations,
     estimate,
+    left_bytes,
 )
 
 MB = 2**20
@@ -84,7 +85,9 @@ def test_the_next_daemon_knows_what_was_learned() -> None:
 
 def test_what_the_user_caps_is_expected_to_need_no_more() -> None:
     capped = request(payload={"source": "echo", "memory_mb": 40})
-    assert Expectations(DECLARED).of(capped) == 40 * MB
+    assert Expectations(DECLARED).of(capped) == 60 * MB
+    capped = request(payload={"source": "echo", "memory_mb": 25})
+    assert Expectations(DECLARED).of(capped) == 50 * MB
 
 
 def test_a_retry_is_expected_to_need_what_it_is_given() -> None:
@@ -109,7 +112,27 @@ def test_it_is_shown_by_operation_and_source() -> None:
 
 
 def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
-    known = Expectations({"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)})
+    declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
+    known = Expectations(declared, most_bytes=400 * MB)
     assert known.of(request()) == 100 * MB
-    assert known.of(request(payload={"source": "echo", "replicas": 3})) == 180 * MB
+    assert known.of(request(payload={"source": "echo", "replicas": 3})) == 300 * MB
     assert known.typical("LONG") == 100 * MB
+
+
+def test_few_of_what_was_never_launched_start_at_once() -> None:
+    declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
+    assert Expectations(declared, most_bytes=800 * MB).of(request()) == 200 * MB
+    assert Expectations(declared, most_bytes=2**40).of(request()) == 256 * MB
+
+
+@pytest.mark.parametrize(
+    ("result", "held"),
+    [
+        (None, 0),
+        ({"python": {}}, 0),
+        ({"environment": {"name": "echo", "replicas": [{"id": "a"}]}}, 0),
+        ({"environment": {"replicas": [{"memory_bytes": 7}, {"memory_bytes": 9}]}}, 9),
+    ],
+)
+def test_a_result_tells_what_a_replica_holds(result: object, held: int) -> None:
+    assert left_bytes(result) == held
