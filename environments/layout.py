@@ -7,7 +7,8 @@
     home/sockets/<digest>.sock             the keeper of one replica
     home/venvs/<key>/                      the virtual environment of an upstream project
 
-`server.settings.Paths` names the same folders for the daemon; a test holds the two together.
+`server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with
+every command.
 """
 
 from __future__ import annotations

@@ -7,25 +7,17 @@ platformdirs alone: the CLI imports this module, and must start in a blink.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..environments.layout import Layout
+
 # Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
 # seen to meet its own health poll's outgoing port.
 DEFAULT_PORT = 8585
-FIRST_ENVIRONMENT_PORT = 21000
-LAST_ENVIRONMENT_PORT = 21999
-
-# `sun_path` holds 108 bytes on Linux and 104 on macOS, the terminating zero included.
-MAX_SOCKET_PATH_BYTES = 103
-_LONGEST_SOCKET_NAME = 40  # `/` + a replica's id + `.sock`
-
-
 MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -131,10 +123,8 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """Where everything of one daemon lives. Folders are 0700, files 0600."""
-
-    home: Path
+class Paths(Layout):
+    """Where everything of one daemon lives: what replicas need (`Layout`), and the rest."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
@@ -178,34 +168,8 @@ class Paths:
         return self.home / "logs" / "requests"
 
     @property
-    def environment_logs(self) -> Path:
-        return self.home / "logs" / "environments"
-
-    @property
-    def runs(self) -> Path:
-        """One folder per replica: its run file, written before it is started."""
-        return self.home / "run"
-
-    @property
-    def venvs(self) -> Path:
-        """Virtual environments of upstream projects, by lock file."""
-        return self.home / "venvs"
-
-    @property
-    def sockets(self) -> Path:
-        """Unix sockets: `home/sockets`, or a short private folder when that is too long a path."""
-        inside = self.home / "sockets"
-        if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
-            return inside
-        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
-
-    @property
     def socket(self) -> Path:
         return self.sockets / "daemon.sock"
 
     def request_log(self, request_id: str) -> Path:
         return self.request_logs / f"{request_id}.log"
-
-    def replica_log(self, environment: str, replica_id: str) -> Path:
-        return self.environment_logs / environment / f"{replica_id}.log"

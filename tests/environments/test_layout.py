@@ -9,23 +9,6 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.layout import MAX_SOCKET_PATH_BYTES, Layout, make_private
-from openenvd.environments.ports import FIRST_PORT, LAST_PORT
-from openenvd.server import settings
-
-
-@pytest.mark.parametrize("home", [Path("/h"), Path("/" + "deep/" * 30)])
-def test_the_daemon_looks_where_this_room_writes(home: Path) -> None:
-    layout, paths = Layout(home), settings.Paths(home)
-    assert layout.runs == paths.runs
-    assert layout.venvs == paths.venvs
-    assert layout.sockets == paths.sockets
-    assert layout.environment_logs == paths.environment_logs
-    assert layout.replica_log("a", "a-0-1") == paths.replica_log("a", "a-0-1")
-
-
-def test_the_daemon_tells_of_the_ports_that_this_room_uses() -> None:
-    told = (settings.FIRST_ENVIRONMENT_PORT, settings.LAST_ENVIRONMENT_PORT)
-    assert told == (FIRST_PORT, LAST_PORT)
 
 
 def test_a_socket_path_is_never_too_long() -> None:

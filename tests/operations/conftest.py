@@ -1,45 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A home of its own for every test, which leaves no process behind."""
+"""The homes of the tests of environments."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import psutil
-import pytest
-
-from openenvd.environments.layout import Layout
-
-GRACE_SECONDS = 10.0
-
-
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Short, so that sockets fit in it; afterwards nothing that was started from it runs."""
-    folder = Path(tempfile.mkdtemp(prefix="oe-"))
-    monkeypatch.setenv("OPENENV_HOME", str(folder))
-    yield folder
-    left = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
-    _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
-    told = [f"{process.pid} {process.cmdline()}" for process in alive]
-    for process in alive:
-        process.kill()
-    shutil.rmtree(folder)
-    assert not told, f"left running: {told}"
-
-
-@pytest.fixture
-def layout(home: Path) -> Layout:
-    return Layout(home)
-
-
-def _belongs_to(process: psutil.Process, folder: Path) -> bool:
-    if process.pid == psutil.Process().pid:
-        return False
-    try:
-        return process.environ().get("OPENENV_HOME") == str(folder)
-    except psutil.Error:
-        return False
+from ..environments.conftest import home as home
+from ..environments.conftest import layout as layout
