@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
+SETTLED_SECONDS = 0.2  # most that a look at environments waits for what is just being written
 _GIVEN_UP_HINT = "mend what its log shows, then launch it again"
 
 
@@ -130,7 +131,7 @@ class Reconciler:
         self._tasks: set[asyncio.Task[None]] = set()
         # What is to be settled (again); whether its launch has started a replica.
         self._due: dict[str, bool] = {}
-        self._settling: set[str] = set()  # has a task that does
+        self._settling: dict[str, asyncio.Task[None]] = {}  # the task that does
         self._steps: dict[Step, Callable[[Environment, Request | None], Coroutine[Any, Any, None]]]
         self._steps = {
             Step.QUEUED: self._queued,
@@ -162,6 +163,16 @@ class Reconciler:
             task.cancel()
         tasks = [*self._tasks, *(watch.task for watch in self._watches.values())]
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self, name: str | None = None) -> None:
+        """Wait until what has been heard of an environment, or of all, is in the tables.
+
+        Whoever has been told that a launch succeeded must not find it STARTING. Not for long:
+        stopping takes its time, and is told as it stands.
+        """
+        tasks = [task for known, task in self._settling.items() if name in (None, known)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLED_SECONDS)
 
     async def settle(self, name: str, *, adopt: bool = False) -> None:
         """Do what is due for this environment; `adopt` also watches what its launch has started.
@@ -208,15 +219,14 @@ class Reconciler:
     def _settle_soon(self, name: str, *, adopt: bool = False) -> None:
         self._due[name] = adopt or self._due.get(name, False)
         if name not in self._settling:
-            self._settling.add(name)
-            self._spawn(self._settle_while_due(name), f"settle {name}")
+            self._settling[name] = self._spawn(self._settle_while_due(name), f"settle {name}")
 
     async def _settle_while_due(self, name: str) -> None:
         try:
             while name in self._due:
                 await self._try_to_settle(name, adopt=self._due.pop(name))
         finally:
-            self._settling.discard(name)
+            del self._settling[name]
 
     async def _try_to_settle(self, name: str, *, adopt: bool) -> None:
         try:
@@ -420,10 +430,11 @@ class Reconciler:
                 log.warning("what was observed cannot be written, trying again: %s", exc)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._has_ended)
+        return task
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

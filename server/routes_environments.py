@@ -27,6 +27,7 @@ async def list_environments(services: ServicesDep, include_stopped: bool = False
 @router.get("/environments/{name}")
 async def get_environment(name: str, services: ServicesDep) -> Json:
     """One environment."""
+    await services.reconciler.settled(name)
     environment = await services.submitter.environment(name)
     return {"environment": await _view(services, environment)}
 
@@ -48,6 +49,7 @@ async def environment_logs(
 
 async def environment_views(services: Services, *, include_stopped: bool = False) -> list[Json]:
     """All of them, by name."""
+    await services.reconciler.settled()
     found = await services.store.environments(include_stopped=include_stopped)
     return [await _view(services, environment) for environment in found]
 

@@ -280,6 +280,16 @@ def test_a_launched_environment_is_listed_with_address_and_replicas(
     assert environment in client.status()["environments"]
 
 
+def test_whoever_was_told_of_a_launch_finds_its_environment_ready(
+    client: DaemonClient, name: str
+) -> None:
+    for number in range(5):
+        run(client, "launch", {"source": "echo", "name": f"{name}-{number}"})
+        found = client.environment(f"{name}-{number}")
+        assert (found["state"], bool(found["address"])) == ("READY", True)
+        assert found in client.status()["environments"]
+
+
 def test_a_taken_name_is_refused_with_where_it_is(client: DaemonClient, name: str) -> None:
     run(client, "launch", {"source": "echo", "name": name})
     address = becomes(client, name, "READY")["address"]
