@@ -305,9 +305,10 @@ class Reconciler:
             watch = self._watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
                 continue
-            if watch is not None:  # of an earlier attempt of the same launch
-                await self._unwatch([watch])
             replica = known.get(run_file.replica_id)
+            if watch is not None:  # of an earlier attempt of the same launch, as is its row
+                await self._unwatch([watch])
+                replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = _new_replica(run_file)
             watch = ReplicaWatch(replica, run_file, self)
