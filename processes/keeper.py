@@ -66,7 +66,7 @@ from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
 from .log_bound import keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
-from .server_child import adopted_children, become_subreaper, spawn
+from .server_child import adopted_children, become_subreaper, set_own_oom_score_adj, spawn
 from .tail import last_lines
 
 RUN_FILE_NAME = "replica.json"
@@ -698,6 +698,9 @@ def main() -> None:
     """`python -m openenvd.processes.keeper <run_dir>` (`run_keeper.py` is the lighter way in)."""
     with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
         os.setsid()
+    # Raised in the worker that started us, which the kernel is to kill first. A replica without
+    # its keeper is lost, so the keeper goes last.
+    set_own_oom_score_adj(0)
     try:
         keeper = Keeper(sys.argv[1])
     except BlockingIOError:

@@ -95,7 +95,7 @@ def _prepare(
     if cgroup is not None:
         cgroup.add(os.getpid())
     if oom_score_adj is not None:
-        _set_oom_score_adj(oom_score_adj)
+        set_own_oom_score_adj(oom_score_adj)
     if cwd is not None:
         os.chdir(cwd)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -116,7 +116,8 @@ def _die_with(parent: int) -> None:
             os._exit(127)
 
 
-def _set_oom_score_adj(value: int) -> None:
+def set_own_oom_score_adj(value: int) -> None:
+    """Tell the kernel how soon to pick this process when memory runs out; best effort."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(value))

@@ -43,6 +43,7 @@ from .. import __version__
 from ..executor import BurstableExecutor, Plan, PlanError, plan_workers, sweep_orphans
 from ..operations import registry
 from ..processes.limits import Limits, read_limits
+from ..processes.tree import set_oom_score_adj
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
@@ -65,6 +66,9 @@ log = logging.getLogger(__name__)
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
+# When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
+# the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
+DAEMON_OOM_SCORE_ADJ = -500
 DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
 
 
@@ -91,6 +95,7 @@ class _Daemon:
 
     async def main(self) -> None:
         setproctitle("openenvd: daemon")
+        set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
         _mind_signals(self._stopping.set)
         self._mind_threads()
         limits = read_limits()

@@ -112,7 +112,8 @@ def test_out_of_memory_is_told_wherever_one_looks(machine: Machine, hungry: Path
     assert error["evidence"]["limit_bytes"] == 200 << 20
     told = re.compile(
         r"✗ (launch )?hungry  FAILED  out of memory\n"
-        r"  Worker long-\d+ \(pid \d+\) ran out of memory; its limit was 200 MB .*oom_kill \d→\d.*\n"
+        r"  Worker long-\d+ \(pid \d+\) ran out of memory; its limit was 200 MB "
+        r"\(.*oom_kill \d→\d\)\.\n"
         r"  It was running `launch hungry` for [\d.]+ s\."
     )
     assert told.search(machine.ok("status", request_id).out)
@@ -122,6 +123,14 @@ def test_out_of_memory_is_told_wherever_one_looks(machine: Machine, hungry: Path
         assert re.search(rf"Log: openenv logs (hungry|{request_id[:8]})", text)
     log = machine.ok("logs", request_id).out.splitlines()
     assert re.match(r"openenvd: worker long-\d+ \(pid \d+\) ", log[-1]), log
+
+    # Had it been the machine that ran out: workers first, then replicas, the daemon last.
+    daemon, replica = machine.daemon_pid, before["replicas"][0]["pid"]
+    worker = _workers(machine)[-1]["pid"]
+    in_order = [daemon, psutil.Process(replica).ppid(), replica, worker]
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in in_order]
+    assert scores == sorted(scores), scores
+    assert scores[1] < scores[2] < scores[3]
 
     # The neighbours have noticed nothing, and a fresh worker is in place.
     after = machine.environment("neighbour")

@@ -192,3 +192,14 @@ def grow_and_hang(payload: Json, request_id: str, home: str, progress: Progress)
 def grow_child_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     script = f"import time; x = bytearray(b'1' * {payload['size']}); time.sleep(3600)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+_KEPT: list[bytearray] = []
+
+
+def keep(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    """As an operation that leaks."""
+    kept = bytearray(payload["size"])
+    kept[::4096] = b"1" * len(kept[::4096])
+    _KEPT.append(kept)
+    return os.getpid()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.executor import NoRoom, NotRunning, sweep_orphans
+from openenvd.executor import NoRoom, NotRunning, supervisor, sweep_orphans
 from openenvd.executor.messages import (
     LONG,
     SHORT,
@@ -25,6 +25,7 @@ from openenvd.executor.messages import (
     Started,
     Succeeded,
 )
+from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind
 from openenvd.processes.identity import ProcessIdentity
@@ -315,6 +316,42 @@ def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
     done = [e.task_id for e in bench.recorder.events if isinstance(e, Succeeded)]
     assert len(done) == 10_000
     assert set(done) == submitted
+
+
+def test_a_burst_worker_that_has_nothing_to_do_leaves(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "BURST_IDLE_SECONDS", 0.05)
+    bench = make_bench()
+    running = [bench.submit("hang", schedule=LONG) for _ in range(4)]
+    for task_id in running:
+        bench.recorder.progress(task_id)
+    names = {worker.name for worker in bench.executor.status().workers}
+    assert {"long-3", "long-4"} <= names
+    pids = [w.pid for w in bench.executor.status().workers if not w.guaranteed]
+    for task_id in running:
+        bench.executor.cancel(task_id)
+        bench.recorder.outcome(task_id)
+    short = [bench.run("echo", schedule=LONG) for _ in range(3)]
+    assert all(isinstance(outcome, Succeeded) for outcome in short)
+    for pid in pids:
+        wait_gone(pid)
+    assert all(w.guaranteed for w in bench.executor.status().workers if w.schedule == LONG)
+
+
+def test_a_worker_that_has_grown_is_recycled(bench: Bench) -> None:
+    pids = {bench.run("keep", {"size": size}).result for size in (0, 150 * 2**20)}
+    assert len(pids) == 1
+    [pid] = pids
+    wait_gone(pid)
+    assert bench.run("context").result["pid"] != pid
+
+
+def test_workers_are_picked_first_when_memory_runs_out(bench: Bench) -> None:
+    pid = bench.run("context").result["pid"]
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == WORKER_OOM_SCORE_ADJ
+    zygote = psutil.Process(pid).ppid()
+    assert int(Path(f"/proc/{zygote}/oom_score_adj").read_text()) < WORKER_OOM_SCORE_ADJ
 
 
 def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench) -> None:

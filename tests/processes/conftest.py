@@ -121,6 +121,7 @@ class Replica:
 
     def tell(self, order: str) -> None:
         fd = os.open(self.orders, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)  # there is a reader, or the line above had raised
         os.write(fd, order.encode() + b"\n")
         os.close(fd)
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from openenvd.env_host import protocol
@@ -395,6 +396,20 @@ def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) ->
     assert _exit_of(one.wait_state("exited")).exit_code == 4
     one.link.send("start")
     one.wait_state("ready", generation=2)
+
+
+def test_a_keeper_is_not_picked_first_though_the_worker_that_started_it_is(replica: Make) -> None:
+    mine = Path("/proc/self/oom_score_adj")
+    before = mine.read_text()
+    mine.write_text("600")
+    try:
+        one = replica().ready()
+    finally:
+        mine.write_text(before)
+    server = one.link.status["pid"]
+    keeper = psutil.Process(server).ppid()
+    assert Path(f"/proc/{keeper}/oom_score_adj").read_text().strip() == "0"
+    assert Path(f"/proc/{server}/oom_score_adj").read_text().strip() == "500"
 
 
 def test_server_has_default_signals_and_the_oom_score_asked_for(replica: Make) -> None:
