@@ -159,3 +159,9 @@ def test_line_about_the_process_itself_tells_more_than_a_later_one() -> None:
     assert telling_line(lines, PID) == lines[0]
     assert telling_line(lines, 5) == lines[1]
     assert telling_line([], 5) is None
+
+
+def test_a_server_that_could_not_be_started_says_why() -> None:
+    why = "cannot start: Address already in use: 127.0.0.1:21000"
+    told = {"kind": "exited", "pid": 0, "exit_code": 127, "evidence": why}
+    assert ExitReason.from_json(told).sentence() == why
