@@ -4,7 +4,16 @@
     python -m load_tests.cold_cli        a cold `openenv status` against `import click`
     python -m load_tests.idle_memory     PSS of everything, idle
     python -m load_tests.launch          request to ready, and the return of `--async`
+    python -m load_tests.queue_dispatcher  the dispatch rate, beside the seed's five arrangements
+    python -m load_tests.low_resources   launches and memory in cgroups of 0.5 CPU/750 MB, 4/16 GB
+    python -m load_tests.burst_memory    PSS before, in and after a burst of 200 requests
+    python -m load_tests.oom_matrix      every way to die: the reason, the neighbours, a new worker
+    python -m load_tests.short_requests  a SHORT request through everything; 50 clients at once
+    python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.run_short       the short form of all of them
+
+Shared: report.py, api_client.py, operations.py (what workers are given to do), envs_for_load/ (what
+is launched), seed_arrangements.py, memory_holders.py.
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

@@ -7,8 +7,8 @@
     (c)  a hundred `launch --async` at once: the API answers meanwhile, and all end
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
-command inside the group: daemon, workers, environments and the commands themselves. For (b) the
-launched environment holds the memory in its replica until it is ready (`envs_for_load/`).
+command inside the group: daemon, workers, environments and the commands themselves; (b) alone runs
+the queue, the dispatcher and the executor by themselves (`memory_holders.py`).
 
 Measured elsewhere: SkyPilot 3 and 30, at 210 to 250 MB each; of requests that hold 150 MB 3 fit in
 750 MB, and the 4th makes the kernel kill. Aim: ten times both, four or more of (b), no kill.
@@ -17,6 +17,7 @@ Measured elsewhere: SkyPilot 3 and 30, at 210 to 250 MB each; of requests that h
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -108,10 +109,16 @@ class Group:
 
     def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """One `openenv` command, inside."""
+        return self.run_program([OPENENV, *words], environ)
+
+    def run_program(
+        self, words: list[str], environ: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """One program, inside."""
         files = [str(folder / "cgroup.procs") for folder in (self._memory, self._cpu)]
         enter = "".join(f'echo $$ > "{file}"; ' for file in files)
         return subprocess.run(
-            ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", OPENENV, *words],
+            ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", *words],
             env=environ,
             capture_output=True,
             text=True,
@@ -233,41 +240,19 @@ def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
 def _holders(
     group: Group, environ: dict[str, str], _most: int, _step: int
 ) -> dict[tuple[str, str], float]:
-    """Requests that hold memory while they run; `--memory` says how much."""
-    return asyncio.run(_hold(environ["OPENENV_HOME"]))
-
-
-async def _hold(home: str) -> dict[tuple[str, str], float]:
-    client = ApiClient(home)
-    folder = str(Path(__file__).with_name("envs_for_load"))
-    ids = [
-        await client.submit(
-            "launch",
-            {
-                "source": "holding_environment:HoldingEnvironment",
-                "name": f"holder-{number}",
-                "cwd": folder,
-                "env": {"HELD_MB": str(HELD_MB), "HELD_SECONDS": "3"},
-            },
-        )
-        for number in range(HOLDERS)
-    ]
-    at_once, waited = 0, 0
-    states: Counter[str] = Counter()
-    while sum(states[state] for state in ("SUCCEEDED", "FAILED", "CANCELLED")) < HOLDERS:
-        requests = [(await client.call("GET", f"/v1/requests/{i}"))["request"] for i in ids]
-        states = Counter(request["state"] for request in requests)
-        at_once, waited = max(at_once, states["RUNNING"]), max(waited, states["PENDING"])
-        for request in requests:
-            if request["state"] == "SUCCEEDED":  # a holder that is up gives its memory back
-                with suppress(RuntimeError):
-                    await client.submit("down", {"name": request["environment"]})
-        await asyncio.sleep(0.2)
-    await client.close()
+    """No operation of the product holds memory on demand: `memory_holders` runs the queue, the
+    dispatcher and the executor with one that does, inside the group, under the group's plan."""
+    group.run(["stop"], environ)
+    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
+        words = ["-m", "load_tests.memory_holders", folder, str(HOLDERS), str(HELD_MB)]
+        done = group.run_program([sys.executable, *words], environ)
+    if done.returncode != 0:
+        raise SystemExit(f"the holders could not run: {done.stderr}")
+    told = json.loads(done.stdout)
     return {
-        (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", ""): at_once,
-        ("(b) waiting meanwhile, at most", ""): waited,
-        (f"(b) succeeded, of {HOLDERS}", ""): states["SUCCEEDED"],
+        (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", ""): told["at_once"],
+        ("(b) waiting meanwhile, at most", ""): told["waiting"],
+        (f"(b) succeeded, of {HOLDERS}", ""): told["succeeded"],
     }
 
 

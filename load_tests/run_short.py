@@ -7,16 +7,24 @@ import subprocess
 import sys
 
 PROGRAMS = (
-    ("load_tests.cold_cli", 5),
-    ("load_tests.idle_memory", 1),
-    ("load_tests.launch", 3),
+    ("cold_cli", 5, ""),
+    ("idle_memory", 1, ""),
+    ("launch", 3, ""),
+    ("queue_dispatcher", 1, "--requests 3000"),
+    ("queue_dispatcher", 1, "--requests 2000 --executor workers"),
+    ("low_resources", 1, "--sizes small --parts a b --most 4"),
+    ("burst_memory", 1, "--requests 40 --seconds 15"),
+    ("oom_matrix", 1, ""),
+    ("short_requests", 1, "--single 100 --burst 500"),
+    ("full_house", 1, "--requests 1000 --house 20"),
 )
 
 
 def main() -> int:
     """Run them one after the other; the first failure is the answer."""
-    for module, repetitions in PROGRAMS:
-        command = [sys.executable, "-m", module, "--repetitions", str(repetitions)]
+    for name, repetitions, more in PROGRAMS:
+        command = [sys.executable, "-m", f"load_tests.{name}", "--repetitions", str(repetitions)]
+        command += more.split()
         if (code := subprocess.run(command, check=False).returncode) != 0:
             return code
         print(flush=True)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that hold memory, in whatever limits this process has; used by `low_resources.py`.
+
+    python -m load_tests.memory_holders FOLDER COUNT MB
+
+The daemon's own queue, plan, dispatcher and executor, without HTTP, with an operation that holds
+memory for a while. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from load_tests.operations import worker_path
+from load_tests.seed_arrangements import connect
+from openenvd.executor import BurstableExecutor, plan_workers
+from openenvd.executor.messages import LONG, SHORT
+from openenvd.processes.limits import read_limits
+from openenvd.requests_db import submitting
+from openenvd.requests_db.connections import Link
+from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server.daemon import DAEMON_BYTES  # and be as large as it is
+from openenvd.server.dispatcher import Dispatcher
+from openenvd.server.expectations import Declared, Expectations
+from openenvd.server.settings import Paths, Settings
+
+MB = 2**20
+OVERHEAD_MB = 4  # of a worker's own pages
+HOLD_SECONDS = 3.0
+PATIENCE_SECONDS = 240.0
+
+
+def main() -> None:
+    """Submit all at once, and count."""
+    folder, count, size_mb = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    worker_path()
+    database = folder / "requests.db"
+    open_database(database)
+    _submit(database, count, size_mb)
+    paths = Paths(folder)
+    paths.request_logs.mkdir(parents=True, exist_ok=True)
+    dispatcher: Dispatcher
+    plan = plan_workers(
+        read_limits(),
+        daemon_bytes=DAEMON_BYTES,
+        expected={LONG: (size_mb + OVERHEAD_MB) * MB, SHORT: MB},
+    )
+    executor = BurstableExecutor(
+        plan,
+        preload=["load_tests.operations"],
+        home=str(folder),
+        on_event=lambda event: dispatcher.deliver(event),
+    )
+    store = DispatchStore(database)
+    dispatcher = Dispatcher(
+        store,
+        executor,
+        publish=lambda _events: None,
+        operations={"launch": "load_tests.operations:hold"},
+        paths=paths,
+        settings=Settings(),
+        # As learned from earlier runs.
+        expectations=Expectations({"launch": Declared(LONG, (size_mb + OVERHEAD_MB) * MB)}),
+        budget_bytes=plan.budget_bytes,
+    )
+    executor.start()
+    dispatcher.start()
+    told = _watch(database, count)
+    dispatcher.stop()
+    executor.stop()
+    store.close()
+    print(json.dumps(told))
+
+
+def _submit(database: Path, count: int, size_mb: int) -> None:
+    link = Link(database, writes=True)
+    with link.transaction() as connection:
+        for _ in range(count):
+            new = NewRequest(
+                "launch",
+                Schedule.LONG,
+                {"bytes": size_mb * MB, "seconds": HOLD_SECONDS},
+            )
+            submitting.submit(connection, new, None, time.time(), None)
+    link.close()
+
+
+def _watch(database: Path, count: int) -> dict[str, int]:
+    at_once, waiting = 0, 0
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    states: Counter[str] = Counter()
+    while sum(states[s] for s in ("SUCCEEDED", "FAILED")) < count and time.monotonic() < deadline:
+        connection = connect(database)
+        rows = connection.execute("SELECT state, count(*) FROM requests GROUP BY state")
+        states = Counter(dict(rows.fetchall()))
+        connection.close()
+        at_once, waiting = max(at_once, states["RUNNING"]), max(waiting, states["PENDING"])
+        time.sleep(0.1)
+    return {"at_once": at_once, "waiting": waiting, "succeeded": states["SUCCEEDED"]}
+
+
+if __name__ == "__main__":
+    main()
