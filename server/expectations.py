@@ -108,11 +108,16 @@ class Expectations:
             return request.memory_bytes
         if not request.payload:  # many are so, and are asked for often
             return self._of((request.operation, ""))
-        expected = self._of((request.operation, source_of(request)))
+        key = (request.operation, source_of(request))
+        expected = each = self._of(key)
+        if key not in self._estimates:  # it is careful enough to be so about one replica
+            declared = self._declared.get(request.operation)
+            each = 0 if declared is None else declared.leaves_bytes
         asked = asked_bytes(request)
         if asked is not None:
             expected = min(expected, 2 * asked)  # the launch, and the replica
-        return expected * int(request.payload.get("replicas") or 1)
+            each = min(each, asked)
+        return expected + each * (int(request.payload.get("replicas") or 1) - 1)
 
     def largest(self, schedule: str) -> int:
         """The most that any request of `schedule` is expected to need, replicas left out."""

@@ -115,7 +115,11 @@ def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
     declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
     known = Expectations(declared, most_bytes=400 * MB)
     assert known.of(request()) == 100 * MB
-    assert known.of(request(payload={"source": "echo", "replicas": 3})) == 300 * MB
+    three = request(payload={"source": "echo", "replicas": 3})
+    assert known.of(three) == 180 * MB
+    known.accept(known.learned([(request(), samples(50)[0])], 5.0))
+    assert known.of(three) == 3 * known.of(request()) == 3 * int(50 * MB * 1.15)
+    known = Expectations(declared, most_bytes=400 * MB)
     assert known.typical("LONG") == 100 * MB
 
 
