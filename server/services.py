@@ -39,7 +39,9 @@ class Services:
     stop: Callable[[], None]
 
 
-def _services(request: Request) -> Services:
+# Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,
+# 40 of them, each of which then contends with the loop for every call.
+async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
