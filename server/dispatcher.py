@@ -365,12 +365,12 @@ class Dispatcher:
 
 
 def sample_of(event: FinalEvent) -> PeakSample | None:
-    """What a request's end teaches of its memory."""
+    """What a request's end teaches of its memory. One that raised may have done so at once, and
+    teaches nothing.
+    """
     match event:
         case Succeeded() if event.peak_bytes is not None:
             return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
-        case Raised() if event.peak_bytes is not None:
-            return PeakSample(event.at, event.peak_bytes)
         case Died() if event.exit.is_oom:
             known = (event.exit.peak_bytes, event.exit.limit_bytes)
             reached = max((size for size in known if size is not None), default=None)

@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.executor import BurstableExecutor
 from openenvd.executor.admission import FreeMemory
-from openenvd.executor.messages import Died, Succeeded, Task
+from openenvd.executor.messages import Died, Raised, Succeeded, Task, TaskError
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.connections import Link
@@ -191,6 +191,16 @@ def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
     bench.dispatcher.stop()
     [kept] = bench.store.expectations(10)
     assert (kept.operation, kept.source) == ("launch", "echo")
+
+
+def test_what_failed_early_teaches_nothing(bench: Bench) -> None:
+    first = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [first])
+    bench.end(Raised(first, TaskError("ValueError", "no"), MB, time.time()))
+    bench.submit()
+    bench.eventually(lambda: bench.executor.tasks)
+    assert bench.executor.tasks[0].expected_bytes == 150 * MB
 
 
 def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(bench: Bench) -> None:
