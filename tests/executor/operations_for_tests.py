@@ -203,3 +203,8 @@ def keep(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     kept[::4096] = b"1" * len(kept[::4096])
     _KEPT.append(kept)
     return os.getpid()
+
+
+def wait_for(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    while not Path(payload["path"]).exists():
+        time.sleep(0.01)
