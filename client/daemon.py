@@ -38,6 +38,8 @@ START_LOCK_SECONDS = 90.0  # somebody else is starting it
 _LOOK_AGAIN_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
 _LOG_TAIL_BYTES = 16 * 1024
+# glibc gives every thread an arena of its own and keeps what is freed: 9 MB of an idle daemon.
+_MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _SHELL = "/bin/sh"
 _READY_FD = 3
 _LEAST_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
@@ -247,7 +249,7 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
     try:
         log_end = os.fstat(log).st_size
         command = server_command(settings, "--ready-fd", str(_READY_FD))
-        environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
+        environ = {**_MALLOC, **os.environ, "OPENENV_HOME": str(paths.home)}
         # The shell leaves the daemon to the system and is gone: whoever started it may live long
         # (training code), and would otherwise have to collect it one day.
         shell = os.posix_spawn(

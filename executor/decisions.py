@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from .messages import SHORT
 
-# A burst worker that had nothing to do for so long leaves, so that memory falls back after a burst.
+# How many workers of a schedule stay when there is nothing to do. The other guaranteed ones are
+# places whose memory is set aside: a fork fills one in 2 ms, and idle it would hold some MB.
+KEPT_WORKERS = 1
+
+# A worker beyond those that had nothing to do for so long leaves: memory falls back after a burst.
 BURST_IDLE_SECONDS = 10.0
 
 # What a worker may have grown by since it was forked (leaks, caches, fragmentation).
@@ -43,14 +47,14 @@ def workers_wanted(
     """How many workers to ask for now.
 
     `living` are those that take tasks, `leaving` those on their way out, `asked` those asked for.
-    A guaranteed worker is replaced once it is gone, a burst worker only when a task waits.
+    A kept worker is replaced once it is gone, any other only when a task waits.
     """
-    below_guarantee = guaranteed - living - leaving - asked
+    below_kept = min(guaranteed, KEPT_WORKERS) - living - leaving - asked
     for_work = waiting - idle - asked
     if schedule == SHORT and living > 0:
         for_work = min(for_work, MOST_SHORT_FORKS_AT_ONCE - asked)
     most_now = MOST_LONG_FORKS_AT_ONCE - asked
-    return max(0, min(max(below_guarantee, for_work), capacity - living - asked, most_now))
+    return max(0, min(max(below_kept, for_work), capacity - living - asked, most_now))
 
 
 def reason_to_recycle(*, grown_bytes: int | None) -> str | None:

@@ -4,10 +4,10 @@
     memory   ├─ reserve ─┼─ daemon ─┼──────────────────── budget ─────────────────────┤
                                     ├ guaranteed SHORT ┼ guaranteed LONG ┼── burst ───┤
 
-*Guaranteed* workers are forked at start and stay; their expected memory is set aside, so a burst
-never starves them. *Burst* workers come when there is work beyond the guaranteed ones and leave
-after an idle time. LONG and SHORT have a share each, so a full house of LONG ones leaves SHORT
-requests their workers.
+*Guaranteed* workers have their expected memory set aside, so a burst never starves them; one of
+each schedule is always there, the others are forked when they are needed. *Burst* workers come when
+there is work beyond the guaranteed ones. What has been idle for a while leaves. LONG and SHORT have
+a share each, so a full house of LONG ones leaves SHORT requests their workers.
 
 How many burst workers there may be is bounded here as if each needed next to nothing; what bounds
 them from one moment to the next is what their tasks are expected to need: `admission.py`.

@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .decisions import workers_wanted
+from .decisions import KEPT_WORKERS, workers_wanted
 from .frames import FrameReader, encode_frame
 from .messages import LONG, SHORT, Task, WorkerStatus
 from .plan import Plan
@@ -116,6 +116,11 @@ class PooledWorker:
         except OSError:
             self.unsent.clear()
         return not self.unsent
+
+    @property
+    def kept(self) -> bool:
+        """Whether it stays when there is nothing to do."""
+        return self.guaranteed and self.ordinal <= KEPT_WORKERS
 
     @property
     def grown_bytes(self) -> int | None:

@@ -296,7 +296,7 @@ class Supervisor:
         if pool.waiting:
             self._assign(pool, worker, pool.waiting.popleft(), now)
             return
-        idles_out = math.inf if worker.guaranteed else now + BURST_IDLE_SECONDS
+        idles_out = math.inf if worker.kept else now + BURST_IDLE_SECONDS
         pool.enter(worker, Stage.IDLE, deadline=idles_out)
         self.set_alarm(idles_out)
 

@@ -81,7 +81,8 @@ def test_the_pids_limit_counts() -> None:
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        ({}, 2),  # at start: the guaranteed ones
+        ({}, 1),  # at start: the one that is kept
+        ({"waiting": 2}, 2),  # a guaranteed place is filled when there is work for it
         ({"living": 2, "idle": 2}, 0),
         ({"living": 2, "waiting": 3}, 3),  # a burst
         ({"living": 2, "waiting": 9}, 4),  # no further than the capacity
