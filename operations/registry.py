@@ -25,8 +25,14 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Probe,
 )
 
-# What the zygote imports, so that workers find it in memory.
-PRELOAD: tuple[str, ...] = (__name__,)
+# What the zygote imports, so that workers find it in memory; also what operations import late,
+# of which every worker would otherwise keep a copy of its own.
+PRELOAD: tuple[str, ...] = (
+    __name__,
+    "openenvd.environments.providers.local",
+    "openenvd.processes.cgroups",
+    "openenvd.processes.limits",
+)
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
