@@ -57,6 +57,9 @@ class WorkerCgroups:
             if group is not None:
                 group.add(worker.pid)
                 worker.cgroup = group
+                if self._limits[worker.name] != self._limit_bytes:
+                    # Its predecessor died under a cap of its own, which ends with it.
+                    self.apply_limit(worker, None)
         except OSError as exc:
             log.warning("worker %s runs outside its cgroup: %s", worker.name, exc)
 

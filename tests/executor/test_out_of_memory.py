@@ -63,6 +63,11 @@ def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None
     assert not capped.run("die", {"signal": "SIGKILL"}).exit.is_oom
 
 
+def test_a_cap_too_small_ends_with_the_task_that_asked_for_it(capped: Bench) -> None:
+    assert capped.run("grow", {"size": 40 * MB}, memory_bytes=16 * MB).exit.is_oom
+    assert isinstance(capped.run("grow", {"size": MB}), Succeeded)
+
+
 def test_a_task_may_ask_for_a_cap_of_its_own(capped: Bench) -> None:
     outcome = capped.run("grow", {"size": 100 * MB}, memory_bytes=400 * MB)
     assert isinstance(outcome, Succeeded)
