@@ -35,6 +35,7 @@ from . import base
 MEGABYTE = 2**20
 MAX_REPLICAS = 1000
 MAX_SESSIONS = 1_000_000
+LEAST_MEMORY_MB = 32  # the launch itself holds about 25
 MAX_MEMORY_MB = 2**30  # a petabyte: what is more was not meant
 LEFTOVER_GRACE_SECONDS = 2.0
 
@@ -79,7 +80,10 @@ class LaunchPayload(base.Payload):
     )
     serve_as_is: bool = Field(False, description="Run the project's own app untouched.")
     memory_mb: int | None = Field(
-        None, ge=1, le=MAX_MEMORY_MB, description="Memory limit of each replica, in MB."
+        None,
+        ge=LEAST_MEMORY_MB,
+        le=MAX_MEMORY_MB,
+        description="Memory limit of the launch, and of each replica, in MB.",
     )
 
     @field_validator("provider")
