@@ -18,6 +18,7 @@ Failure cases:
 
 * The database cannot be written (disk full). What was reported stays in the inbox, in order, and
   is tried again every `RETRY_SECONDS`; nothing is claimed meanwhile, so nothing runs unrecorded.
+* An outcome that cannot be written as it is (no JSON, say) fails its own request, and no other.
 * The daemon dies between claim and submit, or before an outcome is written: the request is left
   RUNNING and the next daemon's recovery decides about it.
 * A claimed request finds no room after all (a worker died in between): it is released, and its
@@ -50,6 +51,7 @@ from ..executor.messages import (
     Started,
     Succeeded,
     Task,
+    TaskError,
 )
 from ..processes.log_bound import keep_newest_half
 from ..requests_db.errors import DatabaseError
@@ -176,9 +178,31 @@ class Dispatcher:
     def _record(self) -> None:
         batch = list(self._inbox)
         if batch:
-            self._publish(self._write(batch))
+            self._publish(self._write_all(batch))
         for _ in batch:
             self._inbox.popleft()  # only now: a failed write leaves them for the next turn
+
+    def _write_all(self, batch: list[ExecutorEvent]) -> list[Event]:
+        """Write the batch; one event that cannot be written costs itself and no other."""
+        try:
+            return self._write(batch)
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("writing %d events one by one", len(batch))
+        return [written for event in batch for written in self._write_one(event)]
+
+    def _write_one(self, event: ExecutorEvent) -> list[Event]:
+        try:
+            return self._write([event])
+        except DatabaseError:
+            raise
+        except Exception as exc:
+            log.exception("%s cannot be written", type(event).__name__)
+            if not isinstance(event, Succeeded | Raised | Died | Cancelled):
+                return []
+            error = TaskError(type(exc).__name__, f"its outcome cannot be written: {exc}")
+            return self._write([Raised(event.task_id, error, None, event.at)])
 
     def _write(self, batch: list[ExecutorEvent]) -> list[Event]:
         started = [e for e in batch if isinstance(e, Started)]

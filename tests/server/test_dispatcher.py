@@ -172,6 +172,19 @@ def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
     assert big not in bench.submitted()
 
 
+def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Bench) -> None:
+    odd, good = bench.submit("check", payload={}), bench.submit("check", payload={})
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 2)
+    bench.dispatcher.deliver(Succeeded(odd, {1: object()}, None, time.time()))
+    bench.dispatcher.deliver(Succeeded(good, {"fine": True}, None, time.time()))
+    bench.eventually(lambda: bench.read(good).state is RequestState.SUCCEEDED)
+    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
+    error = bench.read(odd).error
+    assert error is not None
+    assert "cannot be written" in error.message
+
+
 def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
     bench.submit(payload={"source": "echo", "memory_mb": 300})
     bench.dispatcher.start()
