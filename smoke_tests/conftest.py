@@ -31,6 +31,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 10.0
 
+# Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
+# that down to the commands that are interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @dataclass
 class Answer:

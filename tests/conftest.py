@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+# Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
+# that down to the commands that are interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
