@@ -36,7 +36,7 @@ from load_tests.operations import worker_path
 from load_tests.report import Report, parse_arguments, percentile
 from load_tests.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
 from openenvd.executor import BurstableExecutor, Plan
-from openenvd.executor.messages import SHORT, Task
+from openenvd.executor.messages import LONG, SHORT, Task
 from openenvd.executor.plan import BURST_SHORT_PER_CPU
 from openenvd.requests_db import submitting
 from openenvd.requests_db.async_store import AsyncStore
@@ -246,7 +246,8 @@ def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outco
 
 def _wait_for_workers(executor: BurstableExecutor) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(executor.status().workers) < 1 + WORKERS:
+    # One of each schedule is always there; the others come with the work.
+    while {worker.schedule for worker in executor.status().workers} < {LONG, SHORT}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
