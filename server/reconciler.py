@@ -264,11 +264,23 @@ class Reconciler:
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
         await self._adopt(environment)
-        self._ours(environment.name).set()
-        address = environment.address
+        told: Json = {}
         if launch is not None and isinstance(launch.result, dict):
-            address = launch.result.get("environment", {}).get("address", address)
-        await self._observe(environment.name, address)
+            told = launch.result.get("environment", {})
+        if environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
+            await self._believe(told.get("replicas", []))
+        self._ours(environment.name).set()
+        await self._observe(environment.name, told.get("address", environment.address))
+
+    async def _believe(self, replicas: list[Json]) -> None:
+        """What a launch has just seen ready is ready, although its keeper was not heard here yet.
+
+        Otherwise whoever was told of the launch's success might find it DEGRADED for a moment.
+        """
+        for replica in replicas:
+            watch = self._watches.get(replica.get("id", ""))
+            if watch is not None:
+                await watch.believe_ready(replica.get("pid"))
 
     async def _abandon(self, environment: Environment, launch: Request | None) -> None:
         await self._stop_all(environment.name)

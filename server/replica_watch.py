@@ -119,6 +119,12 @@ class ReplicaWatch:
             self._ready_since = time.monotonic()
         await self._become(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
 
+    async def believe_ready(self, pid: int | None) -> None:
+        """Its launch saw its first server ready; the keeper's word of that is on its way here."""
+        is_first = self.status.get("generation", 1) == 1
+        if is_first and self.replica.state is ReplicaState.STARTING:
+            await self._become(ReplicaState.READY, pid=pid)
+
     async def _become(self, state: ReplicaState, **changes: object) -> None:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
         if changed != self.replica:
