@@ -8,6 +8,7 @@ with the assertion that there is none.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -25,7 +26,11 @@ from openenvd.processes.keeper_link import (
     clean_up_after_keeper,
     start_keeper,
 )
-from openenvd.processes.server_child import adopted_children, become_subreaper
+from openenvd.processes.server_child import (
+    _PR_SET_CHILD_SUBREAPER,
+    adopted_children,
+    become_subreaper,
+)
 
 WAIT_SECONDS = 30.0
 
@@ -187,6 +192,7 @@ def no_process_survives() -> Iterator[None]:
     for pid in survivors:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # other rooms' tests are not
     assert not survivors
 
 
