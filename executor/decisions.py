@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: plain values in, a number or a reason out. Effects happen in `supervisor.py`.
 
-The seams for memory: whether a burst worker may start now is `workers_wanted`, whether a worker may
-stay is `reason_to_recycle`.
+How many workers to fork is `workers_wanted`, whether one may stay is `reason_to_recycle`. Whether
+memory suffices for a task is `admission.py`.
 """
 
 from __future__ import annotations

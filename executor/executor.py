@@ -122,7 +122,7 @@ class BurstableExecutor:
         self._lifeline: tuple[int, int] = (-1, -1)
 
     def start(self) -> None:
-        """Start the zygote and the guaranteed workers; returns before they are ready.
+        """Start the zygote and the workers that are kept; returns before they are ready.
 
         Raises:
             OSError: this interpreter cannot be started a second time.

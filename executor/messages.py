@@ -38,7 +38,7 @@ class TaskError:
     type: str  # the exception's qualified name
     message: str
     hint: str | None = None
-    kind: str = "operation_error"  # an operation may say `invalid` (see operations.errors)
+    kind: str = "operation_error"  # an operation may say `invalid` (as `environments.errors` do)
     traceback: str = ""
 
 

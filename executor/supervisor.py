@@ -94,7 +94,6 @@ class Supervisor:
         self._source: WorkerSource | None = None
         self._source_number = 0
         self._failed_starts = 0
-        self._last_failure = ""
         self._next_start = 0.0
         self._watch_at = math.inf  # under the pools' lock: a worker without a cgroup is busy
         self._stop_deadline = math.inf  # finite once we are asked to stop
@@ -567,7 +566,6 @@ class Supervisor:
 
     def _count_failed_start(self, why: str) -> None:
         self._failed_starts += 1
-        self._last_failure = why
         self._next_start = time.monotonic() + back_off_seconds(self._failed_starts)
         self.set_alarm(self._next_start)
         if self._failed_starts >= MOST_FAILED_STARTS:

@@ -2,7 +2,8 @@
 """From a wait status and the kernel's counters to an `ExitReason`.
 
 `explain_exit` is a pure function, tested by a table; the order of its questions is the order in
-`exit_reason.py`. `evidence_before` and `evidence_after` read what it needs.
+`exit_reason.py`. `evidence_after` reads what it needs, beside the counters
+of before (`read_oom_counters`).
 
 Two rules keep a `kill -9` by hand from being called out of memory. A cgroup's counter that stood
 still rules memory out, whatever happened elsewhere on the machine. One that moved proves that
@@ -29,11 +30,6 @@ class Evidence(TypedDict):
     vmstat_after: int | None
     kernel_log_line: str | None
     cgroup_name: str | None
-
-
-def evidence_before(cgroup: Cgroup | None = None) -> OomCounters:
-    """The counters before a process starts (or at any moment at which it still lives)."""
-    return read_oom_counters(cgroup)
 
 
 def evidence_after(
