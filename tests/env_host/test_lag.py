@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lag of an event loop: the arithmetic with a told time, the stack with a loop that is held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from openenvd.env_host.lag import (
+    EventLoopLagMonitor,
+    LagSnapshot,
+    LagWindow,
+    LoopState,
+    held_by,
+    lags_of,
+    quantile,
+    state_of,
+)
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_stall_of_five_seconds_is_fifty_missed_samples() -> None:
+    lags = lags_of(10.0, 15.0, 0.1, most=600)
+    assert len(lags) == 51  # the one that was due, and fifty that were not taken
+    assert lags[0] == 5.0
+    assert lags[1] == pytest.approx(4.9)
+    assert lags[-1] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_stall_longer_than_the_window_fills_the_window_and_no_more() -> None:
+    lags = lags_of(0.0, 100.0, 0.1, most=10)
+    assert len(lags) == 10
+    assert lags[0] == pytest.approx(0.9)
+
+
+def test_a_beat_in_time_is_one_sample_without_lag() -> None:
+    window = LagWindow(0.0)
+    due = 0.1
+    for _ in range(30):
+        due = window.beat(due)
+    snapshot = window.snapshot(due)
+    assert (snapshot.samples, snapshot.max_seconds, snapshot.stalls) == (30, 0.0, 0)
+    assert due == pytest.approx(3.1)
+
+
+def test_the_beat_after_a_stall_keeps_its_rhythm() -> None:
+    window = LagWindow(0.0)
+    assert window.beat(0.25) == pytest.approx(0.3)
+    assert window.beat(0.3) == pytest.approx(0.4)
+
+
+def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
+    window = LagWindow(0.0, window_seconds=10.0)
+    due = 0.1
+    for _ in range(49):
+        due = window.beat(due)
+    window.beat(due + 5.0)
+    snapshot = window.snapshot(due + 5.0)
+    assert snapshot.samples == 100
+    assert snapshot.p50_seconds == pytest.approx(0.0, abs=0.11)
+    assert snapshot.p90_seconds == pytest.approx(4.0, abs=0.11)
+    assert snapshot.p99_seconds == pytest.approx(4.9, abs=0.11)
+    assert snapshot.max_seconds == pytest.approx(5.0)
+
+
+def test_a_stall_that_still_lasts_counts() -> None:
+    window = LagWindow(0.0)
+    snapshot = window.snapshot(5.1)
+    assert snapshot.samples == 51
+    assert snapshot.max_seconds == pytest.approx(5.0)
+    assert (snapshot.state, snapshot.stalls) == (LoopState.WEDGED, 1)
+
+
+def test_the_window_slides_and_the_worst_is_remembered() -> None:
+    window = LagWindow(0.0, window_seconds=1.0)
+    due = window.beat(2.1)
+    for _ in range(10):
+        due = window.beat(due)
+    snapshot = window.snapshot(due - 0.05)
+    assert snapshot.samples == 10
+    assert snapshot.max_seconds == pytest.approx(0.0, abs=1e-6)
+    assert snapshot.worst_seconds == pytest.approx(2.0)
+    assert snapshot.stalls == 1
+
+
+def test_a_timer_that_comes_too_early_has_no_lag() -> None:
+    window = LagWindow(0.0)
+    assert window.beat(0.0995) == pytest.approx(0.2)
+    assert window.snapshot(0.1).max_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("overdue", "median", "is_running", "state"),
+    [
+        (0.0, 0.0, True, LoopState.ALIVE),
+        (0.9, 0.0, True, LoopState.ALIVE),
+        (0.0, 0.2, True, LoopState.BUSY),
+        (1.0, 0.2, True, LoopState.WEDGED),
+        (9.0, 9.0, False, LoopState.DEAD),
+    ],
+)
+def test_dead_wedged_busy_and_alive_are_told_apart(
+    overdue: float, median: float, is_running: bool, state: LoopState
+) -> None:
+    assert state_of(overdue, median, 1.0, is_running=is_running) is state
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.9, 4), (1.0, 4)])
+def test_quantiles_are_values_that_occurred(share: float, value: float) -> None:
+    assert quantile([1, 2, 3, 4], share) == value
+
+
+def test_without_samples_all_is_zero() -> None:
+    assert quantile([], 0.5) == 0.0
+    assert EventLoopLagMonitor().snapshot().samples == 0
+
+
+async def test_the_monitor_goes_by_its_clock() -> None:
+    clock = Clock()
+    with EventLoopLagMonitor(clock=clock) as monitor:
+        clock.now += 3.1
+        assert monitor.snapshot().max_seconds == pytest.approx(3.0)
+
+
+async def test_another_thread_reads_while_the_loop_is_held() -> None:
+    seen: list[LagSnapshot] = []
+    with EventLoopLagMonitor(interval_seconds=0.001, stall_seconds=0.02) as monitor:
+
+        def read_until_wedged() -> None:
+            while not seen or seen[-1].state is not LoopState.WEDGED:
+                seen.append(monitor.snapshot())
+
+        reader = threading.Thread(target=read_until_wedged)
+        reader.start()
+        reader.join()  # holds the loop, which is what is tested
+    assert seen[-1].max_seconds >= 0.02
+
+
+class Told(logging.Handler):
+    """Hands on what is logged, and lets a thread wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: SimpleQueue[str] = SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.put(record.getMessage())
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """What `env_host.lag` logs."""
+    handler = Told()
+    logger = logging.getLogger("openenvd.env_host.lag")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def hold_until_told(told: Told) -> str:
+    return told.lines.get(timeout=60)
+
+
+async def test_the_stack_of_what_holds_the_loop_is_logged(told: Told) -> None:
+    with EventLoopLagMonitor("collector", stall_seconds=0.05):
+        line = hold_until_told(told)
+    assert line.startswith("collector is held for 0.")
+    assert "in hold_until_told" in line
+    assert "thread MainThread" in line
+
+
+async def test_the_end_of_a_stall_is_logged_and_the_next_one_is_told_again(told: Told) -> None:
+    with EventLoopLagMonitor("collector", stall_seconds=0.05):
+        hold_until_told(told)
+        over = await asyncio.to_thread(told.lines.get, timeout=60)
+        assert over.startswith("collector turns again after more than 0.")
+        assert "is held for" in hold_until_told(told)
+
+
+async def test_heartbeats_come_while_the_loop_is_held() -> None:
+    beats: SimpleQueue[LagSnapshot] = SimpleQueue()
+    with EventLoopLagMonitor(stall_seconds=0.05, on_heartbeat=beats.put):
+        while beats.get(timeout=60).state is not LoopState.WEDGED:
+            pass
+
+
+async def test_a_heartbeat_that_raises_ends_nothing(told: Told) -> None:
+    def fail(_: LagSnapshot) -> None:
+        raise OSError("the pipe is gone")
+
+    with EventLoopLagMonitor(stall_seconds=0.05, on_heartbeat=fail):
+        lines = iter(lambda: told.lines.get(timeout=60), None)
+        assert any("the heartbeat of loop" in line for line in lines)
+        assert any("is held for" in line for line in lines)
+
+
+def test_a_loop_that_has_ended_is_dead() -> None:
+    monitor = EventLoopLagMonitor()
+
+    async def start() -> None:
+        monitor.start()
+
+    asyncio.run(start())
+    assert monitor.snapshot().state is LoopState.DEAD
+    monitor.stop()
+
+
+async def test_starting_and_stopping_twice_is_allowed() -> None:
+    monitor = EventLoopLagMonitor()
+    monitor.stop()
+    monitor.start()
+    monitor.start()
+    monitor.stop()
+    monitor.stop()
+    assert not [t for t in threading.enumerate() if t.name == "loop-watchdog"]
+
+
+async def test_a_stopped_monitor_keeps_what_it_measured() -> None:
+    clock = Clock()
+    with EventLoopLagMonitor(clock=clock, interval_seconds=0.001) as monitor:
+        clock.now += 3.0
+        while monitor._window._worst == 0:
+            await asyncio.sleep(0)
+    clock.now += 100
+    assert monitor.snapshot().worst_seconds == pytest.approx(2.999)
+
+
+def test_a_thread_that_has_ended_is_named_all_the_same() -> None:
+    assert "has ended" in held_by(-1)
+
+
+def test_it_stands_alone(child: Callable[[str], str]) -> None:
+    modules = child("import openenvd.env_host.lag, sys; print(*sys.modules)")
+    assert not {"pydantic", "uvicorn", "fastapi", "psutil"} & set(modules.split())
+
+
+@pytest.fixture
+def child() -> Callable[[str], str]:
+    """Runs a line of Python in a new interpreter."""
+    return lambda code: (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+    )
