@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmark`: every step waits as long as it is told; what scaling is measured with.
+
+behaviour.py      what it does and what it says, on nothing but pydantic
+environment.py    on our base classes: `openenv launch benchmark`
+upstream_app.py   on upstream's: `uvicorn --app-dir envs benchmark.upstream_app:app`
+"""

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark on our own base classes."""
+
+from __future__ import annotations
+
+from ...env_host.interfaces import Action, Environment, Observation, State
+from .behaviour import SeenFields, WaitFields, Waits, WaitsOnLoop, is_synchronous
+
+
+class BenchmarkAction(WaitFields, Action):
+    """How long to wait."""
+
+
+class BenchmarkObservation(SeenFields, Observation):
+    """Who waited, and how long."""
+
+
+class SyncBenchmarkEnvironment(Waits, Environment[BenchmarkAction, BenchmarkObservation, State]):
+    """Blocks the session's thread while it waits."""
+
+    observation_cls = BenchmarkObservation
+    state_cls = State
+
+
+class BenchmarkEnvironment(WaitsOnLoop, Environment[BenchmarkAction, BenchmarkObservation, State]):
+    """Waits on the event loop."""
+
+    observation_cls = BenchmarkObservation
+    state_cls = State
+
+
+ServedEnvironment = SyncBenchmarkEnvironment if is_synchronous() else BenchmarkEnvironment

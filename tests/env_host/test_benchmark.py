@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bundled `benchmark`: says who served it, waits as told, on the loop or on a thread."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from openenvd.envs.benchmark.environment import BenchmarkAction
+
+from .conftest import StartHost
+
+SERVED = "openenvd.envs.benchmark.environment:ServedEnvironment"
+
+both_variants = pytest.mark.parametrize("env", [{}, {"BENCHMARK_SYNC": "1"}], ids=["loop", "sync"])
+
+
+@both_variants
+def test_a_step_waits_as_told_and_says_who_served_it(start: StartHost, env: dict[str, str]) -> None:
+    host = start(SERVED, env=env)
+    host.ready()
+    with host.open() as session:
+        first = session.ask("reset")["data"]["observation"]
+        seen = session.ask("step", {"wait_seconds": 0.05})["data"]["observation"]
+    assert seen["waited_seconds"] >= 0.05
+    assert seen["step_count"] == 1
+    assert seen["session_hash"] == first["session_hash"] != ""
+    assert seen["pid"] > 0
+    assert abs(seen["timestamp"] - time.time()) < 600
+
+
+@both_variants
+def test_sessions_wait_side_by_side(start: StartHost, env: dict[str, str]) -> None:
+    host = start(SERVED, env=env)
+    host.ready()
+    with host.open() as one, host.open() as other:
+        one.send("step", {"wait_seconds": 600})
+        assert other.ask("step", {"wait_seconds": 0})["data"]["observation"]["step_count"] == 1
+
+
+def test_messages_weigh_what_they_are_asked_to(start: StartHost) -> None:
+    host = start(SERVED)
+    host.ready()
+    with host.open() as session:
+        action = {"payload": "y" * 1000, "answer_bytes": 3000}
+        seen = session.ask("step", action)["data"]["observation"]
+    assert seen["payload_bytes"] == 1000
+    assert len(seen["payload"]) == 3000
+
+
+@pytest.mark.parametrize(
+    "action", [{"wait_seconds": -1}, {"wait_seconds": 1e9}, {"answer_bytes": -1}]
+)
+def test_an_impossible_wait_is_refused(action: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(action))):
+        BenchmarkAction.model_validate(action)
