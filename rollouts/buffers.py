@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room for what is under way, in bytes: one budget from the session to the disk.
+
+    collector ──reserve──▶ Hold ──travels with the step──▶ writer thread ──▶ disk ──▶ release
+                  ▲                                                                     │
+                  └───────────────── the next in line is admitted ◀─────────────────────┘
+
+A step's room is reserved before the step is asked for, and given back when it is on disk: nothing
+in between can grow without it. Those who wait are served in order. Something larger than the whole
+budget passes alone. Queues between threads need no bound of their own then.
+
+The lock guards the figures and the line of those who wait; it is never held across a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LEAST_BYTES = 512  # a step is never smaller than its own objects
+
+
+def admits(used_bytes: int, size_bytes: int, limit_bytes: int) -> bool:
+    """Whether so much more may come in: what fits, or anything when all is empty."""
+    return used_bytes == 0 or used_bytes + size_bytes <= limit_bytes
+
+
+class ByteBudget:
+    """`limit_bytes` of room, reserved on event loops and given back from any thread."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes <= 0:
+            raise ValueError(f"a budget needs room: {limit_bytes} bytes")
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = 0
+        self._used_bytes = 0
+        self._waiting: deque[_Waiter] = deque()
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """What is reserved now."""
+        return self._used_bytes
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._waiting)
+
+    async def reserve(self, size_bytes: int) -> Hold:
+        """Room for `size_bytes`, waited for in line.
+
+        Raises:
+            Exception: what `fail` was given.
+        """
+        size_bytes = max(size_bytes, LEAST_BYTES)
+        waiter = self._admit_or_queue(size_bytes)
+        if waiter is not None:
+            await self._wait(waiter)
+        return Hold(self, size_bytes)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing is given back any more: whoever waits, or comes later, is told `error`."""
+        with self._lock:
+            self._failure = error
+            waiting, self._waiting = list(self._waiting), deque()
+        for waiter in waiting:
+            waiter.wake(error)
+
+    def change(self, difference_bytes: int) -> None:
+        """What a hold took more, or gave back."""
+        with self._lock:
+            self._used_bytes += difference_bytes
+            self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+            admitted = self._admit()
+        for waiter in admitted:
+            waiter.wake()
+
+    def _admit_or_queue(self, size_bytes: int) -> _Waiter | None:
+        """None: there was room."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if not self._waiting and admits(self._used_bytes, size_bytes, self.limit_bytes):
+                self._take(size_bytes)
+                return None
+            loop = asyncio.get_running_loop()
+            waiter = _Waiter(size_bytes, loop, loop.create_future())
+            self._waiting.append(waiter)
+            return waiter
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        try:
+            await waiter.future
+        except asyncio.CancelledError:
+            self._withdraw(waiter)
+            raise
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        """Cancelled: out of the line, or, when it was admitted in the meantime, out again."""
+        with self._lock:
+            if waiter.admitted:
+                self._used_bytes -= waiter.size_bytes
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
+            admitted = self._admit()
+        for other in admitted:
+            other.wake()
+
+    def _admit(self) -> list[_Waiter]:
+        """Let in whom there is room for, in order. Under the lock; the caller wakes them."""
+        admitted = []
+        while self._waiting and admits(
+            self._used_bytes, self._waiting[0].size_bytes, self.limit_bytes
+        ):
+            waiter = self._waiting.popleft()
+            waiter.admitted = True
+            self._take(waiter.size_bytes)
+            admitted.append(waiter)
+        return admitted
+
+    def _take(self, size_bytes: int) -> None:
+        self._used_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+
+
+class Hold:
+    """Room in a budget, until it is released. Any thread may do so; twice is once."""
+
+    __slots__ = ("_budget", "size_bytes")
+
+    def __init__(self, budget: ByteBudget, size_bytes: int) -> None:
+        self._budget: ByteBudget | None = budget
+        self.size_bytes = size_bytes
+
+    def resize(self, size_bytes: int) -> None:
+        """To what it really became. Never waits: those in line wait a little longer instead."""
+        size_bytes = max(size_bytes, LEAST_BYTES)
+        if self._budget is not None and size_bytes != self.size_bytes:
+            difference_bytes = size_bytes - self.size_bytes
+            self.size_bytes = size_bytes
+            self._budget.change(difference_bytes)
+
+    def release(self) -> None:
+        """Give it back."""
+        budget, self._budget = self._budget, None
+        if budget is not None:
+            budget.change(-self.size_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    size_bytes: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+    admitted: bool = False
+
+    def wake(self, error: Exception | None = None) -> None:
+        """From any thread. A loop that has been closed waits for nothing."""
+        try:
+            self.loop.call_soon_threadsafe(self._settle, error)
+        except RuntimeError:  # closed
+            return
+
+    def _settle(self, error: Exception | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes of memory a JSON-like value takes, with arrays and nested values."""
+    if isinstance(value, str):
+        return sys.getsizeof(value)  # tells one-byte text from wide text
+    if isinstance(value, bytes | bytearray):
+        return len(value) + 33
+    if isinstance(value, memoryview):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return 64 + sum(50 + len(str(key)) + size_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return 56 + 8 * len(value) + _size_of_items(value)
+    return int(getattr(value, "nbytes", 32))
+
+
+def _size_of_items(items: list[Any] | tuple[Any, ...]) -> int:
+    """Long lists of numbers (token ids) are not walked: their first item speaks for them."""
+    if len(items) > 64 and isinstance(items[0], int | float):
+        return 32 * len(items)
+    return sum(map(size_of, items))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can go wrong with rollouts.
+
+    RolloutError                any of the below
+    ├── OutputError             the folder that rollouts are written to
+    │   ├── OutputFull          its disk (or quota, or file size limit) is exhausted
+    │   ├── OutputBusy          another rollout writes there
+    │   ├── OutputDamaged       a file is missing, or is not what its checksum says
+    │   └── OutputUnwritable    it cannot be opened or written
+    ├── WriterClosed            something was handed over after `close`, or after it failed
+    ├── EpisodeRefused          an episode that is finished already, or whose steps do not follow
+    ├── StageError              a stage was given what it cannot work on
+    └── SendError               a sender or its receiver
+        ├── SenderClosed        something was sent after `close`
+        └── PeerLost            nobody has acknowledged for too long
+
+`hint` says what to do next.
+"""
+
+from __future__ import annotations
+
+import errno
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class RolloutError(Exception):
+    """Something about a rollout."""
+
+    default_hint = "look at the request's log"
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint or self.default_hint
+
+
+class OutputError(RolloutError):
+    """The folder that rollouts are written to."""
+
+
+class OutputFull(OutputError):
+    """No room is left. What was finished stays; the rest is run again by the next rollout."""
+
+    default_hint = (
+        "free some space there, and run the same command again: finished episodes are kept"
+    )
+
+
+class OutputBusy(OutputError):
+    """Another process writes there."""
+
+    default_hint = "wait for the other rollout, or write to another folder"
+
+
+class OutputDamaged(OutputError):
+    """A file is missing, or is not what its checksum says."""
+
+    default_hint = "restore the file from a copy, or collect into another folder"
+
+
+class OutputUnwritable(OutputError):
+    """It cannot be opened or written."""
+
+    default_hint = "mend the folder's permissions, or write to another one"
+
+
+class WriterClosed(RolloutError):
+    """Something was handed over after `close`, or after it failed."""
+
+
+class EpisodeRefused(RolloutError):
+    """An episode that is finished already, or whose steps do not follow each other."""
+
+
+class StageError(RolloutError):
+    """A stage was given what it cannot work on."""
+
+    default_hint = "look at the stage's own documentation for what it needs"
+
+
+class SendError(RolloutError):
+    """A sender or its receiver."""
+
+
+class SenderClosed(SendError):
+    """Something was sent after `close`."""
+
+
+class PeerLost(SendError):
+    """Nobody has acknowledged for too long. Nothing of what was not acknowledged is dropped."""
+
+    default_hint = "see whether the receiver runs, and whether its address is right"
+
+
+def of_os_error(exc: OSError, path: object) -> OutputError:
+    """The typed error for what the operating system said of `path`."""
+    if exc.errno in _NO_ROOM:
+        return OutputFull(f"no room is left for {path}: {exc.strerror}")
+    return OutputUnwritable(f"{path} cannot be written: {exc.strerror or exc}")

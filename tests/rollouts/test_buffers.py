@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One budget in bytes from the session to the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from openenvd.rollouts.buffers import LEAST_BYTES, ByteBudget, admits, size_of
+
+KB = 1024
+
+
+@pytest.mark.parametrize(
+    ("used", "size", "limit", "fits"),
+    [(0, 5, 10, True), (5, 5, 10, True), (6, 5, 10, False), (0, 50, 10, True), (1, 50, 10, False)],
+)
+def test_what_fits_comes_in_and_anything_when_all_is_empty(
+    used: int, size: int, limit: int, fits: bool
+) -> None:
+    assert admits(used, size, limit) is fits
+
+
+async def test_reserving_waits_until_room_is_given_back() -> None:
+    budget = ByteBudget(10 * KB)
+    first = await budget.reserve(8 * KB)
+    second = asyncio.create_task(budget.reserve(4 * KB))
+    await asyncio.sleep(0)
+    assert (second.done(), budget.waiting) == (False, 1)
+    first.release()
+    assert (await second).size_bytes == 4 * KB
+    assert budget.used_bytes == 4 * KB
+
+
+async def test_those_who_wait_are_served_in_order() -> None:
+    """A small one does not pass a large one for ever."""
+    budget = ByteBudget(10 * KB)
+    first, second = await budget.reserve(6 * KB), await budget.reserve(3 * KB)
+    large = asyncio.create_task(budget.reserve(9 * KB))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    assert not small.done()
+    first.release()
+    await asyncio.sleep(0)
+    assert not large.done()
+    second.release()
+    await large
+    await small
+
+
+async def test_something_larger_than_the_budget_passes_alone() -> None:
+    budget = ByteBudget(10 * KB)
+    first = await budget.reserve(KB)
+    huge = asyncio.create_task(budget.reserve(100 * KB))
+    await asyncio.sleep(0)
+    assert not huge.done()
+    first.release()
+    hold = await huge
+    after = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    assert not after.done()
+    hold.release()
+    await after
+
+
+async def test_releasing_twice_gives_back_once() -> None:
+    budget = ByteBudget(10 * KB)
+    hold = await budget.reserve(2 * KB)
+    await budget.reserve(KB)
+    hold.release()
+    hold.release()
+    assert budget.used_bytes == KB
+
+
+async def test_a_hold_grows_without_waiting_and_shrinks_for_others() -> None:
+    budget = ByteBudget(10 * KB)
+    hold = await budget.reserve(KB)
+    hold.resize(20 * KB)
+    assert budget.used_bytes == 20 * KB
+    other = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    assert not other.done()
+    hold.resize(2 * KB)
+    await other
+    assert budget.peak_bytes == 20 * KB
+
+
+async def test_one_that_is_cancelled_leaves_the_line() -> None:
+    budget = ByteBudget(10 * KB)
+    first = await budget.reserve(10 * KB)
+    gone = asyncio.create_task(budget.reserve(9 * KB))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    first.release()
+    assert (budget.waiting, budget.used_bytes) == (0, 0)
+
+
+async def test_one_cancelled_just_when_it_was_admitted_gives_its_room_back() -> None:
+    budget = ByteBudget(10 * KB)
+    first = await budget.reserve(10 * KB)
+    gone = asyncio.create_task(budget.reserve(9 * KB))
+    await asyncio.sleep(0)
+    first.release()  # admits it; it has not run yet
+    assert budget.used_bytes == 9 * KB
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert budget.used_bytes == 0
+
+
+async def test_a_failed_budget_tells_those_who_wait_and_those_who_come() -> None:
+    budget = ByteBudget(KB)
+    await budget.reserve(KB)
+    waiting = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    budget.fail(RuntimeError("the disk is full"))
+    for reserving in (waiting, budget.reserve(1)):
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            await reserving
+
+
+async def test_room_given_back_by_other_threads_never_exceeds_the_limit() -> None:
+    budget = ByteBudget(64 * KB)
+
+    async def one(size: int) -> None:
+        hold = await budget.reserve(size)
+        thread = threading.Thread(target=hold.release)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    await asyncio.gather(*(one(KB * (1 + i % 20)) for i in range(200)))
+    assert budget.used_bytes == 0
+    assert budget.peak_bytes <= budget.limit_bytes
+
+
+async def test_even_nothing_takes_some_room() -> None:
+    """So that the number of tiny things is bounded, too."""
+    assert (await ByteBudget(KB).reserve(0)).size_bytes == LEAST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("value", "least"),
+    [
+        ("x" * KB, KB),
+        (b"x" * KB, KB),
+        (memoryview(b"x" * KB), KB),
+        ({"a": {"b": ["x" * KB, "y" * KB]}}, 2 * KB),
+        (list(range(KB)), 8 * KB),
+        (None, 1),
+    ],
+)
+def test_a_size_is_at_least_that_of_the_payload(value: object, least: int) -> None:
+    assert least <= size_of(value) <= 8 * least + 400
