@@ -10,7 +10,7 @@ import click
 
 from . import exit_codes
 from .following import Detached, follow_request
-from .options import connect, json_option, megabytes
+from .options import connect, count_or_auto, json_option, megabytes
 from .output import Output, good
 from .source import check_name, read_source, read_variables, working_folder
 
@@ -29,6 +29,26 @@ from .source import check_name, read_source, read_variables, working_folder
 @click.option(
     "--memory", type=megabytes, metavar="SIZE",
     help="Most memory of the launch, and of each replica: 512M, 2G.",
+)  # fmt: skip
+@click.option(
+    "--shards", type=count_or_auto, metavar="N|auto",
+    help="Processes that serve each replica's sessions; `auto`, the default: one per core.",
+)  # fmt: skip
+@click.option(
+    "--isolate/--no-isolate", "isolate", default=None,
+    help="A process for each session; by default where the class needs it.",
+)  # fmt: skip
+@click.option(
+    "--session-memory", type=megabytes, metavar="SIZE",
+    help="Most memory of one isolated session: 64M.",
+)  # fmt: skip
+@click.option(
+    "--admission-timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    help="How long a client waits for a session when all are taken; by default 5.",
+)  # fmt: skip
+@click.option(
+    "--gpus", type=click.IntRange(min=0), metavar="N",
+    help="GPUs of each replica; its shards take them in turn.",
 )  # fmt: skip
 @click.option("--provider", metavar="NAME", help="What runs its replicas; by default `local`.")
 @click.option(
@@ -85,6 +105,11 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
         "env": read_variables(options["variables"], os.environ) or None,
         "port": options["port"],
         "memory_mb": options["memory"],
+        "shards": options["shards"] or None,
+        "isolate": options["isolate"],
+        "session_memory_mb": options["session_memory"],
+        "admission_timeout_seconds": options["admission_timeout"],
+        "gpus": options["gpus"],
         "provider": options["provider"],
         "ready_timeout_seconds": options["ready_timeout"],
         "step_timeout_seconds": options["step_timeout"],

@@ -55,3 +55,16 @@ def megabytes(text: str) -> int:
     if count < 1:
         raise click.BadParameter(f"{text!r} is less than 1 MB")
     return int(count)
+
+
+def count_or_auto(text: str) -> int:
+    """A number from 1, or 0 for `auto`.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    if text.strip().lower() == "auto":
+        return 0
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is neither a number from 1 nor `auto`")
+    return int(text)

@@ -25,6 +25,7 @@ HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
+DEFAULT_ADMISSION_TIMEOUT_SECONDS = 5.0  # how long a client waits for a slot when all are taken
 MAX_MESSAGE_BYTES = 100 * 2**20  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
@@ -65,6 +66,11 @@ class HostConfig:
     idle_timeout_seconds: float | None = None
     serve_as_is: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
+    shards: int | None = None  # processes that serve sessions; None: as many as there are cores
+    admission_timeout_seconds: float = DEFAULT_ADMISSION_TIMEOUT_SECONDS
+    isolate: bool | None = None  # a process for each session; None: where the class needs it
+    gpus: int = 0  # devices; shard i is given device i modulo gpus
+    session_memory_bytes: int | None = None  # of one isolated session
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; `from_json` reads it back."""

@@ -47,6 +47,48 @@ class HostServer(uvicorn.Server):
             self._on_ready()
 
 
+class Server(HostServer):
+    """HTTP and WebSockets for connections that somebody else has accepted.
+
+    The seam between who accepts (`shard.py`) and what happens on a connection:
+
+        await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
+    """
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(_config(app), on_ready=lambda: None)
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the application (its lifespan); from then on connections can be served."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=[])
+        await self.on_tick(0)
+        self._ticking = asyncio.create_task(self._tick(), name="http-date")
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """What serves one accepted connection: HTTP, and WebSockets once they are asked for."""
+        protocol_class: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = protocol_class(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        return protocol
+
+    async def stop(self) -> None:
+        """Let the requests under way finish, close every connection, end the application."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await self.shutdown(sockets=[])
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await self.on_tick(0)  # the `date` header
+
+
 async def serve(
     app: Any,
     listener: socket.socket,

@@ -89,11 +89,12 @@ def _resources(check: _Checker) -> ResourceRequest:
     prefix = "validation.resources"
     memory_mb = check.number(f"{prefix}.memory_mb")
     disk_mb = check.number(f"{prefix}.disk_mb")
+    gpus = check.number(f"{prefix}.gpus")
     return ResourceRequest(
         cpu=check.number(f"{prefix}.cpu"),
         memory_bytes=None if memory_mb is None else int(memory_mb * _MEGABYTE),
         disk_bytes=None if disk_mb is None else int(disk_mb * _MEGABYTE),
-        gpus=int(check.number(f"{prefix}.gpus") or 0),
+        gpus=None if gpus is None else int(gpus),
         episode_timeout_seconds=check.number(f"{prefix}.episode_timeout_s"),
     )
 

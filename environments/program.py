@@ -7,7 +7,6 @@ Decided once per launch, the same for all replicas; `providers/` turns it into p
 from __future__ import annotations
 
 import sys
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,9 +93,9 @@ def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> P
         name=project.manifest.name,
         app_candidates=app_candidates(package, project.manifest.app),
         import_paths=paths,
-        step_timeout_seconds=spec.step_timeout_seconds,
         serve_as_is=spec.serve_as_is,
         manifest=_plain(project.manifest.data),
+        **_wishes(spec),
     )
     links = {} if is_importable else {str(package): project.folder}
     return Program(python, project.folder, config, links)
@@ -114,9 +113,21 @@ def _class_config(
         name=manifest.name if manifest is not None else spec.name,
         env_class=reference,
         import_paths=paths,
-        step_timeout_seconds=spec.step_timeout_seconds,
         manifest={} if manifest is None else _plain(manifest.data),
+        **_wishes(spec),
     )
+
+
+def _wishes(spec: EnvironmentSpec) -> dict[str, Any]:
+    """What the user said of how sessions are served."""
+    return {
+        "step_timeout_seconds": spec.step_timeout_seconds or spec.resources.episode_timeout_seconds,
+        "shards": spec.shards,
+        "admission_timeout_seconds": spec.admission_timeout_seconds,
+        "isolate": spec.isolate,
+        "gpus": spec.resources.gpus or 0,
+        "session_memory_bytes": spec.session_memory_bytes,
+    }
 
 
 def _import_paths(folder: Path) -> tuple[str, ...]:
@@ -124,6 +135,8 @@ def _import_paths(folder: Path) -> tuple[str, ...]:
 
 
 def _packaging(folder: Path) -> dict[str, Any]:
+    import tomllib  # 0.6 MB that only projects need
+
     try:
         return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..env_host.protocol import DEFAULT_ADMISSION_TIMEOUT_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What one replica may use; zeros and None mean "not said".
+    """What one replica may use; None means "not said".
 
     From `openenv.yaml`'s `validation.resources`, overridden by the command line.
     """
@@ -21,7 +23,7 @@ class ResourceRequest:
     cpu: float | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
-    gpus: int = 0
+    gpus: int | None = None
     episode_timeout_seconds: float | None = None
 
 
@@ -44,6 +46,10 @@ class EnvironmentSpec:
     step_timeout_seconds: float | None = None
     serve_as_is: bool = False
     resources: ResourceRequest = field(default_factory=ResourceRequest)
+    shards: int | None = None  # processes of each replica; None: as many as it has cores
+    admission_timeout_seconds: float = DEFAULT_ADMISSION_TIMEOUT_SECONDS
+    isolate: bool | None = None  # a process for each session; None: where the class needs it
+    session_memory_bytes: int | None = None  # of each isolated session
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; `from_json` reads it back."""

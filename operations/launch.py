@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ..env_host.protocol import DEFAULT_ADMISSION_TIMEOUT_SECONDS
 from ..environments import run_files
 from ..environments.errors import UnknownProvider
 from ..environments.layout import Layout
@@ -37,6 +38,9 @@ MAX_REPLICAS = 1000
 MAX_SESSIONS = 1_000_000
 LEAST_MEMORY_MB = 32  # the launch itself holds about 25
 MAX_MEMORY_MB = 2**30  # a petabyte: what is more was not meant
+LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
+MAX_SHARDS = 256
+MAX_GPUS = 64
 LEFTOVER_GRACE_SECONDS = 2.0
 
 
@@ -85,6 +89,31 @@ class LaunchPayload(base.Payload):
         le=MAX_MEMORY_MB,
         description="Memory limit of the launch, and of each replica, in MB.",
     )
+    shards: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_SHARDS,
+        description="Processes that serve each replica's sessions; one per core if left out.",
+    )
+    admission_timeout_seconds: float = Field(
+        DEFAULT_ADMISSION_TIMEOUT_SECONDS,
+        ge=0,
+        le=base.MAX_SECONDS,
+        description="How long a client waits for a slot when all are taken.",
+    )
+    isolate: bool | None = Field(
+        None,
+        description="A process for each session; where the class needs it, if left out.",
+    )
+    gpus: int | None = Field(
+        None, ge=0, le=MAX_GPUS, description="GPUs of each replica, one per shard in turn."
+    )
+    session_memory_mb: int | None = Field(
+        None,
+        ge=LEAST_SESSION_MEMORY_MB,
+        le=MAX_MEMORY_MB,
+        description="Memory limit of one isolated session, in MB.",
+    )
 
     @field_validator("provider")
     @classmethod
@@ -114,9 +143,17 @@ class LaunchPayload(base.Payload):
         self.name = self.name or name_of_source(self.source)
         return self
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.session_memory_mb is not None and self.isolate is False:
+            raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
+        if self.serve_as_is and (self.isolate or self.shards is not None):
+            raise ValueError("serve_as_is runs the project's own server: one process, no shards")
+        return self
+
     def spec(self) -> EnvironmentSpec:
         """The environment as it is wanted, before its source has been looked at."""
-        memory_bytes = None if self.memory_mb is None else self.memory_mb * MEGABYTE
+        resources = ResourceRequest(memory_bytes=_megabytes(self.memory_mb), gpus=self.gpus)
         return EnvironmentSpec(
             name=self.name,
             source=self.source,
@@ -129,7 +166,11 @@ class LaunchPayload(base.Payload):
             ready_timeout_seconds=self.ready_timeout_seconds,
             step_timeout_seconds=self.step_timeout_seconds,
             serve_as_is=self.serve_as_is,
-            resources=ResourceRequest(memory_bytes=memory_bytes),
+            resources=resources,
+            shards=self.shards,
+            admission_timeout_seconds=self.admission_timeout_seconds,
+            isolate=self.isolate,
+            session_memory_bytes=_megabytes(self.session_memory_mb),
         )
 
 
@@ -236,7 +277,11 @@ class _Launching:
 
 def _merged(of_source: ResourceRequest, of_user: ResourceRequest) -> ResourceRequest:
     """What the manifest asks for, overridden by what the user said."""
-    return replace(of_source, memory_bytes=of_user.memory_bytes or of_source.memory_bytes)
+    return replace(
+        of_source,
+        memory_bytes=of_user.memory_bytes or of_source.memory_bytes,
+        gpus=of_source.gpus if of_user.gpus is None else of_user.gpus,
+    )
 
 
 def _held(replica: StartedReplica) -> int | None:

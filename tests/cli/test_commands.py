@@ -100,6 +100,7 @@ def test_launch_sends_what_was_said_and_nothing_else(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKEN", "x")
     arguments = "launch --async ./my_env --replicas 2 -e A=1 -e TOKEN --memory 2G --timeout 9"
+    arguments += " --shards 3 --no-isolate --admission-timeout 0 --gpus 1 --session-memory 64M"
     command(*arguments.split())
     assert fake.calls[0][2] == {
         "operation": "launch",
@@ -110,6 +111,11 @@ def test_launch_sends_what_was_said_and_nothing_else(
             "replicas": 2,
             "env": {"A": "1", "TOKEN": "x"},
             "memory_mb": 2048,
+            "shards": 3,
+            "isolate": False,
+            "admission_timeout_seconds": 0.0,
+            "gpus": 1,
+            "session_memory_mb": 64,
         },
         "timeout_seconds": 9.0,
     }
@@ -138,6 +144,7 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["launch", "echo", "--name", "../escape"], "name"),
         (["launch", "echo", "--replicas", "0"], "replicas"),
         (["launch", "echo", "--memory", "lots"], "512M"),
+        (["launch", "echo", "--shards", "0"], "auto"),
         (["launch", "echo", "-e", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         (["launch"], "SOURCE"),
         (["lanuch", "echo"], "launch"),

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.env_host.protocol import HostConfig
 from openenvd.environments.child_environment import child_environment
 from openenvd.environments.errors import InvalidSpec
 from openenvd.environments.program import app_candidates, package_of, program_of
 from openenvd.environments.sources import Project, resolve
-from openenvd.environments.spec import EnvironmentSpec
+from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 
 PYTHON = Path("/venvs/x/bin/python")
 MAPPED = """
@@ -110,3 +111,25 @@ def test_what_the_user_gives_wins() -> None:
 def test_the_session_limit_reaches_the_projects_convention() -> None:
     environ = child_environment({}, home="/h", max_sessions=4, given={})
     assert environ["MAX_CONCURRENT_ENVS"] == "4"
+
+
+def test_what_was_said_of_serving_reaches_the_host(tmp_path: Path) -> None:
+    resources = ResourceRequest(gpus=2, episode_timeout_seconds=7.0)
+    spec = EnvironmentSpec(
+        "x", "echo", resources=resources, shards=3, admission_timeout_seconds=0.5, isolate=True,
+        session_memory_bytes=2**26,
+    )  # fmt: skip
+    sources: tuple[str | Project, ...] = ("echo", "module:Class", project(tmp_path / "p"))
+    for source in sources:
+        found = resolve(source, tmp_path) if isinstance(source, str) else source
+        config = program_of(spec, found, None).config
+        assert HostConfig.from_json(config.to_json()) == config
+        assert (config.shards, config.gpus, config.isolate) == (3, 2, True)
+        assert (config.admission_timeout_seconds, config.session_memory_bytes) == (0.5, 2**26)
+        assert config.step_timeout_seconds == 7.0
+
+
+def test_a_step_timeout_that_was_said_wins_over_the_manifests() -> None:
+    resources = ResourceRequest(episode_timeout_seconds=7.0)
+    spec = EnvironmentSpec("x", "echo", resources=resources, step_timeout_seconds=2.0)
+    assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0

@@ -74,6 +74,10 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "env": {"A": "x\0"}}, ["environment variable"]),
         ({"source": "echo", "cwd": "relative"}, ["not an absolute path"]),
         ({"source": "echo", "ready_timeout_seconds": 0}, ["ready_timeout_seconds"]),
+        ({"source": "echo", "shards": 0}, ["shards"]),
+        ({"source": "echo", "admission_timeout_seconds": -1}, ["admission_timeout_seconds"]),
+        ({"source": "echo", "session_memory_mb": 64, "isolate": False}, ["isolate is false"]),
+        ({"source": "echo", "shards": 2, "serve_as_is": True}, ["no shards"]),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
