@@ -2,6 +2,10 @@
 """Everything that can go wrong with rollouts.
 
     RolloutError                any of the below
+    ├── PolicyNotFound          `--policy` names nothing that can be called
+    ├── NoEnvironment           nobody answers at the address, or not as an OpenEnv server does
+    ├── LoopLagged              the loop was held for longer than `--max-loop-lag` allows
+    ├── EpisodeFailed           inside one episode: becomes its `Failure`, and goes no further
     ├── OutputError             the folder that rollouts are written to
     │   ├── OutputFull          its disk (or quota, or file size limit) is exhausted
     │   ├── OutputBusy          another rollout writes there
@@ -21,6 +25,8 @@ from __future__ import annotations
 
 import errno
 
+from .episodes import FailureReason
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -32,6 +38,35 @@ class RolloutError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint or self.default_hint
+
+
+class PolicyNotFound(RolloutError):
+    """`--policy` names nothing that can be called."""
+
+    kind = "invalid"
+    default_hint = "--policy takes package.module:function, openai:URL or random"
+
+
+class NoEnvironment(RolloutError):
+    """Nobody answers at the address, or not as an OpenEnv server does."""
+
+    kind = "operation_error"
+    default_hint = "openenv status shows the environments that run, and their addresses"
+
+
+class LoopLagged(RolloutError):
+    """The loop was held for longer than was allowed."""
+
+    kind = "operation_error"
+    default_hint = "the request's log has the stack of what held it"
+
+
+class EpisodeFailed(RolloutError):
+    """Ends one attempt of one episode."""
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class OutputError(RolloutError):

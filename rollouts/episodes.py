@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is collected and handed on: steps, episodes, and where finished episodes go.
+
+    collector ──Step──▶ StepSink     streaming: a step's memory is free once it is on disk
+              ──Episode──▶ Sink      whole episodes: stages, senders, batches
+
+A step is what the policy saw (`observation`), what it did (`action`), and what came of it
+(`reward`, `done`); what was there after the last action is the episode's `final_observation`.
+
+Observations and actions are kept as the JSON text they came as. A parsed tree of numbers takes ten
+times the memory of its text, and would be parsed and written again only to end up as the same text
+in a file: so `size_bytes` is what an episode really holds, and writing is joining bytes. Whoever
+wants the value asks for it (`step.observation`), and pays for it then, each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+import orjson
+
+EMPTY_OBJECT = b"{}"
+STEP_OVERHEAD_BYTES = 512  # of the objects around a step's texts; measured: 430
+BytesLike = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A large array beside a step's JSON: an image, routed experts, logits.
+
+    `data` is C-contiguous; `dtype` is numpy's name of the type (`uint8`, `<f4`).
+    """
+
+    data: BytesLike
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the data takes."""
+        return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an episode."""
+
+    observation_json: bytes  # what the policy saw
+    action_json: bytes
+    reward: float | None
+    done: bool
+    info_json: bytes = EMPTY_OBJECT  # what the policy and the environment said beside it
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        observation: Any,
+        action: Any,
+        reward: float | None,
+        done: bool,
+        info: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Array] | None = None,
+    ) -> Self:
+        """A step of values instead of texts."""
+        texts = orjson.dumps(observation), orjson.dumps(action)
+        return cls(*texts, reward, done, orjson.dumps(dict(info or {})), arrays or {})
+
+    @property
+    def observation(self) -> Any:
+        """What the policy saw; parsed each time."""
+        return orjson.loads(self.observation_json)
+
+    @property
+    def action(self) -> Any:
+        """What it did; parsed each time."""
+        return orjson.loads(self.action_json)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was said beside it; parsed each time."""
+        found: dict[str, Any] = orjson.loads(self.info_json)
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        """What the step holds in memory."""
+        texts = len(self.observation_json) + len(self.action_json) + len(self.info_json)
+        return texts + sum(array.size_bytes for array in self.arrays.values()) + STEP_OVERHEAD_BYTES
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode ended."""
+
+    DONE = "done"  # the environment said so
+    TRUNCATED = "truncated"  # the most steps that were asked for were taken
+    FAILED = "failed"  # `failure` says of what; the steps until then are kept
+
+
+class FailureReason(StrEnum):
+    """Why an episode failed. `is_worth_retrying` says whether another attempt may help."""
+
+    NOT_CONNECTED = "not_connected"  # nobody answers at the address
+    NO_CAPACITY = "no_capacity"  # the server has no room for another session
+    CONNECTION_LOST = "connection_lost"  # in the middle of the episode
+    STEP_TIMED_OUT = "step_timed_out"  # a reset or a step took too long
+    EPISODE_TIMED_OUT = "episode_timed_out"
+    ENVIRONMENT_ERROR = "environment_error"  # the environment raised
+    INVALID_ACTION = "invalid_action"  # the environment refused the action's form
+    PROTOCOL_ERROR = "protocol_error"  # an answer that is not OpenEnv's
+    POLICY_ERROR = "policy_error"  # the policy raised, or returned what is not JSON
+    POLICY_TIMED_OUT = "policy_timed_out"
+
+    @property
+    def is_worth_retrying(self) -> bool:
+        """Whether the whole episode may go better the next time."""
+        return self not in (FailureReason.INVALID_ACTION, FailureReason.PROTOCOL_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode failed, and at which step (the reset is step 0)."""
+
+    reason: FailureReason
+    message: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One whole episode: its last attempt, when it took several."""
+
+    id: str  # the same after a restart: see `episode_id`
+    environment: str  # the address it ran at
+    seed: int | None
+    steps: tuple[Step, ...]
+    total_reward: float
+    status: EpisodeStatus
+    started_at: float  # seconds since the epoch
+    finished_at: float
+    failure: Failure | None = None
+    final_observation_json: bytes = b"null"
+    attempts: int = 1
+    size_bytes: int = 0  # of its steps and its final observation, in memory
+
+    @property
+    def final_observation(self) -> Any:
+        """What there was after the last action; parsed each time."""
+        return orjson.loads(self.final_observation_json)
+
+
+def episode_id(number: int) -> str:
+    """The id of the episode with that number, from 0: `000042`."""
+    return f"{number:06d}"
+
+
+class Sink(Protocol):
+    """Takes finished episodes, in the order in which they finish."""
+
+    async def put(self, episode: Episode) -> None:
+        """Returns when there is room for it: a slow sink slows the collecting down.
+
+        Once it has returned, the episode's memory is the sink's to account for.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Returns when everything that was put is where it belongs."""
+        ...
+
+
+class StepSink(Protocol):
+    """Takes steps as they come, so that an episode need never be in memory as a whole.
+
+    For one id the calls come one after the other: `put_step` with 0, 1, 2, …, then `finish` or
+    `discard`; after a `discard`, the next attempt begins with 0 again.
+    """
+
+    async def reserve(self, size_bytes: int) -> Room:
+        """Room for a step that is about to be taken: this is where a slow sink is waited for."""
+        ...
+
+    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+        """The step, with the room it has; the sink releases it."""
+        ...
+
+    async def finish(self, episode: Episode) -> None:
+        """It has ended. `steps` is empty: they were put; all else is filled in."""
+        ...
+
+    async def discard(self, episode_id: str) -> None:
+        """This attempt failed and there will be another: forget its steps."""
+        ...
+
+    async def close(self) -> None:
+        """Returns when every finished episode is where it belongs, and the others are gone."""
+        ...
+
+
+class Room(Protocol):
+    """Memory that was reserved (`buffers.Hold`)."""
+
+    def resize(self, size_bytes: int) -> None:
+        """To what it really became; never waits."""
+        ...
+
+    def release(self) -> None:
+        """Give it back; twice is once."""
+        ...
