@@ -146,13 +146,12 @@ async def _serve_sessions(
     from .asgi import HostApp
     from .limits import session_limit, supports_concurrency
     from .serve import serve
-    from .sessions import SessionTable
+    from .sessions import NoHooks, SessionTable
 
     is_concurrent, name = await asyncio.to_thread(supports_concurrency, definition)
     limit = session_limit(config.max_sessions, is_concurrent=is_concurrent, class_name=name)
-    table = SessionTable(
-        definition, limit, exclusive=not is_concurrent, on_change=notifier.sessions
-    )
+    hooks = NoHooks(notifier.sessions)
+    table = SessionTable(definition, limit, exclusive=not is_concurrent, hooks=hooks)
     host = HostApp(
         definition,
         table,

@@ -49,8 +49,7 @@ class McpSocket(SocketDoor):
             await self.finish(last_word, NORMAL_CLOSE)
 
     async def _open(self) -> None:
-        session = self._session = await self._table.reserve()
-        session.socket = self
+        session = self._session = await self._table.reserve(self)
         await self._call(session.create())
         await session.enter()
 

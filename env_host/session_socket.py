@@ -52,6 +52,11 @@ class SocketDoor:
         self._waiting: asyncio.Future[Any] | None = None
         self._over: ClientLeft | SessionEnded | None = None
 
+    @property
+    def transport(self) -> Any:
+        """The connection's transport: uvicorn's `send` is a method of the protocol that has it."""
+        return getattr(getattr(self._send, "__self__", None), "transport", None)
+
     def query(self, name: str) -> str | None:
         """A parameter of the address."""
         found = parse_qs(self._scope.get("query_string", b"").decode("latin-1")).get(name)
@@ -191,8 +196,7 @@ class SessionSocket(SocketDoor):
             self._attached = True
             self._session = self._table.attach(wanted, self)
             return
-        session = self._session = await self._table.reserve()
-        session.socket = self
+        session = self._session = await self._table.reserve(self)
         await self._call(session.create())
         await session.enter()
 

@@ -34,8 +34,54 @@ log = logging.getLogger("openenvd.env_host")
 class Attached(Protocol):
     """The WebSocket that a session is served over."""
 
+    @property
+    def transport(self) -> Any:
+        """The connection's asyncio transport; None where it cannot be had."""
+
     def end(self, reason: SessionEnded) -> None:
         """Tell the client, and close."""
+
+
+class Admission(Protocol):
+    """Who waits for a slot, and for how long (`admission.py`)."""
+
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> None:
+        """Return when there is room, or when it has been waited for long enough."""
+
+
+class Hooks(Protocol):
+    """Whoever wants to know of the sessions of a process: the shard that it is."""
+
+    def new_id(self) -> str:
+        """The id of the next session."""
+
+    def on_change(self, count: int) -> None:
+        """The number of sessions has changed, or a slot has become free."""
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        """A WebSocket has a session from now on."""
+
+    def on_end(self, session: Session) -> None:
+        """It has not any more; called once for each `on_begin`."""
+
+
+class NoHooks:
+    """Nobody wants to know more than how many there are."""
+
+    def __init__(self, on_change: Callable[[int], None] = lambda count: None) -> None:
+        self._on_change = on_change
+
+    def new_id(self) -> str:
+        return str(uuid.uuid4())
+
+    def on_change(self, count: int) -> None:
+        self._on_change(count)
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        pass
+
+    def on_end(self, session: Session) -> None:
+        pass
 
 
 class Session:
@@ -126,12 +172,14 @@ class SessionTable:
         max_sessions: int,
         *,
         exclusive: bool,
-        on_change: Callable[[int], None] = lambda count: None,
+        hooks: Hooks | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.definition = definition
         self.max_sessions = max_sessions
         self._exclusive = exclusive
-        self._on_change = on_change
+        self._hooks: Hooks = hooks or NoHooks()
+        self._admission = admission
         self._sessions: dict[str, Session] = {}
         self._taken = 0
         self._closing = 0
@@ -146,13 +194,20 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    async def reserve(self) -> Session:
+    @property
+    def taken(self) -> int:
+        """How many slots are taken; one whose environment is closing may still take one."""
+        return self._taken
+
+    async def reserve(self, socket: Attached | None = None) -> Session:
         """A slot for a new session, whose environment is still to be created.
 
         Raises:
             CapacityReached, SessionEnded: there is no room, or we are stopping.
         """
         await self._wait_for_hand_over()
+        if self._admission is not None:
+            await self._admission.wait_for_room(lambda: self._taken < self.max_sessions)
         if self._stopping:
             raise self._stopping
         if self._taken >= self.max_sessions:
@@ -160,7 +215,9 @@ class SessionTable:
         self._taken += 1
         session = self._new()
         self._sessions[session.id] = session
-        self._on_change(len(self._sessions))
+        self._hooks.on_change(len(self._sessions))
+        if socket is not None:
+            self._join(session, socket)
         return session
 
     async def open(self) -> Session:
@@ -195,13 +252,13 @@ class SessionTable:
         _ = session.ready_calls
         if session.socket is not None:
             raise UnknownSession(f"Session {session_id} already has an attached WebSocket")
-        session.socket = socket
+        self._join(session, socket)
         session.touch()
         return session
 
     async def detach(self, session: Session) -> None:
         """Take an attached session back from its WebSocket."""
-        session.socket = None
+        self._part(session)
         if session.close_when_detached:
             await self.close(session)
 
@@ -212,7 +269,8 @@ class SessionTable:
         self._closing += 1
         if not self._exclusive:
             self._taken -= 1
-        self._on_change(len(self._sessions))
+        self._hooks.on_change(len(self._sessions))
+        self._part(session)
         closed = await session.leave()
         closed.add_done_callback(lambda _: self._closed(session))
         if abandoned:
@@ -248,8 +306,17 @@ class SessionTable:
         """The sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
 
+    def _join(self, session: Session, socket: Attached) -> None:
+        session.socket = socket
+        self._hooks.on_begin(session, socket)
+
+    def _part(self, session: Session) -> None:
+        if session.socket is not None:
+            session.socket = None
+            self._hooks.on_end(session)
+
     def _new(self) -> Session:
-        session_id = str(uuid.uuid4())
+        session_id = self._hooks.new_id()
         thread = self._shared or SessionThread(f"session-{session_id[:8]}")
         return Session(session_id, self.definition, thread)
 
@@ -258,6 +325,7 @@ class SessionTable:
         self._release_thread(session)
         if self._exclusive:
             self._taken -= 1
+            self._hooks.on_change(len(self._sessions))
         self._tell_change()
 
     def _release_thread(self, session: Session) -> None:
