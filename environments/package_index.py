@@ -13,7 +13,6 @@ from __future__ import annotations
 import configparser
 import os
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +124,9 @@ def _names_an_index(settings: dict[str, Any]) -> bool:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # 2 MB, and hardly anybody has such a file
+
+        return tomllib.loads(text)
     except (OSError, ValueError):
         return {}

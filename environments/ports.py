@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import socket
-
-import psutil
+from typing import TYPE_CHECKING
 
 from .errors import PortInUse
+
+if TYPE_CHECKING:
+    import psutil  # 1 MB, and only for naming who is in the way
 
 # Below the ephemeral ranges of Linux (32768) and macOS (49152), so that no outgoing connection
 # ever takes one of them.
@@ -44,6 +46,8 @@ def open_listener(host: str, port: int | None) -> socket.socket:
 
 def holder_of(port: int) -> psutil.Process | None:
     """The process that listens on a port; None when there is none, or the system does not say."""
+    import psutil
+
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.Error:
@@ -70,7 +74,19 @@ def _try_listen(host: str, port: int) -> socket.socket | None:
     return listener
 
 
+def name_of(process: psutil.Process) -> str:
+    """What people know it by."""
+    import psutil
+
+    try:
+        return process.name()
+    except psutil.Error:
+        return "a process that has just ended"
+
+
 def _process(pid: int) -> psutil.Process | None:
+    import psutil
+
     try:
         return psutil.Process(pid)
     except psutil.Error:
@@ -82,8 +98,5 @@ def _port_in_use(port: int) -> PortInUse:
     hint = "choose another --port, or leave it out to get a free one"
     if process is None:
         return PortInUse(f"port {port} is in use, by a process that is not yours to see", hint)
-    try:
-        name = process.name()
-    except psutil.Error:
-        name = "a process that has just ended"
-    return PortInUse(f"port {port} is in use by {name} (pid {process.pid})", hint, process.pid)
+    told = f"port {port} is in use by {name_of(process)} (pid {process.pid})"
+    return PortInUse(told, hint, process.pid)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -252,6 +251,9 @@ def find_uv() -> str:
     Raises:
         PreparationFailed: there is none.
     """
+    beside = Path(sys.executable).with_name("uv")
+    if os.access(beside, os.X_OK):  # nearly always; asking the package costs 2 MB and 20 ms
+        return str(beside)
     try:
         from uv import find_uv_bin
 
@@ -304,6 +306,8 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
 def _packaging(path: Path | None) -> dict[str, Any]:
     if path is None or path.suffix != ".toml":
         return {}
+    import tomllib  # 2 MB that only projects need
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ Where to look:
                      one memory cgroup per worker, kept by name
     sources.py       where workers come from: the interface of the next two
     zygote_link.py   the daemon's end of the zygote: start it, ask it for workers
+    first_zygote.py  a daemon's first zygote, forked before the daemon grows
     zygote.py        the small process that workers are forked from
     spawn.py         the same interface without fork, for macOS
     lifeline.py      how the kernel ends workers with their daemon
@@ -38,17 +39,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import ExecutorError, NoRoom, NotRunning, PlanError, TaskCancelled
     from .executor import BurstableExecutor
+    from .first_zygote import FirstZygote, fork_first_zygote
     from .orphans import sweep_orphans
     from .plan import Plan, plan_workers
 
 _HOMES = {
     "BurstableExecutor": "executor",
     "ExecutorError": "errors",
+    "FirstZygote": "first_zygote",
     "NoRoom": "errors",
     "NotRunning": "errors",
     "Plan": "plan",
     "PlanError": "errors",
     "TaskCancelled": "errors",
+    "fork_first_zygote": "first_zygote",
     "plan_workers": "plan",
     "sweep_orphans": "orphans",
 }
@@ -56,11 +60,13 @@ _HOMES = {
 __all__ = [
     "BurstableExecutor",
     "ExecutorError",
+    "FirstZygote",
     "NoRoom",
     "NotRunning",
     "Plan",
     "PlanError",
     "TaskCancelled",
+    "fork_first_zygote",
     "plan_workers",
     "sweep_orphans",
 ]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from .messages import SHORT
 
-# How many workers of a schedule stay when there is nothing to do. The other guaranteed ones are
-# places whose memory is set aside: a fork fills one in 2 ms, and idle it would hold some MB.
+# How many workers of a schedule stay when there is nothing to do, once it has had something to do.
+# The other guaranteed ones are places whose memory is set aside: a fork fills one in 2 ms, and idle
+# it would hold some MB.
 KEPT_WORKERS = 1
 
 # A worker beyond those that had nothing to do for so long leaves: memory falls back after a burst.
@@ -36,7 +37,7 @@ FAILED_STARTS_BEFORE_BARE = 3
 def workers_wanted(
     *,
     schedule: str,
-    guaranteed: int,
+    kept: int,
     capacity: int,
     living: int,
     leaving: int,
@@ -47,9 +48,9 @@ def workers_wanted(
     """How many workers to ask for now.
 
     `living` are those that take tasks, `leaving` those on their way out, `asked` those asked for.
-    A kept worker is replaced once it is gone, any other only when a task waits.
+    One of the `kept` is replaced once it is gone, any other only when a task waits.
     """
-    below_kept = min(guaranteed, KEPT_WORKERS) - living - leaving - asked
+    below_kept = kept - living - leaving - asked
     for_work = waiting - idle - asked
     if schedule == SHORT and living > 0:
         for_work = min(for_work, MOST_SHORT_FORKS_AT_ONCE - asked)

@@ -61,11 +61,11 @@ ever meet its own task.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..processes.memory import anonymous_bytes
 from .admission import FreeMemory
@@ -75,13 +75,14 @@ from .machine_gauge import MachineGauge
 from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
 from .plan import Plan
 from .pool import Pool, Pools, Run, StopReason, task_frame
-from .sources import SourceFactory, WorkerSource
+from .sources import FORK_IS_SAFE, SourceFactory, WorkerSource
 from .spawn import Spawner
 from .supervisor import Supervisor
 from .worker_cgroups import WorkerCgroups
 from .zygote_link import ZygoteLink
 
-FORK_IS_SAFE = sys.platform == "linux"
+if TYPE_CHECKING:
+    from .first_zygote import FirstZygote
 
 
 class BurstableExecutor:
@@ -104,8 +105,12 @@ class BurstableExecutor:
         log_tail_lines: int = 20,
         use_zygote: bool = FORK_IS_SAFE,
         use_cgroups: bool = True,
+        first_zygote: FirstZygote | None = None,
     ) -> None:
-        """Without cgroups of their own, workers are held to their caps by a watchdog."""
+        """Without cgroups of their own, workers are held to their caps by a watchdog.
+
+        `first_zygote` was forked before there were threads; a later one is a program of its own.
+        """
         self._plan = plan
         self._preload = preload
         self._home = home
@@ -114,6 +119,7 @@ class BurstableExecutor:
         self._log_tail_lines = log_tail_lines
         self._use_zygote = use_zygote
         self._use_cgroups = use_cgroups
+        self._first_zygote = first_zygote
         self._pools = Pools(plan)
         self._gauge = MachineGauge(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
@@ -128,7 +134,8 @@ class BurstableExecutor:
             OSError: this interpreter cannot be started a second time.
         """
         # Nobody writes to it. The workers hold the reading end, we alone the writing one.
-        self._lifeline = os.pipe()
+        first = self._first_zygote
+        self._lifeline = os.pipe() if first is None else first.lifeline
         self._cgroups = ExecutorCgroups() if self._use_cgroups else None
         create = None if self._cgroups is None else self._cgroups.create
         self._supervisor = Supervisor(
@@ -251,8 +258,11 @@ class BurstableExecutor:
         return partial(self._make_spawner, lifeline)
 
     def _make_zygote(self, lifeline: int, may_preload: bool) -> WorkerSource:
+        first, self._first_zygote = self._first_zygote, None
+        if first is not None:
+            return ZygoteLink.adopt(first)
         preload = self._preload if may_preload else ()
-        return ZygoteLink(lifeline=lifeline, home=self._home, preload=preload)
+        return ZygoteLink.start(lifeline=lifeline, home=self._home, preload=preload)
 
     def _make_spawner(self, lifeline: int, _may_preload: bool) -> WorkerSource:
         return Spawner(lifeline=lifeline, home=self._home)

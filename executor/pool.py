@@ -160,6 +160,7 @@ class Pool:
         self._idle_count = 0
         self._busy_count = 0
         self._leaving_count = 0
+        self.has_worked = False
         self.runs = 0  # waiting or running
         self.expected_bytes = 0  # of all of them
 
@@ -176,7 +177,7 @@ class Pool:
         """How many workers to ask for now."""
         return workers_wanted(
             schedule=self.schedule,
-            guaranteed=self.guaranteed,
+            kept=min(self.guaranteed, KEPT_WORKERS) if self.has_worked else 0,
             capacity=self.capacity,
             living=len(self.workers) - self._leaving_count,
             leaving=self._leaving_count,
@@ -267,6 +268,7 @@ class Pools:
     def take_on(self, run: Run) -> None:
         """A task is under way from now on."""
         pool = self.by_schedule[run.task.schedule]
+        pool.has_worked = True
         pool.runs += 1
         pool.expected_bytes += run.task.expected_bytes
         self.runs[run.task.id] = run

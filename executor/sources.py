@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+FORK_IS_SAFE = sys.platform == "linux"
+
 # Numeric libraries start a thread per core in every process that imports them: forty workers were
 # seen to make 1,805 threads. Read when a library is loaded, so set before the first import.
 THREAD_CAPS = {

@@ -15,8 +15,11 @@ Its memory is frozen (`gc.freeze`) before the first fork, so that workers share 
 long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
 it ends, also in a container whose pid 1 reaps nothing.
 
-Run as `python -P -m openenvd.executor.zygote CONFIG`, where CONFIG is JSON: `control` and
-`lifeline` (descriptors), `home`, `preload` (modules).
+There are two ways into it. The first zygote of a daemon is forked from the daemon itself while that
+has one thread and little memory (`first_zygote.py`), so that both share what both have imported.
+One that has to be replaced is run as `python -P -m openenvd.executor.zygote CONFIG`, since a daemon
+with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors), `home`,
+`preload` (modules).
 """
 
 from __future__ import annotations
@@ -143,27 +146,32 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def main() -> NoReturn:
-    """Preload, freeze, serve."""
-    began = time.monotonic()
-    config = json.loads(sys.argv[1])
+def become_zygote(control: socket.socket, *, lifeline: int, home: str, began: float) -> NoReturn:
+    """Fork workers from what has been imported so far, until the control socket ends."""
     setproctitle.setproctitle("openenvd: zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker is born with SIGTERM blocked and lets it in when it can answer it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    control = socket.socket(fileno=config["control"])
-    for descriptor in (config["control"], config["lifeline"]):
-        os.set_inheritable(descriptor, False)
-    gc.disable()
     adopt_orphans()
-    preload(config["preload"])
-    zygote = Zygote(control, lifeline=config["lifeline"], home=config["home"])
-    gc.collect()
-    gc.freeze()
+    zygote = Zygote(control, lifeline=lifeline, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
         zygote.tell({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)
+
+
+def main() -> NoReturn:
+    """Preload, freeze, serve."""
+    began = time.monotonic()
+    config = json.loads(sys.argv[1])
+    control = socket.socket(fileno=config["control"])
+    for descriptor in (config["control"], config["lifeline"]):
+        os.set_inheritable(descriptor, False)
+    gc.disable()
+    preload(config["preload"])
+    gc.collect()
+    gc.freeze()
+    become_zygote(control, lifeline=config["lifeline"], home=config["home"], began=began)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """The daemon's end of the zygote: starts it, asks it for workers, hears of their deaths.
 
 A link is used once: when its zygote is lost, the supervisor makes another. What the messages say
-stands in `zygote.py`.
+stands in `zygote.py`, how the first of a daemon came to be in `first_zygote.py`.
 """
 
 from __future__ import annotations
@@ -10,39 +10,74 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from .sources import Exited, Forked, Ready, Refused, SourceEvent, worker_environment
+
+if TYPE_CHECKING:
+    from .first_zygote import FirstZygote
 
 _MOST_MESSAGE_BYTES = 65_536
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
 
+class ZygoteProcess(Protocol):
+    """A child that is a zygote: `subprocess.Popen`, or one that was forked."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises `subprocess.TimeoutExpired`."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
 class ZygoteLink:
     """A running zygote, as a `WorkerSource`."""
 
-    def __init__(self, *, lifeline: int, home: str, preload: Sequence[str]) -> None:
-        self._socket, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
+    def __init__(self, process: ZygoteProcess, control: socket.socket) -> None:
+        control.setblocking(False)
+        self._process = process
+        self._socket = control
+
+    @classmethod
+    def start(cls, *, lifeline: int, home: str, preload: Sequence[str]) -> ZygoteLink:
+        """A fresh program.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
-            "control": zygotes_end.fileno(),
+            "control": zygotes.fileno(),
             "lifeline": lifeline,
             "home": home,
             "preload": list(preload),
         }
-        with zygotes_end:
-            self._process = subprocess.Popen(
+        with zygotes:
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "openenvd.executor.zygote", json.dumps(config)],
-                pass_fds=(zygotes_end.fileno(), lifeline),
+                pass_fds=(zygotes.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=worker_environment(os.environ),
                 cwd=home,
                 start_new_session=True,  # Ctrl-C at `up --foreground` is the daemon's to handle
             )
+        return cls(process, ours)
+
+    @classmethod
+    def adopt(cls, zygote: FirstZygote) -> ZygoteLink:
+        """The one that was forked before there was an executor."""
+        return cls(_ForkedProcess(zygote.pid), zygote.control)
 
     @property
     def pid(self) -> int:
@@ -89,6 +124,32 @@ class ZygoteLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class _ForkedProcess:
+    """A child that `os.fork` made; nobody else collects it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it lives on.
+        """
+        ended = os.pidfd_open(self.pid)
+        try:
+            readable, _, _ = select.select([ended], [], [], timeout)
+        finally:
+            os.close(ended)
+        if not readable:
+            raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
+        return os.waitpid(self.pid, 0)[1]
+
+    def kill(self) -> None:
+        """Its pid is its own until it has been waited for."""
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def _understand(data: bytes, descriptors: list[int]) -> SourceEvent:

@@ -3,6 +3,9 @@
 
 First of all it lets go of every descriptor it inherited, except the standard three and the ready
 pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from ending.
+
+Then it forks the zygote, while it has one thread and has imported nothing but what operations need;
+only then comes what makes a daemon of it (`daemon.py`).
 """
 
 from __future__ import annotations
@@ -17,15 +20,27 @@ import sys
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from setproctitle import getproctitle
+
+from ..executor.sources import FORK_IS_SAFE
+from ..processes.tree import set_oom_score_adj
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 
+if TYPE_CHECKING:
+    from ..executor import FirstZygote
+
+# When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
+# the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
+DAEMON_OOM_SCORE_ADJ = -500
 MAX_DAEMON_LOG_BYTES = 8 * 2**20
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, let go of the starter, and run the daemon."""
+    getproctitle()  # finds where titles are written; later the environment may have moved
     options = _parser().parse_args(arguments)
     os.umask(0o077)
     _close_inherited(keep={0, 1, 2, options.ready_fd})
@@ -36,13 +51,28 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(options.ready_fd, str(exc))
     paths = Paths.from_environment()
     _tell_workers(settings)
-    _set_up_log(paths, settings, in_background=options.ready_fd is not None)
+    set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
+    zygote = _fork_zygote(paths)
+    _set_up_log(paths, settings, in_background=options.ready_fd is not None)
     from .daemon import run
 
     gc.freeze()
     gc.enable()
-    return run(paths, settings, options.ready_fd)
+    return run(paths, settings, options.ready_fd, zygote)
+
+
+def _fork_zygote(paths: Paths) -> FirstZygote | None:
+    """None where fork is not safe; the executor then finds another way."""
+    if not FORK_IS_SAFE:
+        return None
+    from ..executor.first_zygote import fork_first_zygote
+    from ..operations.registry import PRELOAD
+
+    with contextlib.suppress(OSError):  # told by `daemon.run`
+        paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return fork_first_zygote(PRELOAD, str(paths.home))
+    return None
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -34,16 +34,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
 import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..executor import BurstableExecutor, Plan, PlanError, plan_workers, sweep_orphans
+from ..executor import BurstableExecutor, FirstZygote, Plan, PlanError, plan_workers, sweep_orphans
 from ..operations import registry
+from ..processes.identity import ProcessIdentity
 from ..processes.limits import Limits, read_limits
-from ..processes.tree import set_oom_score_adj
+from ..processes.nursery_link import end_nurseries
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
@@ -66,17 +66,16 @@ log = logging.getLogger(__name__)
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
-# When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
-# the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
-DAEMON_OOM_SCORE_ADJ = -500
 DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
 
 
-def run(paths: Paths, settings: Settings, ready_fd: int | None) -> int:
+def run(
+    paths: Paths, settings: Settings, ready_fd: int | None, zygote: FirstZygote | None = None
+) -> int:
     """Be the daemon until told to stop. Returns the exit code."""
     try:
         with _hold_lock(paths), asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Daemon(paths, settings, ready_fd).main())
+            runner.run(_Daemon(paths, settings, ready_fd, zygote).main())
     except DaemonError as exc:
         _tell(ready_fd, exc.to_json())
         log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
@@ -87,15 +86,21 @@ def run(paths: Paths, settings: Settings, ready_fd: int | None) -> int:
 class _Daemon:
     """The parts, and the order in which they come and go."""
 
-    def __init__(self, paths: Paths, settings: Settings, ready_fd: int | None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Settings,
+        ready_fd: int | None,
+        zygote: FirstZygote | None,
+    ) -> None:
         self._paths = paths
         self._settings = settings
         self._ready_fd = ready_fd
+        self._zygote = zygote
         self._stopping = asyncio.Event()
 
     async def main(self) -> None:
         setproctitle("openenvd: daemon")
-        set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
         _mind_signals(self._stopping.set)
         self._mind_threads()
         limits = read_limits()
@@ -104,6 +109,7 @@ class _Daemon:
         identity = _identity(self._paths, tcp)
         with tcp, unix:
             await self._serve(limits, identity, [tcp, unix])
+        end_nurseries(self._paths.sockets)
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a replica's keeper has its socket there
@@ -198,6 +204,7 @@ class _Daemon:
             home=str(self._paths.home),
             on_event=lambda event: dispatcher.deliver(event),
             cancel_grace_seconds=self._settings.cancel_grace_seconds,
+            first_zygote=self._zygote,
         )
         dispatcher = Dispatcher(
             store,
@@ -343,21 +350,19 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
 
 
 def _who_listens(port: int) -> str:
-    with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
-                continue
-            if connection.laddr.port == port and connection.pid:
-                name = psutil.Process(connection.pid).name()
-                return f"pid {connection.pid} ({name}) listens there"
-    return "another process listens there"
+    from ..environments.ports import holder_of, name_of
+
+    holder = holder_of(port)
+    if holder is None:
+        return "another process listens there"
+    return f"pid {holder.pid} ({name_of(holder)}) listens there"
 
 
 def _identity(paths: Paths, tcp: socket.socket) -> dict[str, Any]:
     port = tcp.getsockname()[1]
     return {
         "pid": os.getpid(),
-        "pid_started_at": psutil.Process().create_time(),
+        "pid_started_at": time.time() - ProcessIdentity.of(os.getpid()).age_seconds(),
         "version": __version__,
         "address": f"http://127.0.0.1:{port}",
         "port": port,

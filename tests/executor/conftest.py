@@ -15,7 +15,7 @@ import pytest
 
 from openenvd.executor import Plan
 
-from .bench import Bench, make_plan
+from .executor_bench import Bench, make_plan
 
 
 def open_descriptors() -> set[str]:

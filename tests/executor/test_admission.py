@@ -17,7 +17,7 @@ from openenvd.executor.admission import (
 )
 from openenvd.executor.messages import LONG, SHORT
 
-from .bench import Bench, make_plan
+from .executor_bench import Bench, make_plan
 
 MB = 2**20
 NOW = 1000.0

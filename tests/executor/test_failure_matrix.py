@@ -30,7 +30,7 @@ from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind
 from openenvd.processes.identity import ProcessIdentity
 
-from .bench import Bench, make_plan, wait_gone
+from .executor_bench import Bench, make_plan, wait_gone
 
 # Without them, what made a session of its own cannot be told from a keeper once its worker is dead.
 _MANAGER = CgroupManager(f"test-{os.getpid()}")
@@ -411,7 +411,7 @@ def test_a_preload_that_ends_the_zygote_is_left_out_in_the_end(
 DAEMON = """
     import sys, threading
     from pathlib import Path
-    from bench import Bench, make_plan
+    from executor_bench import Bench, make_plan
     bench = Bench(Path(sys.argv[1]), make_plan())
     bench.executor.start()
     pids = [bench.run("context").result["pid"]]

@@ -14,7 +14,7 @@ from openenvd.executor.watchdog import Usage, offence_of
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
 
-from .bench import Bench, make_plan
+from .executor_bench import Bench, make_plan
 
 MB = 2**20
 

@@ -81,20 +81,21 @@ def test_the_pids_limit_counts() -> None:
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        ({}, 1),  # at start: the one that is kept
+        ({}, 0),  # nothing has been asked of it yet
+        ({"kept": 1}, 1),  # the one that is kept has died
         ({"waiting": 2}, 2),  # a guaranteed place is filled when there is work for it
         ({"living": 2, "idle": 2}, 0),
         ({"living": 2, "waiting": 3}, 3),  # a burst
         ({"living": 2, "waiting": 9}, 4),  # no further than the capacity
         ({"living": 2, "waiting": 3, "asked": 3}, 0),  # on their way already
-        ({"living": 1, "leaving": 1}, 0),  # replaced once it is gone
-        ({"living": 1, "leaving": 1, "waiting": 1}, 1),  # but work does not wait for that
+        ({"kept": 1, "living": 1, "leaving": 1}, 0),  # replaced once it is gone
+        ({"kept": 1, "living": 1, "leaving": 1, "waiting": 1}, 1),  # work does not wait
         ({"living": 2, "waiting": 3, "schedule": SHORT}, 1),  # SHORT bursts one by one
     ],
 )
 def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
     none: dict[str, Any] = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "asked": 0}
-    given: dict[str, Any] = {"schedule": LONG, "guaranteed": 2, "capacity": 6} | none | state
+    given: dict[str, Any] = {"schedule": LONG, "kept": 0, "capacity": 6} | none | state
     assert workers_wanted(**given) == wanted
 
 

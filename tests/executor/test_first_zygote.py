@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zygote that is forked before its daemon becomes one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from .executor_bench import wait_gone
+
+DAEMON = """
+    import json, os, psutil, signal, sys
+    from pathlib import Path
+    from openenvd.executor import fork_first_zygote
+    home, then = Path(sys.argv[1]), sys.argv[2]
+    zygote = fork_first_zygote(["operations_for_tests"], str(home))
+    from executor_bench import Bench, make_plan
+    bench = Bench(home, make_plan(), first_zygote=zygote)
+    if then == "fail to start":
+        print(json.dumps({"zygote": zygote.pid}), flush=True)
+        os._exit(1)
+    bench.executor.start()
+    def parent() -> int:
+        worker = bench.run("context").result["pid"]
+        return psutil.Process(worker).ppid()
+    told = {"zygote": zygote.pid, "parent": parent()}
+    if then == "lose it":
+        os.kill(zygote.pid, signal.SIGKILL)
+        told["next_parent"] = next(pid for pid in iter(parent, None) if pid not in {zygote.pid, 1})
+    bench.executor.stop()
+    print(json.dumps(told), flush=True)
+"""
+
+
+def run_daemon(home: Path, then: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", textwrap.dedent(DAEMON), str(home), then]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        told: dict[str, Any] = json.loads(daemon.stdout.readline())
+    return told
+
+
+def test_workers_come_from_the_zygote_that_was_forked_first(tmp_path: Path) -> None:
+    told = run_daemon(tmp_path, "end")
+    assert told["parent"] == told["zygote"]
+    wait_gone(told["zygote"])
+
+
+def test_a_lost_first_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) -> None:
+    told = run_daemon(tmp_path, "lose it")
+    assert told["next_parent"] != told["zygote"]
+    wait_gone(told["next_parent"])
+
+
+def test_it_ends_with_a_daemon_that_never_came_to_life(tmp_path: Path) -> None:
+    wait_gone(run_daemon(tmp_path, "fail to start")["zygote"])
