@@ -21,13 +21,16 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
 from . import dialect
+from .checkpoints import Checkpointer
 
 
 class _Turn:
     """The right to write; weakly held by address, so that it goes with the last link."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: URL) -> None:
         self.lock = threading.Lock()
+        self.checkpointer = Checkpointer(url)
+        self.writers = 0  # links that are open
 
 
 _turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
@@ -37,7 +40,7 @@ _turns_lock = threading.Lock()
 def _turn_of(url: URL) -> _Turn:
     key = str(Path(url.database).resolve()) if url.database else str(url)
     with _turns_lock:
-        return _turns.setdefault(key, _Turn())
+        return _turns.setdefault(key, _Turn(url))
 
 
 class Link:
@@ -46,7 +49,8 @@ class Link:
     def __init__(self, where: Path | str, *, writes: bool) -> None:
         self._url = dialect.database_url(where)
         self._engine = dialect.create_engine(self._url, writes=writes)
-        self._turn = _turn_of(self._url) if writes else _Turn()
+        self._turn = _turn_of(self._url) if writes else _Turn(self._url)
+        self._writes = writes
         self._connection: Connection | None = None
 
     @contextmanager
@@ -61,22 +65,29 @@ class Link:
                 connection = self._open()
                 with connection.begin():
                     yield connection
-            except DBAPIError as exc:
+                if self._writes:
+                    self._turn.checkpointer.committed()
+            except (DBAPIError, *dialect.DRIVER_ERRORS) as exc:
                 self._drop()  # what an error leaves of a connection is not worth guessing
-                raise dialect.error_of(exc.orig, self._url) from exc
+                orig = exc.orig if isinstance(exc, DBAPIError) else exc
+                raise dialect.error_of(orig, self._url) from exc
 
     def close(self) -> None:
         """Close the connection; the next transaction would open another."""
         with self._turn.lock:
             self._drop()
+            if self._turn.writers == 0:
+                self._turn.checkpointer.close()
 
     def _open(self) -> Connection:
         if self._connection is None:
             self._connection = self._engine.connect()
+            self._turn.writers += 1
         return self._connection
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._turn.writers -= 1
             with suppress(DBAPIError):
                 connection.close()

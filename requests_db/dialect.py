@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from .errors import (
 from .tables import declare_partial_indexes
 
 BUSY_TIMEOUT_SECONDS = 10.0
+DRIVER_ERRORS = (sqlite3.Error,)  # of what goes straight to the driver (`prepared.py`)
+MOST_LOG_PAGES = 8192  # 32 MB; a commit that finds more makes the checkpoint itself
 MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
 
 _PRAGMAS = (
@@ -44,6 +47,8 @@ _PRAGMAS = (
     "PRAGMA synchronous=NORMAL",
     # Room given back after a burst: a log of 16 MB at most stays behind on disk.
     "PRAGMA journal_size_limit=16777216",
+    # Checkpoints are made elsewhere (`checkpoints.py`), unless that fails.
+    f"PRAGMA wal_autocheckpoint={MOST_LOG_PAGES}",
 )
 _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm or -wal file
 
@@ -77,6 +82,21 @@ def create_engine(url: URL, *, writes: bool) -> Engine:
     else:
         declare_partial_indexes(url.get_backend_name())
     return engine
+
+
+def needs_checkpoints(url: URL) -> bool:
+    """Whether somebody has to move what was committed to where it belongs."""
+    return url.get_backend_name() == "sqlite" and bool(url.database)
+
+
+def checkpoint(url: URL) -> None:
+    """Move it, as far as no reader is in the way. Blocks; nobody else is blocked.
+
+    Raises:
+        sqlite3.Error
+    """
+    with closing(sqlite3.connect(str(url.database), timeout=0)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def create_file(url: URL) -> None:

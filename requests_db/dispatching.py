@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import statements
+from . import prepared, statements
 from .dialect import MAX_PARAMETERS
 from .errors import InvalidTransition
 from .journal import REQUEST_PROGRESS, Journal
@@ -40,7 +40,7 @@ class _Standing:
 def claim(connection: Connection, schedule: Schedule, limit: int, now: float) -> Claim:
     """Move the first `limit` pending requests to RUNNING."""
     parameters = {"of_schedule": schedule.value, "up_to": limit, "now": now}
-    return _claimed(connection, connection.execute(statements.CLAIM, parameters).all(), now)
+    return _claimed(connection, prepared.rows(connection, statements.CLAIM, parameters), now)
 
 
 def claim_chosen(connection: Connection, seqs: Sequence[int], now: float) -> Claim:
@@ -88,9 +88,9 @@ def learn(connection: Connection, expectations: Sequence[Expectation]) -> None:
     if not expectations:
         return
     keys = [{"of_operation": e.operation, "of_source": e.source} for e in expectations]
-    _execute_each(connection, statements.DELETE_EXPECTATION, keys)
+    prepared.each(connection, statements.DELETE_EXPECTATION, keys)
     values = [expectation_values(expectation) for expectation in expectations]
-    _execute_each(connection, statements.INSERT_EXPECTATION, values)
+    prepared.each(connection, statements.INSERT_EXPECTATION, values)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
@@ -104,7 +104,7 @@ def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Eve
     journal = Journal()
     for request_id in back:
         journal.moved(running[request_id], RequestState.RUNNING, RequestState.PENDING, now)
-    _execute_each(connection, statements.RELEASE, [{"of_id": i} for i in back])
+    prepared.each(connection, statements.RELEASE, [{"of_id": i} for i in back])
     _record_outcomes(connection, journal, cancelled, standing)
     return journal.write(connection)
 
@@ -143,7 +143,7 @@ def _record_started(connection: Connection, started: Sequence[StartedRow]) -> No
         }
         for request_id, worker, pid, pid_started_at, at in started
     ]
-    _execute_each(connection, statements.STARTED, rows)
+    prepared.each(connection, statements.STARTED, rows)
 
 
 def _note_progress(
@@ -207,7 +207,7 @@ def _record_outcomes(
         journal.moved(known, known.state, outcome.state, outcome.finished_at)
         known.state = outcome.state  # a second outcome for it, in this batch, comes too late
         rows.append(finish_values(outcome))
-    _execute_each(connection, statements.FINISH, rows)
+    prepared.each(connection, statements.FINISH, rows)
     return applied
 
 
@@ -233,8 +233,3 @@ def _results(
             known = standing.get(outcome.request_id)
             results.append(NotRunning(outcome.request_id, known.state if known else None))
     return results
-
-
-def _execute_each(connection: Connection, statement: Any, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(statement, rows)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from . import statements
+from . import prepared, statements
 from .records import Event, Json
 from .rows import to_json
 from .states import RequestState
@@ -91,11 +91,11 @@ class Journal:
             return ()
         added = {f"add_{state.value.lower()}": self._moves[state] for state in RequestState}
         added["add_last_event"] = len(self._drafts)
-        last: int = connection.execute(statements.ADD_TO_TALLY, added).scalar_one()
+        last: int = prepared.scalar(connection, statements.ADD_TO_TALLY, added)
         if not self._drafts:
             return ()
         first = last - len(self._drafts) + 1
-        connection.execute(statements.INSERT_EVENT, self._rows(first))
+        prepared.each(connection, statements.INSERT_EVENT, self._rows(first))
         return tuple(
             Event(seq, at, kind, request.id if request else None, environment, data)
             for seq, (at, kind, request, environment, data, _) in enumerate(self._drafts, first)

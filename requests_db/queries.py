@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import statements
+from . import prepared, statements
 from .records import Environment, Event, Expectation, Replica, Request
 from .results import Ambiguous, GetResult, NotFound
 from .rows import environment_of, event_of, expectation_of, replica_of, request_of
@@ -29,7 +29,7 @@ def get(connection: Connection, id_or_prefix: str) -> GetResult:
     if not wanted or not _HEX.issuperset(wanted) or len(wanted) > ID_LENGTH:
         return NotFound(id_or_prefix)
     if len(wanted) == ID_LENGTH:
-        row = connection.execute(statements.REQUEST_BY_ID, {"of_id": wanted}).one_or_none()
+        row = prepared.row(connection, statements.REQUEST_BY_ID, {"of_id": wanted})
         return NotFound(id_or_prefix) if row is None else request_of(row)
     # "g" comes after every hex digit: a range of the index, where LIKE would read the table.
     bounds = {"lowest": wanted, "beyond": f"{wanted}g", "up_to": MAX_MATCHES}
@@ -83,7 +83,7 @@ def events_after(
 
 def last_seq(connection: Connection) -> int:
     """The number of the last event; 0 before the first."""
-    number: int = connection.execute(statements.LAST_EVENT).scalar_one()
+    number: int = prepared.scalar(connection, statements.LAST_EVENT, {})
     return number
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import statements
+from . import prepared, statements
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import set_environment_state
 from .records import Environment, NewRequest
@@ -50,7 +50,7 @@ def submit(
     if refusal is not None:
         return refusal
     draft = new_request(secrets.token_hex(_ID_BYTES), new, now)
-    seq = connection.execute(statements.INSERT_REQUEST, insert_values(draft)).scalar_one()
+    seq = prepared.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
     request = replace(draft, seq=seq)
     journal = Journal()
     journal.created(request, now)
@@ -103,7 +103,7 @@ def _refusal(
         if found is not None and (holder := environment_of(found)).state.is_live:
             return NameTaken(holder)
     if max_pending is not None:
-        pending: int = connection.execute(statements.PENDING_TALLY).scalar_one()
+        pending: int = prepared.scalar(connection, statements.PENDING_TALLY, {})
         if pending >= max_pending:
             return QueueFull(pending)
     return None
