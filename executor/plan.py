@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 MB = 2**20
 
-# The reserve is a tenth of memory, but never so little that a page cache cannot breathe, nor so
-# much that a large machine is left idle.
-RESERVE_SHARE = 0.10
+# The reserve is a tenth of a machine, which the system and its user need as well, and half of that
+# in a group of our own; never so little that a page cache cannot breathe, nor so much that a large
+# machine is left idle.
+MACHINE_RESERVE_SHARE = 0.10
+GROUP_RESERVE_SHARE = 0.05
 LEAST_RESERVE_BYTES = 32 * MB
 MOST_RESERVE_BYTES = 1024 * MB
 
@@ -41,7 +43,7 @@ BURST_SHORT_SHARE = 0.25
 
 BURST_SHORT_PER_CPU = 8  # SHORT tasks mostly compute: more than this only makes them all slower
 BURST_LONG_PER_CPU = 64  # LONG ones mostly wait; a hundred that compile would freeze a laptop
-LEAST_TASK_BYTES = 16 * MB  # what any task is expected to need at least
+LEAST_TASK_BYTES = 8 * MB  # what any task is expected to need at least
 MOST_WORKERS = 1024  # per schedule; beyond it file descriptors and not memory are the limit
 PIDS_PER_WORKER = 4  # a worker and what an operation commonly starts (uv, git, a compiler)
 PIDS_SHARE = 0.5  # of the pids limit, the rest is for replicas and the user
@@ -113,7 +115,8 @@ def plan_workers(
         PlanError: when one LONG and one SHORT worker do not fit.
     """
     long_bytes, short_bytes = max(1, expected[LONG]), max(1, expected[SHORT])
-    reserve = reserve_bytes or default_reserve(limits.memory_bytes)
+    in_group = limits.memory_bytes < limits.machine_memory_bytes
+    reserve = reserve_bytes or default_reserve(limits.memory_bytes, in_group=in_group)
     budget = limits.memory_bytes - reserve - daemon_bytes
     _check_floor(limits.memory_bytes, reserve, daemon_bytes, long_bytes + short_bytes, budget)
 
@@ -143,10 +146,10 @@ def plan_workers(
     )
 
 
-def default_reserve(memory_bytes: int) -> int:
+def default_reserve(memory_bytes: int, *, in_group: bool) -> int:
     """What is left to everything else when no setting says so."""
-    share = int(memory_bytes * RESERVE_SHARE)
-    return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, share))
+    share = GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE
+    return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, int(memory_bytes * share)))
 
 
 def default_worker_bytes(budget_bytes: int, long_bytes: int) -> int:

@@ -28,7 +28,7 @@ from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.store import DispatchStore
 from openenvd.server.daemon import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.dispatcher import Dispatcher
-from openenvd.server.expectations import Declared, Expectations
+from openenvd.server.expectations import LEAST_BYTES, Declared, Expectations
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20
@@ -50,7 +50,7 @@ def main() -> None:
     plan = plan_workers(
         read_limits(),
         daemon_bytes=DAEMON_BYTES,
-        expected={LONG: (size_mb + OVERHEAD_MB) * MB, SHORT: MB},
+        expected={LONG: (size_mb + OVERHEAD_MB) * MB, SHORT: LEAST_BYTES},
     )
     executor = BurstableExecutor(
         plan,

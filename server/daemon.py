@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
-DAEMON_BYTES = 90 * 2**20  # what the daemon and its zygote need, for the plan
+DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
 
 
 def run(

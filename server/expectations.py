@@ -22,13 +22,17 @@ MB = 2**20
 
 MOST_SAMPLES = 20
 MOST_KEPT = 1000  # operations and sources; the latest are read again by the next daemon
-LEAST_BYTES = 16 * MB
+LEAST_BYTES = 8 * MB
 UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
 UNKNOWN_AT_ONCE = 4
 
 _QUANTILE = 0.9
 _DECAY = 0.9  # each later run makes one count so much less
-_MARGIN = 1.15
+# Above that quantile: the spread of the peaks and a little, at most this much; the most while there
+# are too few runs to have a spread.
+_MOST_MARGIN = 0.15
+_LEAST_MARGIN = 0.04
+_FEW_RUNS = 3
 _KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
 
 
@@ -49,7 +53,7 @@ class Declared:
 
 
 def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
-    """A high quantile of the samples (oldest first), the latest counting most, with a margin.
+    """A high quantile of the samples (oldest first), the latest counting most, with a `margin`.
 
     Between `LEAST_BYTES` and `most_bytes`; of no samples, `default_bytes`.
     """
@@ -61,7 +65,16 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
     sums = itertools.accumulate(weight for _, weight in weighed)
     # The last sum may fall short by rounding; then the highest it is.
     reached = next((i for i, total in enumerate(sums) if total >= enough), len(weighed) - 1)
-    return min(most_bytes, max(LEAST_BYTES, int(weighed[reached][0] * _MARGIN)))
+    enlarged = weighed[reached][0] * (1.0 + margin([needed for needed, _ in weighed]))
+    return min(most_bytes, max(LEAST_BYTES, int(enlarged)))
+
+
+def margin(needed: list[int]) -> float:
+    """What to add, as a share: little where all runs needed the same, which lets one more fit."""
+    if len(needed) < _FEW_RUNS:
+        return _MOST_MARGIN
+    spread = (max(needed) - min(needed)) / max(1, max(needed))
+    return min(_MOST_MARGIN, _LEAST_MARGIN + spread)
 
 
 def needed_bytes(sample: PeakSample) -> int:

@@ -29,6 +29,7 @@ class Machine:
     cpus: float
     memory_bytes: int
     pids: int | None = None
+    machine_memory_bytes: int = 2**40
 
 
 def plan(machine: Any, **settings: Any) -> Any:
@@ -71,6 +72,11 @@ def test_settings_bound_the_plan() -> None:
     )
     assert (made.capacity(LONG), made.capacity(SHORT)) == (3, 2)
     assert (made.worker_bytes, made.reserve_bytes) == (256 * MB, 100 * MB)
+
+
+def test_a_group_of_our_own_keeps_half_of_a_machine_s_reserve() -> None:
+    group, machine = Machine(1, 2000 * MB), Machine(1, 2000 * MB, machine_memory_bytes=2000 * MB)
+    assert (plan(group).reserve_bytes, plan(machine).reserve_bytes) == (100 * MB, 200 * MB)
 
 
 def test_the_pids_limit_counts() -> None:

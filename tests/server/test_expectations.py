@@ -39,7 +39,9 @@ def request(operation: str = "launch", **fields: Any) -> Request:
         ([100, 100, 200], 230),  # a high one counts
         ([200] + [100] * 19, 115),  # and is forgotten when it does not come again
         ([100] * 19 + [200], 230),  # the latest counts most
-        ([1], 16),  # never less
+        ([100, 100, 100], 104),  # a small margin where all needed the same
+        ([100, 100, 96], 108),  # and one as large as their spread
+        ([1], 8),  # never less
         ([4000], 1000),  # never more than there is
     ],
 )
