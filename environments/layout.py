@@ -5,6 +5,8 @@
     home/run/<replica>/imports/<package>   a link to an upstream project, under its import name
     home/logs/environments/<name>/         one log per replica; they outlive it
     home/sockets/<digest>.sock             the keeper of one replica
+    home/sockets/nursery-<digest>.sock     what forks keepers (the folder is its starter's lock)
+    home/logs/nursery.log                  what could not be imported there
     home/venvs/<key>/                      the virtual environment of an upstream project
 
 `server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with
@@ -16,8 +18,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
 _LONGEST_SOCKET_NAME = 40
@@ -49,6 +53,14 @@ class Layout:
             return inside
         digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
+
+    def nursery(self, preload: Sequence[str]) -> dict[str, Any]:
+        """Where the nursery is found or started: what its keepers' run files say of it."""
+        return {
+            "folder": str(self.sockets),
+            "log_path": str(self.home / "logs" / "nursery.log"),
+            "preload": list(preload),
+        }
 
     def run_dir(self, replica_id: str) -> Path:
         return self.runs / replica_id

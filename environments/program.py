@@ -18,6 +18,13 @@ from .sources import Bundled, ClassSource, Project, ResolvedSource
 from .spec import EnvironmentSpec
 
 HOST_PROGRAM = Path(__file__).resolve().parent.parent / "env_host" / "__main__.py"
+# The same without exec, where its modules have been imported: a host in our own Python.
+HOST_ENTRY = "openenvd.env_host.main:main"
+HOST_PRELOAD = (
+    "openenvd.env_host.preload",
+    "openenvd.envs.echo.environment",
+    "openenvd.envs.benchmark.environment",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,11 @@ class Program:
     def argv(self) -> tuple[str, ...]:
         """`-P`: the folder it runs in is on `sys.path` only where the configuration says so."""
         return (str(self.python), "-P", str(HOST_PROGRAM))
+
+    @property
+    def entry(self) -> str | None:
+        """What to call in a process that was forked; None when another Python must run."""
+        return HOST_ENTRY if str(self.python) == sys.executable else None
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
@@ -135,7 +147,7 @@ def _import_paths(folder: Path) -> tuple[str, ...]:
 
 
 def _packaging(folder: Path) -> dict[str, Any]:
-    import tomllib  # 0.6 MB that only projects need
+    import tomllib  # 2 MB that only projects need
 
     try:
         return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

@@ -15,9 +15,14 @@ Where to look:
     keeper_link.py     starting a keeper, and talking to it, from a worker, the daemon or a test
     keeper.py          the small parent of one replica, which outlives the daemon
     keeper_clients.py  its clients, none of whom can block it
+    keeper_group.py    the cgroup that keepers live in
     server_child.py    how it starts its server
     log_bound.py       how it keeps the replica's log bounded
     run_keeper.py      the light way into it
+    nursery.py         what forks keepers, and with them servers, from modules imported once
+    nursery_link.py    asking it for one, starting and ending it
+    fresh_process.py   making a forked child as good as an exec'ed one
+    detached.py        starting a program that outlives us
     tail.py            the last lines of a log
 
 Imports nothing of the other rooms, except the frames of `env_host.protocol`.

@@ -5,6 +5,9 @@
                                      ▲  │                    │ notify pipe
     daemon, workers ◀──JSON lines──▶─┘  └── status.json      └── log file (by descriptor)
 
+Started as a program of its own, or forked by the nursery (`nursery.py`); then the server is forked
+too, without exec, when the run file names its `entry`.
+
 One thread, one `select`. It starts the server once; whether a dead one is started again is the
 daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts, is the
 subreaper of everything below it, and says how the server died.
@@ -64,9 +67,16 @@ from typing import Any
 from .cgroups import Cgroup, CgroupManager
 from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
+from .keeper_group import enter_keepers_group, leave_keepers_group
 from .log_bound import keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
-from .server_child import adopted_children, become_subreaper, set_own_oom_score_adj, spawn
+from .server_child import (
+    ForkInto,
+    adopted_children,
+    become_subreaper,
+    set_own_oom_score_adj,
+    spawn,
+)
 from .tail import last_lines
 
 RUN_FILE_NAME = "replica.json"
@@ -78,7 +88,6 @@ CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already liste
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
 
-GROUPS_NAME = "replicas"  # the cgroup manager's name
 DEFAULT_GRACE_SECONDS = 5.0
 CLEAR_SECONDS = 5.0  # for the killed to be collected; longer only for one stuck in the kernel
 LINGER_SECONDS = 1.0  # for clients to take in the last word
@@ -109,8 +118,10 @@ def decode_line(line: bytes) -> dict[str, Any]:
 class Keeper:
     """One replica's keeper. `run` returns when everything has been stopped."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, *, is_forked: bool = False) -> None:
+        """`is_forked`: by the nursery, with the modules that a server needs imported."""
         self._run_dir = run_dir
+        self._is_forked = is_forked
         self._lock_fd = _lock(run_dir)
         with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
             self._run: dict[str, Any] = json.loads(file.read())
@@ -145,7 +156,7 @@ class Keeper:
         self._notify_buffer = b""
         self._listener: socket.socket | None = None
         self._manager: CgroupManager | None = None
-        self._keepers_group: Cgroup | None = None
+        self._entered: tuple[CgroupManager, Cgroup] | None = None
         self._cgroup: Cgroup | None = None
 
     # The agenda
@@ -206,21 +217,13 @@ class Keeper:
 
     def _enter_groups(self) -> None:
         """Leave the starter's cgroup (a worker's, capped) for one of our own."""
-        for _ in range(3):  # a keeper on its way out may remove an empty group under our feet
-            manager = CgroupManager(GROUPS_NAME)
-            if not manager.available:
-                return
-            with contextlib.suppress(OSError):
-                self._keepers_group = manager.create("keepers")
-                self._keepers_group.add(os.getpid())
-                self._manager = manager
-                return
+        self._entered = enter_keepers_group()
+        self._manager = None if self._entered is None else self._entered[0]
 
     def _leave_groups(self) -> None:
         if self._cgroup is not None:
             self._cgroup.remove()
-        if self._manager is not None and self._keepers_group is not None:
-            self._manager.leave(self._keepers_group)
+        leave_keepers_group(self._entered)
 
     def _note_in_run_file(self) -> None:
         with contextlib.suppress(OSError):  # status.json says it too
@@ -272,6 +275,7 @@ class Keeper:
                 keep_fds=(listener.fileno(), writing),
                 cgroup=self._cgroup,
                 oom_score_adj=self._run.get("oom_score_adj"),
+                fork_into=self._fork_into(),
             )
         except OSError:
             os.close(reading)
@@ -281,6 +285,13 @@ class Keeper:
             os.close(log_fd)
         self._pid_started_at = ProcessIdentity.of(self._pid).started_at
         self._watch_notify(reading)
+
+    def _fork_into(self) -> ForkInto | None:
+        """How the server is forked from what is imported here; None when it must be exec'ed."""
+        entry = self._run.get("entry")
+        if not (self._is_forked and entry):
+            return None
+        return ForkInto(entry, f"openenvd: host {self._run['replica_id']}")
 
     def _cannot_start(self, exc: OSError) -> None:
         where = f": {exc.filename}" if exc.filename else ""
@@ -698,13 +709,18 @@ def main() -> None:
     """`python -m openenvd.processes.keeper <run_dir>` (`run_keeper.py` is the lighter way in)."""
     with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
         os.setsid()
+    keep(sys.argv[1])
+
+
+def keep(run_dir: str, *, is_forked: bool = False) -> None:
+    """Be the keeper of `run_dir`, in a session of our own."""
     # Raised in the worker that started us, which the kernel is to kill first. A replica without
     # its keeper is lost, so the keeper goes last.
     set_own_oom_score_adj(0)
     try:
-        keeper = Keeper(sys.argv[1])
+        keeper = Keeper(run_dir, is_forked=is_forked)
     except BlockingIOError:
-        sys.exit(f"keeper: another keeper has {sys.argv[1]}")
+        sys.exit(f"keeper: another keeper has {run_dir}")
     keeper.run()
 
 

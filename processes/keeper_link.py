@@ -18,7 +18,6 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .cgroups import Cgroup
+from .detached import spawn_detached
 from .identity import ProcessIdentity
 from .keeper import (
     CONTROL_FD_VARIABLE,
@@ -37,6 +37,7 @@ from .keeper import (
     open_control_socket,
     write_json,
 )
+from .nursery_link import fork_keeper
 from .tree import stop_tree
 
 __all__ = [
@@ -53,9 +54,6 @@ __all__ = [
 Json = dict[str, Any]
 
 _RUN_KEEPER = Path(__file__).with_name("run_keeper.py")
-# The shell starts the keeper in the background and is gone: the keeper then is nobody's child
-# that would have to be collected, and the starter may be a short-lived worker or have threads.
-_DETACH = '"$@" &'
 _REPLY_TIMEOUT_SECONDS = 10.0
 
 
@@ -75,6 +73,7 @@ def start_keeper(
     On return its control socket accepts connections, although the keeper itself may still be
     starting: the socket is made here and handed over, so nobody need wait for a file to appear.
     `listen_fd` (a bound, listening socket shared with siblings) stays the caller's to close.
+    With a `nursery` in the run file it is forked there, and a program of its own where that fails.
 
     Raises:
         OSError: when a file or the socket cannot be made; then nothing has been started.
@@ -83,34 +82,23 @@ def start_keeper(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_json(str(folder / RUN_FILE_NAME), run_file)
     with open_control_socket(run_file["socket_path"]) as control:
+        nursery = run_file.get("nursery")
+        if nursery and fork_keeper(
+            nursery,
+            run_file,
+            run_dir=str(folder),
+            control_fd=control.fileno(),
+            listen_fd=listen_fd,
+        ):
+            return
         environ = dict(os.environ) | {CONTROL_FD_VARIABLE: str(control.fileno())}
         environ.pop(LISTEN_FD_VARIABLE, None)
         fds = [control.fileno()]
         if listen_fd is not None:
             environ[LISTEN_FD_VARIABLE] = str(listen_fd)
             fds.append(listen_fd)
-        _spawn_detached([python, "-I", "-S", str(_RUN_KEEPER), str(folder)], environ, fds, run_file)
-
-
-def _spawn_detached(argv: list[str], environ: dict[str, str], fds: list[int], run: Json) -> None:
-    log_path = Path(run["log_path"])
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        subprocess.run(
-            ["/bin/sh", "-c", _DETACH, "keeper", *argv],
-            env=environ,
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=log_fd,
-            stderr=log_fd,
-            start_new_session=True,
-            check=True,
-        )
-    except subprocess.CalledProcessError as exc:
-        raise OSError(f"the shell could not start a keeper (exit code {exc.returncode})") from exc
-    finally:
-        os.close(log_fd)
+        argv = [python, "-I", "-S", str(_RUN_KEEPER), str(folder)]
+        spawn_detached(argv, environ, pass_fds=fds, log_path=Path(run_file["log_path"]))
 
 
 class KeeperLink:

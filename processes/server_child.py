@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Never
+from typing import NamedTuple, Never
 
 from .cgroups import Cgroup
 
@@ -23,6 +23,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _IS_LINUX = sys.platform == "linux"
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ForkInto(NamedTuple):
+    """A server that is called instead of exec'ed: its modules are imported here already."""
+
+    entry: str  # module:function
+    title: str  # in `ps`
 
 
 def become_subreaper() -> None:
@@ -50,10 +57,11 @@ def spawn(
     keep_fds: Iterable[int],
     cgroup: Cgroup | None,
     oom_score_adj: int | None,
+    fork_into: ForkInto | None = None,
 ) -> int:
     """Start a program that dies with us, in its own session, its output appended to `log_fd`.
 
-    Returns its pid once the program has been loaded.
+    Returns its pid once the program has been loaded, or is about to be called (`fork_into`).
 
     Raises:
         OSError: when it could not be started, with the reason of the step that failed.
@@ -64,6 +72,9 @@ def spawn(
     if pid == 0:
         try:
             _prepare(parent, cwd, log_fd, keep_fds, cgroup, oom_score_adj)
+            if fork_into is not None:
+                _call(fork_into, argv, environ, keep_fds)
+            _reset_signals_for_exec()
             os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 (no shell is the point)
         except BaseException as exc:
             _report(writing, exc, argv[0])
@@ -104,9 +115,25 @@ def _prepare(
     os.dup2(log_fd, 2)
     for fd in keep_fds:
         os.set_inheritable(fd, True)
+
+
+def _reset_signals_for_exec() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # ignoring would survive `exec`
+
+
+def _call(
+    fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
+) -> Never:
+    """What `exec` would have done; closes the pipe on which a failure to start is told."""
+    from . import fresh_process
+
+    fresh_process.reset_signals()
+    fresh_process.live_in(environ, argv)
+    fresh_process.be_called(fork_into.title)
+    fresh_process.close_all_but(keep_fds)
+    fresh_process.run_and_exit(fork_into.entry)
 
 
 def _die_with(parent: int) -> None:

@@ -29,7 +29,7 @@ from ..child_environment import child_environment
 from ..errors import EnvironmentsError, InvalidSpec, NotReady, ReplicaFailed, with_last_lines
 from ..layout import Layout, make_private
 from ..ports import open_listener
-from ..program import Program
+from ..program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec
 from .base import OnReplica, StartedReplica
 
@@ -204,6 +204,8 @@ class _Plan:
             "request_id": self._launch_id,
             "run_dir": str(run_dir),
             "argv": list(self._program.argv),
+            "entry": self._program.entry,
+            "nursery": self._layout.nursery(HOST_PRELOAD),
             "env": self._environment(run_dir, max_sessions),
             "cwd": str(self._program.folder),
             "log_path": str(log_path),

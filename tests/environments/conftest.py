@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from openenvd.environments.layout import Layout
+from openenvd.processes.nursery_link import end_nurseries
 
 GRACE_SECONDS = 10.0
 
@@ -22,6 +23,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="oe-"))
     monkeypatch.setenv("OPENENV_HOME", str(folder))
     yield folder
+    end_nurseries(Layout(folder).sockets)
     left = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{process.pid} {process.cmdline()}" for process in alive]

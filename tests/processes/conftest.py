@@ -26,6 +26,7 @@ from openenvd.processes.keeper_link import (
     clean_up_after_keeper,
     start_keeper,
 )
+from openenvd.processes.nursery_link import end_nurseries
 from openenvd.processes.server_child import (
     _PR_SET_CHILD_SUBREAPER,
     adopted_children,
@@ -33,6 +34,7 @@ from openenvd.processes.server_child import (
 )
 
 WAIT_SECONDS = 30.0
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="keepers are forked on Linux alone")
 
 # What a kept server of these tests is: it says that it is ready, then does what it reads.
 SERVER = """
@@ -57,6 +59,8 @@ for line in open(orders):
         say(sessions=int(words[0]))
     elif order == "print":
         print(*words, flush=True)
+    elif order == "show":
+        print(words[0], os.environ.get(words[0]), flush=True)
     elif order == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say(sessions=99)
@@ -79,6 +83,31 @@ for line in open(orders):
         os.wait()
         say(sessions=int(os.read(reading, 20)))
 """
+
+
+# The same as a function to be called in a process that was forked.
+ENTRY = """
+import sys
+SERVER = {!r}
+def main():
+    sys.argv = ["-c", *sys.orig_argv[5:]]
+    exec(SERVER, {{"__name__": "kept"}})
+"""
+
+
+def forked(folder: Path) -> dict[str, Any]:
+    """What a run file must say for its server to be forked by a nursery in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "kept_server.py").write_text(ENTRY.format(SERVER))
+    return {
+        "entry": "kept_server:main",
+        "env": {"PATH": os.environ["PATH"], "SECRET": "xyz", "PYTHONPATH": str(folder)},
+        "nursery": {
+            "folder": str(folder),
+            "log_path": str(folder / "nursery.log"),
+            "preload": ["kept_server"],
+        },
+    }
 
 
 class Replica:
@@ -157,18 +186,24 @@ class Replica:
         clean_up_after_keeper(self.run_dir, grace_seconds=0.0)
 
 
-@pytest.fixture
-def replica(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
-    """Makes replicas whose keepers are not started yet: `replica(memory_limit_bytes=…)`."""
+@pytest.fixture(params=["program", pytest.param("forked", marks=ON_LINUX)])
+def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    """Makes replicas whose keepers are not started yet: `replica(memory_limit_bytes=…)`.
+
+    Every test of a keeper holds for one that is a program, and for one that was forked.
+    """
     made: list[Replica] = []
+    nursery = tmp_path / "nursery"
+    way = forked(nursery) if request.param == "forked" else {}
 
     def make(**changes: Any) -> Replica:
-        made.append(Replica(tmp_path / str(len(made)), **changes))
+        made.append(Replica(tmp_path / str(len(made)), **way | changes))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+    end_nurseries(nursery)
 
 
 @pytest.fixture

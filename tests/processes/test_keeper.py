@@ -369,8 +369,11 @@ def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
     replica: Make,
 ) -> None:
     one = replica().ready()
-    environ = Path(f"/proc/{one.link.status['pid']}/environ").read_bytes()
-    assert b"SECRET=xyz" in environ.split(b"\0")
+    for name in ("SECRET", "HOME", "OPENENVD_CONTROL_FD"):
+        one.tell(f"show {name}")
+    one.tell("sessions 1")
+    one.wait(lambda s: s["sessions"] == 1)
+    assert "SECRET xyz\nHOME None\nOPENENVD_CONTROL_FD None\n" in one.log()
     assert f"server {one.link.status['pid']}" in one.log()
 
 
@@ -433,7 +436,7 @@ def test_connecting_where_no_keeper_is_says_so(tmp_path: Path) -> None:
 
 def test_a_keeper_whose_python_cannot_start_is_gone_at_once(replica: Make) -> None:
     """The handed-over control socket closes with it: nobody waits for a time-out."""
-    one = replica()
+    one = replica(nursery=None)
     start_keeper(one.run_dir, one.run_file, python="/no/such/python")
     with pytest.raises(KeeperGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nursery: a process that has imported keeper and server, and forks keepers (Linux).
+
+    launch ──(control socket, log, listener)──▶ nursery ──fork──▶ keeper ──fork──▶ server
+                                                   │                 │                │
+                                                   └───── pages of what it imported ──┘  shared
+
+What it forks owns only the pages that it writes: a keeper and its server together 8 MB instead of
+the 33 MB of two programs that import everything for themselves, and are ready in tens of
+milliseconds. One thread and no event loop, so that forking is safe. Started when it is first
+needed (`nursery_link.py`), of one Python, one version of ours and one list of modules.
+
+Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
+
+    {"run_dir", "log_path", "title"} + control socket, log, [listener]   ▶  {"pid": 4711}
+    {"end": true}                                                        ▶  its end, and no word
+    what cannot be done                                                  ▶  {"refused": "why"}
+
+What happens when
+
+    nobody needs it            no keeper of its own and no request for `idle_seconds`: it ends. With
+                               keepers it stays, for the pages are held anyway
+    the daemon stops           it is told to end; its keepers go on
+    the daemon dies            nothing; it ends when it is idle
+    it is killed               keepers go on (they are detached); the next launch starts another
+    it ends while one connects it takes its socket's name away under the lock that a starter holds,
+                               so a client is served, or finds nobody and starts another
+    a module leaves a thread   it refuses: forking would not be safe
+    a module cannot be         it is left to the server that needs it, which says so
+    imported
+    a client connects and      it waits alone: nobody is read from before there is something to read
+    says nothing
+
+A keeper leaves with its own session, signals, descriptors, log and name (`fresh_process.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+from . import fresh_process, keeper
+from .keeper_group import enter_keepers_group, leave_keepers_group
+from .server_child import set_own_oom_score_adj
+
+MAX_MESSAGE_BYTES = 65_536
+MAX_FDS = 3
+LISTEN_BACKLOG = 1024
+RETRY_SECONDS = 0.02  # told to end, while somebody looks whether we are there
+
+Json = dict[str, Any]
+
+
+class Nursery:
+    """Waits for requests and for the dead; forks, reaps, and leaves when it is not needed."""
+
+    def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
+        self._listener = listener
+        self._folder = folder
+        self._idle_seconds = idle_seconds
+        self._keepers: set[int] = set()
+        self._asked_at = time.monotonic()
+        self._is_told_to_end = False
+        self._has_left = False
+        self._farewell: list[socket.socket] = []  # of those who wait for our end
+        self._refusal: str | None = None  # why it forks nothing
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._on_connect)
+        self._watch_signals()
+
+    def serve(self) -> None:
+        """Until it is told to end, or idle."""
+        self._refusal = _why_not_fork()
+        while not self._has_left:
+            timeout = RETRY_SECONDS if self._is_told_to_end else self._idle_seconds
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            silent = time.monotonic() - self._asked_at
+            if self._is_told_to_end or is_idle(len(self._keepers), silent, self._idle_seconds):
+                self._leave()
+
+    def _watch_signals(self) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._on_signal(reading))
+
+    def _on_signal(self, fd: int) -> None:
+        if signal.SIGTERM in os.read(fd, 4096):
+            self._is_told_to_end = True
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._keepers.discard(ended)
+
+    def _on_connect(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it left before it was let in
+        connection.setblocking(False)
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda: self._on_message(connection)
+        )
+
+    def _on_message(self, connection: socket.socket) -> None:
+        self._asked_at = time.monotonic()
+        self._selector.unregister(connection)
+        with contextlib.suppress(OSError, ValueError):  # who asked has left, or wrote nothing
+            data, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
+            try:
+                message = json.loads(data)
+                if message.get("end"):
+                    self._is_told_to_end = True
+                    self._farewell.append(connection)
+                    return
+                connection.send(json.dumps(self._answer(message, fds)).encode())
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        connection.close()
+
+    def _answer(self, message: Json, fds: list[int]) -> Json:
+        try:
+            if self._refusal is not None:
+                return {"refused": self._refusal}
+            control, log, *listener = fds
+            return {"pid": self._fork(message, control, log, *listener)}
+        except (OSError, ValueError, KeyError) as exc:
+            return {"refused": f"{type(exc).__name__}: {exc}"}
+
+    def _fork(self, message: Json, control: int, log: int, listener: int | None = None) -> int:
+        run_dir, title = str(message["run_dir"]), str(message["title"])
+        pid = os.fork()
+        if pid == 0:
+            _become_keeper(run_dir, title, control, log, listener)
+        self._keepers.add(pid)
+        return pid
+
+    def _leave(self) -> None:
+        """Take the name away first: who connects afterwards finds nobody, and starts another.
+
+        Whoever holds the lock is looking whether we are there: it is served, and we end later.
+        """
+        try:
+            lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # the home is gone, and with it our name
+            self._has_left = True
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError):
+                os.unlink(self._listener.getsockname())  # noqa: PTH108
+            self._has_left = True
+        except BlockingIOError:
+            self._asked_at = time.monotonic()
+        finally:
+            os.close(lock)
+
+
+def is_idle(keepers: int, silent_seconds: float, idle_seconds: float) -> bool:
+    """Whether nobody needs it. Beside its keepers it costs next to nothing."""
+    return not keepers and silent_seconds >= idle_seconds
+
+
+def _become_keeper(
+    run_dir: str, title: str, control: int, log: int, listener: int | None
+) -> NoReturn:
+    """In the child: never back into the nursery's loop, whatever happens."""
+    try:
+        os.setsid()
+        fresh_process.reset_signals()
+        fresh_process.write_output_to(log)
+        kept = [control] if listener is None else [control, listener]
+        fresh_process.close_all_but(kept)
+        os.environ[keeper.CONTROL_FD_VARIABLE] = str(control)
+        if listener is not None:
+            os.environ[keeper.LISTEN_FD_VARIABLE] = str(listener)
+        fresh_process.be_called(title)
+        keeper.keep(run_dir, is_forked=True)
+        os._exit(0)
+    except SystemExit as exc:
+        print(exc, file=sys.stderr, flush=True)  # noqa: T201  another keeper has it
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def preload(modules: list[str]) -> None:
+    """Import what servers need; what cannot be imported is left to the one that needs it."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except BaseException:  # also a module that calls sys.exit
+            traceback.print_exc()
+
+
+def _why_not_fork() -> str | None:
+    """A thread that a module has started would be missing in every child, with what it locked."""
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    return None if len(threads) == 1 else f"{len(threads)} threads run after preloading"
+
+
+def main() -> NoReturn:
+    """`python -P -m openenvd.processes.nursery CONFIG`: JSON with `listen` (a descriptor), `lock`
+    (the socket's folder), `preload` (modules), `idle_seconds`."""
+    config = json.loads(sys.argv[1])
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.chdir("/")
+    # As a keeper: what it is started by may be a worker, capped and to be killed first.
+    set_own_oom_score_adj(0)
+    group = enter_keepers_group()
+    fresh_process.close_all_but([config["listen"]])
+    listener = socket.socket(fileno=config["listen"])
+    listener.setblocking(False)
+    os.set_inheritable(config["listen"], False)
+    nursery = Nursery(listener, config["lock"], config["idle_seconds"])
+    fresh_process.be_called("openenvd: nursery")
+    gc.disable()
+    preload(config["preload"])
+    gc.collect()
+    gc.freeze()
+    nursery.serve()
+    leave_keepers_group(group)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking the nursery for a keeper, starting it when there is none, telling it to end.
+
+One nursery per kind: the same Python, the same version of ours, the same modules, the same
+variables that only a program's start obeys. Its socket is named by a digest of these, so an
+upgrade finds nobody and starts its own, and the old one ends when its keepers have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .detached import spawn_detached
+from .nursery import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
+
+Json = dict[str, Any]
+
+IDLE_SECONDS = 15.0
+# For it to import everything with half a CPU, thirty launches waiting. Then a keeper is started as
+# a program; were the nursery's still to come, it would find the run directory taken.
+REPLY_SECONDS = 60.0
+END_SECONDS = 5.0  # it may still be importing
+_ATTEMPTS = 2  # one may be ending while we connect
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OBEYED_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
+_HANDED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
+
+
+def fork_keeper(
+    nursery: Json, run: Json, *, run_dir: str, control_fd: int, listen_fd: int | None
+) -> bool:
+    """A keeper from the nursery, which `nursery` describes: `{"folder", "preload", "log_path"}`.
+
+    False when there can be none here, or it would not: then start the keeper as a program.
+    """
+    if not may_fork(run):
+        return False
+    environ = start_environment(run["env"])
+    path = Path(nursery["folder"]) / f"nursery-{_digest(nursery['preload'], environ)}.sock"
+    message = {"run_dir": run_dir, "title": f"openenvd: keeper {run['replica_id']}"}
+    log_path = Path(run["log_path"])
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
+    try:
+        for _ in range(_ATTEMPTS):
+            _start_unless_there(path, nursery, environ)
+            if answer := _ask(path, message, fds):
+                return "pid" in answer
+    except OSError:  # no socket, no lock, no program: another way remains
+        return False
+    finally:
+        os.close(log_fd)
+    return False
+
+
+def may_fork(run: Json) -> bool:
+    """Whether this server can be forked: it names its entry, and runs in our own Python."""
+    return sys.platform == "linux" and bool(run.get("entry")) and run["argv"][0] == sys.executable
+
+
+def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of a server's environment its nursery must have been started with."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_OBEYED_AT_START) or name in _HANDED_ON
+    }
+
+
+def end_nurseries(folder: Path) -> None:
+    """End every nursery of a home; what they forked goes on. Tolerates that none is there."""
+    for path in folder.glob("nursery-*.sock"):
+        _ask(path, {"end": True}, [], END_SECONDS)
+        path.unlink(missing_ok=True)  # it was killed, or does not answer
+
+
+def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
+    """What two servers must have in common to come from one nursery."""
+    kind = [sys.executable, sys.version, str(_PACKAGE), _PACKAGE.stat().st_mtime_ns]
+    told = json.dumps([*kind, preload, sorted(environ.items())])
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -> None:
+    """On return somebody listens at `path`, although it may still be importing."""
+    with _locked(path.parent):
+        if _listens(path):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(LISTEN_BACKLOG)
+            _spawn(listener.fileno(), nursery, environ)
+
+
+def _spawn(listen_fd: int, nursery: Json, environ: Mapping[str, str]) -> None:
+    config = {
+        "listen": listen_fd,
+        "lock": nursery["folder"],
+        "preload": nursery["preload"],
+        "idle_seconds": IDLE_SECONDS,
+    }
+    argv = [sys.executable, "-P", "-m", "openenvd.processes.nursery", json.dumps(config)]
+    # Otherwise a new title is written over the environment that `ps e` shows.
+    spawn_detached(
+        argv,
+        {**environ, "SPT_NOENV": "1"},
+        pass_fds=[listen_fd],
+        log_path=Path(nursery["log_path"]),
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Of those who would start or end one, one at a time; held for milliseconds."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(REPLY_SECONDS)
+        return probe.connect_ex(str(path)) == 0
+
+
+def _ask(path: Path, message: Json, fds: list[int], seconds: float = REPLY_SECONDS) -> Json | None:
+    """Its answer; None when it has gone, or says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(seconds)
+        try:
+            connection.connect(str(path))
+            socket.send_fds(connection, [json.dumps(message).encode()], fds)
+            data = connection.recv(MAX_MESSAGE_BYTES)
+        except OSError:
+            return None
+    return dict(json.loads(data)) if data else None

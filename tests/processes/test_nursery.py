@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nursery's life, and what it forks. That forked keepers do all that keepers do is tested in
+`test_keeper.py`, which runs for both kinds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.processes import nursery_link
+from openenvd.processes.identity import ProcessIdentity
+from openenvd.processes.nursery import is_idle
+from openenvd.processes.nursery_link import end_nurseries, may_fork, start_environment
+from openenvd.processes.tree import wait_until_dead
+
+from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
+
+pytestmark = ON_LINUX
+Make = Callable[..., Replica]
+
+LOOKS_ROUND = """
+import json, os, random, signal, sys, time
+HELD = b"x" * (24 << 20)
+def main():
+    def default(n):
+        return signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
+    private = sum(
+        int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if "Private_" in line
+    )
+    paths = {fd: f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")}
+    found = {
+        "cwd": os.getcwd(),
+        "fds": {fd: os.readlink(path) for fd, path in paths.items() if os.path.lexists(path)},
+        "signals": [int(n) for n in (1, 2, 3, 15, 17) if not default(n)],
+        "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "random": random.random(),
+        "private_kb": private,
+    }
+    line = json.dumps({"ready": True, "max_sessions": 4, **found}).encode() + b"\\n"
+    os.write(int(os.environ["OPENENVD_NOTIFY_FD"]), line)
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of the test's nurseries, which end with it."""
+    yield tmp_path / "nursery"
+    end_nurseries(tmp_path / "nursery")
+
+
+@pytest.fixture
+def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
+    """Replicas whose servers are forked by a nursery in `folder`."""
+    made: list[Replica] = []
+
+    def new(**changes: Any) -> Replica:
+        made.append(Replica(tmp_path / str(len(made)), **forked(folder) | changes))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+
+
+def _nurseries(folder: Path) -> list[Path]:
+    return list(folder.glob("nursery-*.sock"))
+
+
+def _nursery_of(replica: Replica) -> psutil.Process:
+    """The parent of its keeper."""
+    parent = psutil.Process(replica.link.status["keeper"]["pid"]).parent()
+    assert parent is not None
+    assert parent.cmdline()[0] == "openenvd: nursery"
+    return parent
+
+
+def _await_end(process: psutil.Process) -> None:
+    with_start = ProcessIdentity.of(process.pid) if process.is_running() else None
+    assert with_start is None or wait_until_dead([with_start], WAIT_SECONDS)
+
+
+def test_keeper_and_server_have_names_sessions_and_descriptors_of_their_own(
+    make: Make, folder: Path
+) -> None:
+    folder.mkdir()
+    (folder / "looks_round.py").write_text(LOOKS_ROUND)
+    changes: dict[str, Any] = {"entry": "looks_round:main"}
+    one, two = make(**changes).ready(), make(**changes).ready()
+    found, other = one.link.status["info"], two.link.status["info"]
+    keeper, server = one.link.status["keeper"]["pid"], one.link.status["pid"]
+    name = one.run_file["replica_id"]
+    assert psutil.Process(keeper).cmdline()[0] == f"openenvd: keeper {name}"
+    assert psutil.Process(server).cmdline()[0] == f"openenvd: host {name}"
+    assert os.getsid(keeper) == keeper
+    assert os.getsid(server) == server
+    assert found["cwd"] == one.run_file["cwd"]
+    assert (found["signals"], found["mask"]) == ([], [])
+    assert found["random"] != other["random"]
+    standard = {fd: path for fd, path in found["fds"].items() if int(fd) < 3}
+    log = one.run_file["log_path"]
+    assert standard == {"0": "/dev/null", "1": log, "2": log}
+    rest = sorted(path.partition(":")[0] for fd, path in found["fds"].items() if int(fd) > 2)
+    assert rest == ["pipe", "socket"]  # the notify pipe, the listening socket
+
+
+def test_a_forked_server_owns_only_what_it_writes(make: Make, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "looks_round.py").write_text(LOOKS_ROUND)
+    way = forked(folder)
+    nursery = way["nursery"] | {"preload": ["looks_round"]}
+    one = make(entry="looks_round:main", nursery=nursery).ready()
+    assert one.link.status["info"]["private_kb"] < 12 << 10  # of the 24 MB that it can read
+
+
+def test_many_at_once_share_one_nursery(make: Make, folder: Path) -> None:
+    replicas = [make() for _ in range(12)]
+    threads = [threading.Thread(target=replica.start) for replica in replicas]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for replica in replicas:
+        replica.wait_state("ready")
+    assert len({_nursery_of(replica).pid for replica in replicas}) == 1
+    assert len(_nurseries(folder)) == 1
+
+
+def test_a_killed_nursery_is_replaced_and_its_keepers_go_on(make: Make) -> None:
+    one = make().ready()
+    nursery = _nursery_of(one)
+    nursery.kill()
+    _await_end(nursery)
+    two = make().ready()
+    assert _nursery_of(two).pid != nursery.pid
+    one.tell("sessions 3")
+    assert one.wait(lambda s: s["sessions"] == 3)["state"] == "ready"
+
+
+def test_one_that_is_told_to_end_leaves_its_keepers_running(make: Make, folder: Path) -> None:
+    one = make().ready()
+    nursery = _nursery_of(one)
+    end_nurseries(folder)
+    _await_end(nursery)
+    assert _nurseries(folder) == []
+    one.tell("exit 0")
+    one.wait_state("exited")
+    one.link.send("start")  # the keeper has all that a server needs
+    one.wait_state("ready", generation=2)
+
+
+@pytest.mark.parametrize(
+    ("keepers", "silent_seconds", "idle"), [(0, 15.0, True), (0, 14.9, False), (1, 99.0, False)]
+)
+def test_idle_is_who_has_no_keeper_and_heard_nothing(
+    keepers: int, silent_seconds: float, idle: bool
+) -> None:
+    assert is_idle(keepers, silent_seconds, idle_seconds=15.0) == idle
+
+
+def test_an_idle_one_ends_by_itself(
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nursery_link, "IDLE_SECONDS", 0.1)
+    one = make().ready()
+    nursery = _nursery_of(one)
+    one.link.send("stop", grace_seconds=0.0)
+    one.wait_for_end()
+    _await_end(nursery)
+    assert _nurseries(folder) == []
+
+
+def test_sigterm_ends_it(make: Make) -> None:
+    nursery = _nursery_of(make().ready())
+    nursery.send_signal(signal.SIGTERM)
+    _await_end(nursery)
+
+
+def test_a_nursery_that_cannot_start_makes_way_for_a_program(make: Make, folder: Path) -> None:
+    folder.mkdir()
+    way = forked(folder)
+    nursery = way["nursery"] | {"log_path": str(folder / "kept_server.py" / "no_folder")}
+    one = make(nursery=nursery).ready()
+    assert "run_keeper.py" in " ".join(psutil.Process(one.link.status["keeper"]["pid"]).cmdline())
+
+
+def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    nursery = forked(folder)["nursery"] | {"preload": ["threaded"]}
+    one = make(nursery=nursery).ready()
+    assert "run_keeper.py" in " ".join(psutil.Process(one.link.status["keeper"]["pid"]).cmdline())
+
+
+def test_a_module_that_cannot_be_imported_is_told_and_passed_over(make: Make, folder: Path) -> None:
+    folder.mkdir()
+    nursery = forked(folder)["nursery"] | {"preload": ["no_such_module", "kept_server"]}
+    _nursery_of(make(nursery=nursery).ready())
+    assert "No module named 'no_such_module'" in (folder / "nursery.log").read_text()
+
+
+def test_an_entry_that_raises_is_an_exit_with_a_traceback(make: Make) -> None:
+    one = make(entry="kept_server:no_such_function").start()
+    status = one.wait_state("exited")
+    assert status["exit"]["exit_code"] == 1
+    assert "AttributeError" in one.log()
+
+
+def test_clients_that_say_nothing_or_nonsense_keep_nobody_waiting(make: Make, folder: Path) -> None:
+    make().ready()
+    [path] = _nurseries(folder)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as confused,
+    ):
+        silent.connect(str(path))
+        confused.connect(str(path))
+        confused.send(json.dumps({"run_dir": "x"}).encode())
+        assert "refused" in json.loads(confused.recv(4096))
+        make().ready()
+
+
+def test_what_only_a_start_obeys_takes_another_nursery(make: Make, folder: Path) -> None:
+    make().ready()
+    environ = forked(folder)["env"] | {"PYTHONHASHSEED": "7"}
+    make(env=environ).ready()
+    assert len(_nurseries(folder)) == 2
+
+
+def test_what_a_program_obeys_at_its_start_is_handed_to_the_nursery() -> None:
+    environ = {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C", "TOKEN": "secret"}
+    assert start_environment(environ) == {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C"}
+
+
+def test_another_python_is_never_forked() -> None:
+    assert may_fork({"entry": "m:f", "argv": [sys.executable]})
+    assert not may_fork({"entry": "m:f", "argv": ["/other/python"]})
+    assert not may_fork({"entry": None, "argv": [sys.executable]})
