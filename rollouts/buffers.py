@@ -15,12 +15,9 @@ The lock guards the figures and the line of those who wait; it is never held acr
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 LEAST_BYTES = 512  # a step is never smaller than its own objects
 
@@ -175,25 +172,3 @@ class _Waiter:
             self.future.set_result(None)
         else:
             self.future.set_exception(error)
-
-
-def size_of(value: Any) -> int:
-    """About how many bytes of memory a JSON-like value takes, with arrays and nested values."""
-    if isinstance(value, str):
-        return sys.getsizeof(value)  # tells one-byte text from wide text
-    if isinstance(value, bytes | bytearray):
-        return len(value) + 33
-    if isinstance(value, memoryview):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return 64 + sum(50 + len(str(key)) + size_of(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return 56 + 8 * len(value) + _size_of_items(value)
-    return int(getattr(value, "nbytes", 32))
-
-
-def _size_of_items(items: list[Any] | tuple[Any, ...]) -> int:
-    """Long lists of numbers (token ids) are not walked: their first item speaks for them."""
-    if len(items) > 64 and isinstance(items[0], int | float):
-        return 32 * len(items)
-    return sum(map(size_of, items))

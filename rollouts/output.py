@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of rollouts while it is written: the one place that decides what exists.
+
+    put_step ─▶ Spool ─finish─▶ small: copied into the growing part ─checkpoint─▶ journal
+                                large: a part of its own ────────────────────────▶ journal
+
+Called from one thread at a time, which is the writer's; blocks as long as the disk takes. For the
+order of writing, syncing, recording and renaming see `manifest`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+from typing import Any, Self
+
+from . import manifest
+from .disk import Disk, typed
+from .episodes import Episode, Step
+from .errors import EpisodeRefused, OutputBusy
+from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
+from .manifest import Journal, Known
+from .part import OpenPart, publish
+from .spool import Spool, to_spill
+
+PART_BYTES = 64 << 20  # of the growing part, until the next one begins
+OWN_PART_BYTES = 16 << 20  # an episode as large is not copied
+SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory
+NO_VERDICT = Verdict()
+
+
+class Output:
+    """An open folder. Nothing of what it returned from finishing is lost, once checkpointed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        form: str = JSONL,
+        disk: Disk | None = None,
+        part_bytes: int = PART_BYTES,
+        spool_bytes: int = SPOOL_BYTES,
+    ) -> None:
+        if form not in FORMATS:
+            raise ValueError(f"rollouts are written as {', '.join(FORMATS)}, not {form!r}")
+        self.folder = folder
+        self._form = form
+        self._disk = disk or Disk()
+        self._part_bytes = part_bytes
+        self._spool_bytes = spool_bytes
+        self._spools: dict[str, Spool] = {}
+        self._spooled = 0
+        self._number = -1
+        self._in_memory_bytes = 0
+        self._checkpointed = 0  # how many of the growing part's episodes
+        self._spool_folder = folder / SPOOL
+        self._lock = _lock(folder)
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def finished_episode_ids(self) -> frozenset[str]:
+        """Of earlier runs and of this one."""
+        return frozenset(self._finished)
+
+    def put_step(self, episode_id: str, number: int, step: Step) -> None:
+        """Another step of an episode under way, out of sight until the episode is finished."""
+        spool = self._spools.get(episode_id)
+        if spool is None:
+            spool = self._spools[episode_id] = self._new_spool(episode_id)
+        before_bytes = spool.in_memory_bytes
+        spool.add(number, step)
+        self._in_memory_bytes += spool.in_memory_bytes - before_bytes
+        self._spill(spool)
+
+    def discard(self, episode_id: str) -> None:
+        """Forget the steps of this attempt."""
+        spool = self._spools.pop(episode_id, None)
+        if spool is not None:
+            self._in_memory_bytes -= spool.in_memory_bytes
+            spool.forget()
+
+    def finish(self, episode: Episode, verdict: Verdict = NO_VERDICT) -> None:
+        """It has ended; `verdict` goes into its row. It exists after the next `checkpoint`.
+
+        Raises:
+            EpisodeRefused: it was finished before, or a step is missing. Its steps are forgotten.
+        """
+        if verdict.filtered is not None:
+            self.discard(episode.id)
+        else:
+            for number, step in enumerate(episode.steps):
+                self.put_step(episode.id, number, step)
+        spool = self._spools.get(episode.id) or self._new_spool(episode.id)
+        try:
+            self._refuse_what_is_wrong(episode, spool)
+            if spool.size_bytes >= OWN_PART_BYTES:
+                self._finish_as_a_part(spool, episode, verdict)
+            else:
+                self._finish_in_the_growing_part(spool, episode, verdict)
+        finally:
+            self.discard(episode.id)
+
+    def checkpoint(self) -> bool:
+        """What was finished until now exists from here on. False: nothing was new."""
+        ids = self._growing.episode_ids[self._checkpointed :]
+        if not ids:
+            return False
+        part = self._growing
+        part.certain()
+        self._journal.checkpoint(part.number, part.sizes, ids, part.steps)
+        self._known.grow(part.number, part.sizes, ids, part.steps)
+        self._checkpointed = len(part.episode_ids)
+        return True
+
+    def close(self) -> None:
+        """Everything finished exists, the rest is forgotten, and the manifest tells of it all."""
+        self._forget_unfinished()
+        self._finish_growing()
+        manifest.write(self.folder, self._known, self._disk)
+        self.release()
+
+    def save(self) -> None:
+        """After an error of the disk: make the most of what was finished.
+
+        What is under way is forgotten, and half an episode cut off, so there is room again for the
+        record of those that are whole.
+        """
+        self._forget_unfinished()
+        self._growing.cut(self._whole)
+        self._remove_unknown(but=self._growing)
+        self.checkpoint()
+
+    def release(self) -> None:
+        """Others may write here again. What was not checkpointed is gone."""
+        self._lock.close()
+
+    def _begin(self) -> None:
+        """Put in order what an earlier run left, however it ended."""
+        manifest.cut_torn_record(self.folder, self._disk)
+        self._known = manifest.read(self.folder)
+        self._journal = Journal(self.folder, self._disk)
+        with typed(self._spool_folder):
+            shutil.rmtree(self._spool_folder, ignore_errors=True)
+            self._spool_folder.mkdir()
+        for part in self._known.parts.values():
+            publish(self.folder, part, self._disk)
+        if self._known.growing is not None:
+            self._take_up(self._known)
+        self._remove_unknown()
+        self._finished = self._known.episode_ids()
+        manifest.write(self.folder, self._known, self._disk)
+        self._journal = Journal(self.folder, self._disk)
+        self._grow_anew()
+
+    def _take_up(self, known: Known) -> None:
+        """The part that was growing is finished as far as it is certain."""
+        growing = known.growing
+        assert growing is not None
+        part = OpenPart.resume(
+            self.folder, growing.part, growing.sizes, growing.episode_ids, self._disk
+        )
+        part.steps = growing.steps
+        self._publish(part)
+
+    def _remove_unknown(self, but: OpenPart | None = None) -> None:
+        """Partial files, and finished ones that nothing tells of."""
+        wanted = {file.name for part in self._known.parts.values() for file in part.files}
+        if but is not None:
+            wanted |= {partial(file.path).name for file in but.files.values()}
+        for path in self.folder.iterdir():
+            if is_ours(path.name) and path.name not in wanted:
+                path.unlink()
+
+    def _new_spool(self, episode_id: str) -> Spool:
+        self._spooled += 1
+        return Spool.begin(episode_id, self._spool_folder, self._spooled)
+
+    def _spill(self, spool: Spool) -> None:
+        """Keep what is in memory within its allowance."""
+        if self._in_memory_bytes > self._spool_bytes:
+            sizes = [(s.episode_id, s.in_memory_bytes) for s in self._spools.values()]
+            chosen = to_spill(sizes, self._spool_bytes // 2)
+        else:
+            chosen = to_spill([(spool.episode_id, spool.in_memory_bytes)], self._spool_bytes)
+        for episode_id in chosen:
+            other = self._spools[episode_id]
+            self._in_memory_bytes -= other.in_memory_bytes
+            other.spill(self._disk)
+
+    def _refuse_what_is_wrong(self, episode: Episode, spool: Spool) -> None:
+        if episode.id in self._finished:
+            raise EpisodeRefused(f"episode {episode.id} was finished before")
+        if spool.fault is not None:
+            raise EpisodeRefused(f"episode {episode.id} is not whole: {spool.fault}")
+
+    def _finish_as_a_part(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
+        part = OpenPart(self.folder, self._take_number(), self._disk)
+        self._in_memory_bytes -= spool.in_memory_bytes
+        part.adopt(spool, episode, verdict)
+        self._publish(part)
+        self._finished.add(episode.id)
+
+    def _finish_in_the_growing_part(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
+        self._growing.add(spool, episode, verdict)
+        self._whole = self._growing.sizes
+        self._finished.add(episode.id)
+        if self._growing.size_bytes >= self._part_bytes:
+            self._finish_growing()
+            self._grow_anew()
+
+    def _finish_growing(self) -> None:
+        if self._growing.episode_ids:
+            self._publish(self._growing)
+
+    def _publish(self, part: OpenPart) -> None:
+        """It is on the medium, it is recorded, it has its names."""
+        part.certain()
+        finished = self._converted(part)
+        self._journal.part(finished)
+        self._known.add(finished)
+        publish(self.folder, finished, self._disk)
+        part.forget(but=finished)
+
+    def _converted(self, part: OpenPart) -> Part:
+        """In columns, where these are asked for; what the growing part has stays until then."""
+        if self._form == JSONL:
+            return part.finished()
+        from .columnar import in_columns
+
+        return in_columns(part, self._form, self._disk)
+
+    def _grow_anew(self) -> None:
+        self._growing = OpenPart(self.folder, self._take_number(), self._disk)
+        self._checkpointed = 0
+        self._whole = self._growing.sizes
+
+    def _take_number(self) -> int:
+        """The next part's; the growing one has its own before any record tells of it."""
+        self._number = max(self._number + 1, self._known.next_number)
+        return self._number
+
+    def _forget_unfinished(self) -> None:
+        for episode_id in list(self._spools):
+            self.discard(episode_id)
+
+
+def _lock(folder: Path) -> Any:
+    """The folder is ours until the file is closed, also by a crash."""
+    with typed(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        file.close()
+        raise OutputBusy(f"another rollout writes to {folder}") from exc
+    return file

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer's thread: bounded, in order, and honest when the disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from openenvd.rollouts.disk import Disk
+from openenvd.rollouts.episodes import BytesLike, Step
+from openenvd.rollouts.errors import (
+    EpisodeRefused,
+    OutputBusy,
+    OutputError,
+    OutputFull,
+    RolloutError,
+    WriterClosed,
+)
+from openenvd.rollouts.layout import FORMATS
+from openenvd.rollouts.output import Output
+from openenvd.rollouts.readers import open_rollouts
+from openenvd.rollouts.writer import RolloutWriter
+
+from .made import episode, step
+
+KB = 1024
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert "rollout-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+async def run_episode(writer: RolloutWriter, name: str, steps: int = 3, text: str = "x") -> None:
+    for number in range(steps):
+        room = await writer.reserve(len(text) + KB)
+        await writer.put_step(name, number, step(number, text), room)
+    await writer.finish(episode(name))
+
+
+async def test_episodes_at_once_are_all_written(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path, buffer_bytes=64 * KB) as writer:
+        await asyncio.gather(*(run_episode(writer, str(n), 5, "x" * KB) for n in range(50)))
+    rollouts = open_rollouts(tmp_path)
+    rollouts.verify()
+    assert (len(rollouts), rollouts.steps) == (50, 250)
+    assert writer.budget.used_bytes == 0
+    assert writer.budget.peak_bytes <= writer.budget.limit_bytes
+
+
+class Gate(Disk):
+    """A disk that takes nothing until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.opened.set()
+
+    def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        assert self.opened.wait(30)
+        super().write(descriptor, chunks)
+
+
+async def test_collecting_waits_for_a_disk_that_stands_still_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    disk = Gate()
+    async with await RolloutWriter.open(tmp_path, buffer_bytes=2048 * KB, disk=disk) as writer:
+        disk.opened.clear()
+        running = [asyncio.create_task(run_episode(writer, str(n), 4, "x" * 300 * KB))
+                   for n in range(8)]  # fmt: skip
+        while writer.budget.waiting < 2:
+            await asyncio.sleep(0)
+        assert writer.budget.used_bytes <= writer.budget.limit_bytes
+        disk.opened.set()
+        await asyncio.gather(*running)
+    assert len(open_rollouts(tmp_path)) == 8
+
+
+async def test_whole_episodes_can_be_put(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path) as writer:
+        await writer.put(episode("a", steps=4))
+    [found] = open_rollouts(tmp_path)
+    assert len(list(found.steps())) == 4
+
+
+async def test_finished_ids_of_earlier_runs_are_known(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path) as writer:
+        await run_episode(writer, "a")
+    async with await RolloutWriter.open(tmp_path) as writer:
+        assert writer.finished_episode_ids() == {"a"}
+
+
+async def test_a_refused_episode_is_its_own_affair(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path) as writer:
+        room = await writer.reserve(1)
+        await writer.put_step("a", 5, step(), room)
+        with pytest.raises(EpisodeRefused):
+            await writer.finish(episode("a"))
+        await run_episode(writer, "b")
+    assert open_rollouts(tmp_path).episode_ids() == ["b"]
+
+
+async def test_discarded_attempts_give_their_room_back(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path) as writer:
+        room = await writer.reserve(1)
+        await writer.put_step("a", 0, step(), room)
+        await writer.discard("a")
+    assert (writer.budget.used_bytes, len(open_rollouts(tmp_path))) == (0, 0)
+
+
+async def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
+    writer = await RolloutWriter.open(tmp_path)
+    room = await writer.reserve(1)
+    await writer.close()
+    await writer.close()
+    with pytest.raises(WriterClosed):
+        await writer.put_step("a", 0, step(), room)
+    with pytest.raises(WriterClosed):
+        await writer.put(episode("a"))
+    assert writer.budget.used_bytes == 0
+
+
+async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path):
+        with pytest.raises(OutputBusy):
+            await RolloutWriter.open(tmp_path)
+
+
+async def test_what_is_finished_survives_without_being_closed(tmp_path: Path) -> None:
+    """A second later, at the latest: here the thread is asked for another thing meanwhile."""
+    writer = await RolloutWriter.open(tmp_path)
+    await run_episode(writer, "a")
+    journal = tmp_path / "journal.jsonl"
+    while not journal.read_bytes():
+        await asyncio.sleep(0.01)
+    assert b'"episode_ids":["a"]' in journal.read_bytes()
+    await writer.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real one, of four megabytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("this user may not mount a small disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("size", [10 * KB, 700 * KB])
+async def test_a_disk_that_fills_up_tells_everyone_and_keeps_what_was_finished(
+    small_disk: Path, size: int
+) -> None:
+    folder = small_disk / "out"
+    finished: list[str] = []
+
+    async def run(name: str) -> None:
+        await run_episode(writer, name, 3, "x" * size)
+        finished.append(name)
+
+    writer = await RolloutWriter.open(folder, buffer_bytes=1024 * KB)
+    tasks = [asyncio.create_task(run(f"{n:04}")) for n in range(300)]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(o) for o in outcomes if o is not None} == {OutputFull}
+    for late in (run_episode(writer, "late"), writer.close(), writer.close()):
+        with pytest.raises(OutputFull):
+            await late
+    assert writer.budget.used_bytes == 0
+    with Output(folder) as again:
+        assert again.finished_episode_ids == set(finished)
+    open_rollouts(folder).verify()
+
+
+class Broken(Disk):
+    """Fails in a way that nobody thought of."""
+
+    def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        if any(len(chunk) > 100 * KB for chunk in chunks):
+            raise ZeroDivisionError
+        super().write(descriptor, chunks)
+
+
+async def test_a_defect_ends_the_writing_with_an_error_of_ours(tmp_path: Path) -> None:
+    writer = await RolloutWriter.open(tmp_path, disk=Broken())
+    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+        await run_episode(writer, "a", text="x" * 300 * KB)
+    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+        await writer.close()
+
+
+async def test_one_who_is_cancelled_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(tmp_path) as writer:
+        task = asyncio.create_task(run_episode(writer, "a"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await run_episode(writer, "b")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert "b" in open_rollouts(tmp_path).episode_ids()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_texts_that_json_hardly_has_are_kept(tmp_path: Path, form: str) -> None:
+    odd = Step(b'{"half":"\\ud800"}', b"null", None, True)
+    async with await RolloutWriter.open(tmp_path, form=form) as writer:
+        room = await writer.reserve(1)
+        await writer.put_step("a", 0, odd, room)
+        await writer.finish(episode("a"))
+    [found] = open_rollouts(tmp_path)
+    [row] = found.steps()
+    assert row.observation == {"half": "\ud800"}
+
+
+def test_every_error_has_a_hint() -> None:
+    assert all(cls("x").hint for cls in OutputError.__subclasses__())
