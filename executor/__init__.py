@@ -22,6 +22,7 @@ Where to look:
     spawn.py         the same interface without fork, for macOS
     lifeline.py      how the kernel ends workers with their daemon
     worker.py        what runs in a worker: one task at a time
+    task_log.py      where a task's output goes
     frames.py        JSON over a worker's pipe
     orphans.py       ending workers that a killed daemon left
     messages.py      what crosses the executor's door
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .first_zygote import FirstZygote, fork_first_zygote
     from .orphans import sweep_orphans
     from .plan import Plan, plan_workers
+    from .task_log import settle_leftovers
 
 _HOMES = {
     "BurstableExecutor": "executor",
@@ -54,6 +56,7 @@ _HOMES = {
     "TaskCancelled": "errors",
     "fork_first_zygote": "first_zygote",
     "plan_workers": "plan",
+    "settle_leftovers": "task_log",
     "sweep_orphans": "orphans",
 }
 
@@ -68,6 +71,7 @@ __all__ = [
     "TaskCancelled",
     "fork_first_zygote",
     "plan_workers",
+    "settle_leftovers",
     "sweep_orphans",
 ]
 

@@ -85,6 +85,7 @@ class PooledWorker:
     stage: Stage = Stage.IDLE
     deadline: float = math.inf  # monotonic
     run: Run | None = None
+    log_path: str = ""  # of its latest task
     tasks_run: int = 0
     first_rss_bytes: int | None = None
     rss_bytes: int | None = None
@@ -227,6 +228,7 @@ class Pool:
         deadline = math.inf if timeout is None else now + timeout
         self._count(worker, -1)
         worker.run, run.worker, run.started = run, worker, now
+        worker.log_path = run.task.log_path
         worker.stage, worker.deadline = Stage.RUNNING, deadline
         self._count(worker, +1)
         return worker.send(run.frame)

@@ -33,7 +33,7 @@ from .decisions import (
     reason_to_recycle,
 )
 from .errors import FrameError
-from .messages import LONG, Died, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
+from .messages import LONG, SHORT, Died, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
 from .plan import Plan
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 from .sources import (
@@ -46,11 +46,13 @@ from .sources import (
     WorkerSource,
     signal_group,
 )
+from .task_log import scratch_path, settle
 from .watchdog import WATCH_SECONDS, Usage, offence_of
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)
 
+MOST_WAIT_SECONDS = 86_400.0
 _READ_BYTES = 262_144
 _LEAVE_SECONDS = 1.0  # a worker that has nothing to do and is told to go
 _STATUS_SECONDS = 1.0  # between a worker's death and the zygote's word of how
@@ -173,8 +175,7 @@ class Supervisor:
             self._close()
 
     def _wait(self) -> list[Callable[[], None]]:
-        timeout = None if self._alarm == math.inf else max(0.0, self._alarm - time.monotonic())
-        ready = self._selector.select(timeout)
+        ready = self._selector.select(wait_seconds(self._alarm, time.monotonic()))
         # Notices first: a task's `Started` was noted before its frame was sent.
         self._take_notices()
         return [key.data for key, _ in ready]
@@ -394,6 +395,7 @@ class Supervisor:
             pool.remove(worker)
             if run is not None:
                 self._pools.forget(run)
+        self._settle_log(worker, run)
         if run is not None:
             self._events.append(deaths.death(worker, run, cgroup, self._log_tail_lines))
             self._freed.add(worker.schedule)
@@ -402,6 +404,12 @@ class Supervisor:
         if left:
             log.info("worker %s left processes %s, which were ended", worker.name, left)
         self._close_descriptors(worker)
+
+    @staticmethod
+    def _settle_log(worker: PooledWorker, run: Run | None) -> None:
+        if worker.schedule == SHORT and worker.log_path:
+            scratch = scratch_path(worker.log_path, worker.name, worker.pid)
+            settle(scratch, None if run is None else run.task.log_path)
 
     # ------------------------------------------------------------------ deadlines
 
@@ -682,6 +690,13 @@ class Supervisor:
         worker.pipe.close()
         if worker.sentinel is not None:
             os.close(worker.sentinel)
+
+
+def wait_seconds(alarm: float, now: float) -> float | None:
+    """How long to wait for an alarm; None for one that is never. A time-out of a year is no error:
+    the kernel's timers end at 2^31 ms, and waking up once too often does nothing.
+    """
+    return None if alarm == math.inf else min(max(0.0, alarm - now), MOST_WAIT_SECONDS)
 
 
 def ordinal_of(worker_name: str) -> int:

@@ -15,7 +15,8 @@ and writes:
 where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not be used again.
 
 The callable is called as `callable(payload, request_id, home, progress)`. Its stdout and stderr are
-the task's log by file descriptor, so that what it and its children wrote survives any death.
+the task's log by file descriptor, so that what it and its children wrote survives any death
+(`task_log.py`).
 
 SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`
 in the main thread; a worker that is idle or still receiving dies of it; one that reports its
@@ -30,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
-import io
 import json
 import os
 import resource
@@ -42,13 +42,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import setproctitle
 
 from . import frames
 from .errors import FrameError, TaskCancelled
 from .lifeline import tie_to_lifeline
+from .task_log import TaskLog
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
 
@@ -105,6 +106,7 @@ class Worker:
         self._own_threads = threading.active_count()
         self._gauge = MemoryGauge()
         self._folder = Path.cwd()
+        self._log = TaskLog(name)
 
     def run(self) -> None:
         """Serve until the pipe ends."""
@@ -115,12 +117,13 @@ class Worker:
             self._phase = Phase.REPORTING
             self._serve(task)
             self._phase = Phase.IDLE
+        self._log.close()
 
     def _serve(self, task: dict[str, Any]) -> None:
         self._show_title(task["label"])
-        write_to_log(task["log_path"])
+        self._log.begin(task["log_path"])
         outcome = self._outcome(task)
-        flush_streams()
+        self._log.end()
         with contextlib.suppress(OSError):
             os.chdir(self._folder)
         usage = self._gauge.read() | {"retire": self._why_retire()}
@@ -350,44 +353,6 @@ def children_are_left() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def write_to_log(path: str) -> None:
-    """Point stdout and stderr at the end of the file; at nothing when it cannot be opened."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    try:
-        log = os.open(path, flags, 0o600)
-    except OSError:  # a full disk must not fail a task that may be able to do without
-        log = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    if log > 2:  # an operation may have closed 1 or 2, so that the log was opened as one of them
-        os.close(log)
-    sys.stdout = usable_stream(sys.stdout, 1)
-    sys.stderr = usable_stream(sys.stderr, 2)
-
-
-_STREAMS: dict[int, TextIO] = {}
-
-
-def usable_stream(current: Any, descriptor: int) -> TextIO:
-    """The stream over `descriptor`: made once, and again when an operation has closed it."""
-    ours = _STREAMS.get(descriptor)
-    if ours is None or ours.closed:
-        raw = io.FileIO(descriptor, "w", closefd=False)
-        buffered = io.BufferedWriter(raw)
-        ours = io.TextIOWrapper(
-            buffered, encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
-        _STREAMS[descriptor] = ours
-    return ours if current is not ours else current
-
-
-def flush_streams() -> None:
-    """What the operation printed is in its log before its outcome is told."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
 
 
 def die_of(number: signal.Signals) -> None:

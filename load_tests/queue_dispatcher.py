@@ -36,7 +36,7 @@ from load_tests.operations import worker_path
 from load_tests.report import Report, parse_arguments, percentile
 from load_tests.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
 from openenvd.executor import BurstableExecutor, Plan
-from openenvd.executor.messages import LONG, SHORT, Task
+from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.plan import BURST_SHORT_PER_CPU
 from openenvd.requests_db import submitting
 from openenvd.requests_db.async_store import AsyncStore
@@ -198,7 +198,7 @@ def _ours_running(path: Path, count: int) -> Round:
     )
     dispatcher = _dispatcher(store, executor, path, outcomes)
     executor.start()
-    _wait_for_workers(executor)
+    _warm_up(executor, path)
     outcomes.expect(count)
     with _stopwatch(count) as measured:
         dispatcher.start()
@@ -244,10 +244,12 @@ def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outco
     )
 
 
-def _wait_for_workers(executor: BurstableExecutor) -> None:
+def _warm_up(executor: BurstableExecutor, path: Path) -> None:
+    """Until a worker has worked; the others come with the work (the rivals' are all there)."""
+    log_path = str(path.with_name("warm-up.log"))
+    executor.submit(Task("warm-up", "load_tests.operations:moment", {}, SHORT, log_path))
     deadline = time.monotonic() + PATIENCE_SECONDS
-    # One of each schedule is always there; the others come with the work.
-    while {worker.schedule for worker in executor.status().workers} < {LONG, SHORT}:
+    while not any(worker.tasks_run for worker in executor.status().workers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

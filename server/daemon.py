@@ -39,7 +39,15 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..executor import BurstableExecutor, FirstZygote, Plan, PlanError, plan_workers, sweep_orphans
+from ..executor import (
+    BurstableExecutor,
+    FirstZygote,
+    Plan,
+    PlanError,
+    plan_workers,
+    settle_leftovers,
+    sweep_orphans,
+)
 from ..operations import registry
 from ..processes.identity import ProcessIdentity
 from ..processes.limits import Limits, read_limits
@@ -159,7 +167,7 @@ class _Daemon:
         hub = EventHub(loop)
         with _database_as_reason():
             dispatch_store, store = _open_stores(self._paths)
-            _recover(dispatch_store)
+            _recover(dispatch_store, self._paths)
             plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
         executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
         reconciler = Reconciler(store, hub, self._paths)
@@ -307,12 +315,14 @@ def _database_as_reason() -> Iterator[None]:
         raise DaemonError("database", str(exc), getattr(exc, "hint", None)) from exc
 
 
-def _recover(store: DispatchStore) -> None:
+def _recover(store: DispatchStore, paths: Paths) -> None:
     running = store.running()
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
         log.warning("ended %d workers of an earlier daemon", len(survivors))
+    ran = [(r.worker, r.worker_pid, str(paths.request_log(r.id))) for r in running]
+    settle_leftovers(paths.request_logs, [(w, p, path) for w, p, path in ran if w and p])
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
     recovery = store.recover(time.time(), idempotent=idempotent)
     if recovery.requeued or recovery.failed:

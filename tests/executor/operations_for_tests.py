@@ -208,3 +208,17 @@ def keep(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
 def wait_for(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     while not Path(payload["path"]).exists():
         time.sleep(0.01)
+
+
+def print_by_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    subprocess.run(["echo", "from a child"], check=True)
+
+
+def print_by_child_and_die(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    subprocess.run(["echo", "from a child"], check=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def print_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    print("so far")
+    hang(payload, request_id, home, progress)

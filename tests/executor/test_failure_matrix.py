@@ -139,6 +139,12 @@ def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> Non
     assert isinstance(bench.run("print_lines"), Succeeded)
 
 
+def test_a_time_out_beyond_the_kernel_s_timers_harms_nobody(bench: Bench) -> None:
+    """They end at 2^31 ms, 24.8 days."""
+    assert isinstance(bench.run("context", timeout_seconds=365 * 86_400.0), Succeeded)
+    assert isinstance(bench.run("context"), Succeeded)
+
+
 # ---------------------------------------------------------------------- its worker dies
 
 

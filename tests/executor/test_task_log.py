@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SHORT task's log is made with the first thing in it, and holds everything, however it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.executor import settle_leftovers
+from openenvd.executor.messages import LONG, SHORT, Died
+from openenvd.executor.task_log import scratch_path
+
+from .executor_bench import Bench
+
+
+def logs(bench: Bench) -> list[str]:
+    return sorted(path.name for path in bench.home.glob("*.log"))
+
+
+def test_a_short_task_that_prints_nothing_leaves_no_log(bench: Bench) -> None:
+    for _ in range(3):
+        bench.run("context")
+    assert logs(bench) == []
+
+
+def test_a_long_task_has_its_log_from_the_start(bench: Bench) -> None:
+    task_id = bench.run("context", schedule=LONG).task_id
+    assert logs(bench) == [f"{task_id}.log"]
+
+
+def test_a_line_can_be_read_while_the_task_that_printed_it_runs(bench: Bench) -> None:
+    task_id = bench.submit("print_and_hang")
+    bench.recorder.progress(task_id)
+    assert bench.log(task_id) == "so far\n"
+    bench.executor.cancel(task_id)
+    bench.recorder.outcome(task_id)
+
+
+def test_each_task_has_its_own_lines_and_no_others(bench: Bench) -> None:
+    bench.run("context")
+    printed = [bench.run("print_lines").task_id for _ in range(3)]
+    bench.run("context")
+    assert logs(bench) == [f"{task_id}.log" for task_id in printed]
+    assert {bench.log(task_id).count("from a child") for task_id in printed} == {1}
+
+
+def test_what_only_a_child_wrote_is_in_the_log_when_the_task_has_ended(bench: Bench) -> None:
+    assert bench.log(bench.run("print_by_child").task_id) == "from a child\n"
+
+
+def test_what_only_a_child_wrote_survives_the_death_of_the_worker(bench: Bench) -> None:
+    outcome = bench.run("print_by_child_and_die")
+    assert isinstance(outcome, Died)
+    assert outcome.log_tail == ("from a child",)
+    assert bench.log(outcome.task_id) == "from a child\n"
+
+
+def test_a_second_attempt_goes_on_in_the_log_of_the_first(bench: Bench) -> None:
+    (bench.home / "task-0.log").write_text("the first attempt\n")
+    task_id = bench.run("print_lines").task_id
+    assert bench.log(task_id).splitlines() == [
+        "the first attempt",
+        "from python",
+        "to stderr",
+        "by descriptor",
+        "from a child",
+    ]
+
+
+def test_workers_leave_nothing_but_logs_behind(bench: Bench) -> None:
+    bench.run("context")
+    bench.run("die", {"signal": "SIGKILL"})
+    bench.run("context")
+    bench.executor.stop()
+    assert list(bench.home.glob(".short-*")) == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [("last words\n", ["7f3a.log"]), ("", [])])
+def test_the_next_daemon_finds_what_tasks_of_a_killed_one_wrote(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    log_path = str(tmp_path / "7f3a.log")
+    Path(scratch_path(log_path, f"{SHORT.lower()}-1", 4711)).write_text(text)
+    Path(scratch_path(log_path, f"{SHORT.lower()}-2", 4712)).write_text("of no task\n")
+    settle_leftovers(tmp_path, [("short-1", 4711, log_path), ("long-1", 4713, log_path)])
+    assert [path.name for path in tmp_path.iterdir()] == expected
