@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring how an environment scales: many sessions at once, from processes that are never the
+bottleneck.
+
+plan.py          what is to be measured: the grid, and whether it makes sense
+sweep.py         the agenda: every cell of the grid, against every target, in turn
+crew.py          the generators of a measurement, one pipe each
+generator.py     one generator (a process): its share of a batch
+session.py, ws_session.py, http_session.py   one session, phase by phase
+target.py        who is measured: its address, and the processes whose CPU and memory count
+results.py       what came out: `raw.jsonl`, `summary.csv`, `summary.json`; fields as in the seed
+table.py, figures.py   the same for people
+
+The protocol is that of https://github.com/burtenshaw/openenv-scaling: connect, reset, one step that
+waits, close; all sessions of a batch at once.
+"""

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generators of one measurement: started, set to work together, heard out, ended.
+
+    Crew ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
+
+One thread, one selector: the crew only waits while a batch runs, so that it takes no CPU from
+whoever is measured. A generator ends when its stdin does, whatever became of us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import IO, Any, Self
+
+import orjson
+
+from .errors import GeneratorLost
+from .generator import Batch
+
+Json = dict[str, Any]
+
+START_SECONDS = 30.0  # for a generator to import what it needs
+HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has read it by then
+MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be told
+END_SECONDS = 5.0
+PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
+_READ_BYTES = 2**20
+
+OnTick = Callable[[int], None]  # sessions that have ended so far
+
+
+@dataclass(slots=True)
+class Harvest:
+    """What the generators of one batch saw."""
+
+    outcomes: list[Json] = field(default_factory=list)
+    wall_seconds: float = 0.0
+    cpu_seconds: list[float] = field(default_factory=list)  # of each generator
+    worst_lag_seconds: float = 0.0
+    port_retries: int = 0
+
+
+class Crew:
+    """Some generators; a context manager that leaves none behind."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._members: list[_Member] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        try:
+            for number in range(self._size):
+                member = _Member(number)
+                self._members.append(member)
+                self._selector.register(member.output, selectors.EVENT_READ, member)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End them all; twice is fine."""
+        for member in self._members:
+            member.end()
+        self._members.clear()
+        self._selector.close()
+
+    def run(
+        self,
+        batch: Batch,
+        *,
+        on_tick: OnTick = lambda _: None,
+        on_held: Callable[[], None] | None = None,
+    ) -> Harvest:
+        """One batch, shared out; `on_held` is called while all sessions are open and reset.
+
+        Raises:
+            GeneratorLost
+        """
+        shares = shares_of(batch, len(self._members))
+        for member, share in zip(self._members, shares, strict=True):
+            member.begin(share)
+        self._until(lambda m: m.is_prepared, START_SECONDS, lambda _: None)
+        started_at = time.monotonic() + HEAD_START_SECONDS
+        self._tell({"go": started_at})
+        patience = batch.timeout_seconds + MARGIN_SECONDS
+        if on_held is not None:
+            self._until(lambda m: m.is_held, patience, on_tick)
+            on_held()
+            self._tell({"release": True})
+        self._until(lambda m: m.done is not None, patience, on_tick)
+        return harvest_of([member.done for member in self._members if member.done])
+
+    def _tell(self, message: Json) -> None:
+        for member in self._members:
+            member.tell(message)
+
+    def _until(self, is_there: Callable[[_Member], bool], seconds: float, on_tick: OnTick) -> None:
+        deadline = time.monotonic() + seconds
+        while not all(map(is_there, self._members)):
+            ready = self._selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise GeneratorLost(f"a generator has said nothing for {seconds:.0f} s")
+            for key, _ in ready:
+                key.data.read()
+            on_tick(sum(member.ended for member in self._members))
+
+
+class _Member:
+    """One generator, seen from here."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"{__package__}.generator"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._unread = bytearray()
+        self._forget()
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    @property
+    def is_held(self) -> bool:
+        """Every session of it has been reset, or has failed."""
+        return self.done is not None or self.held + self.ended >= self._count
+
+    def begin(self, batch: Batch) -> None:
+        self._forget()
+        self._count = batch.count
+        self.tell({"batch": asdict(batch)})
+
+    def tell(self, message: Json) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(orjson.dumps(message) + b"\n")
+            self._process.stdin.flush()
+        except OSError as exc:
+            raise self._lost() from exc
+
+    def read(self) -> None:
+        """What it has said; at least something has come."""
+        data = self.output.raw.read(_READ_BYTES)  # type: ignore[attr-defined]
+        if not data:
+            raise self._lost()
+        self._unread += data
+        if b"\n" in data:
+            *lines, rest = bytes(self._unread).split(b"\n")
+            self._unread = bytearray(rest)
+            for line in lines:
+                self._hear(orjson.loads(line))
+
+    def end(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _forget(self) -> None:
+        self.is_prepared = False
+        self.done: Json | None = None
+        self.ended = self.held = self._count = 0
+
+    def _hear(self, message: Json) -> None:
+        self.is_prepared = self.is_prepared or "prepared" in message
+        self.done = message.get("done")
+        self.ended = message.get("ended", self.ended)
+        self.held = message.get("held", self.held)
+
+    def _lost(self) -> GeneratorLost:
+        self._process.kill()
+        code = self._process.wait()
+        return GeneratorLost(
+            f"generator {self.number} ended with exit code {code}",
+            "its last words are in the log; too little memory is the usual reason",
+        )
+
+
+def shares_of(batch: Batch, members: int) -> list[Batch]:
+    """The batch, shared out as evenly as it goes; each share with its own source addresses."""
+    counts = [batch.count // members + (n < batch.count % members) for n in range(members)]
+    window = max(1, batch.window // members)
+    return [
+        replace(batch, count=count, window=window, sources=sources_of(batch.host, number, count))
+        for number, count in enumerate(counts)
+    ]
+
+
+def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:
+    """Where generator `number` connects from. One address has some 28,000 ports towards a server,
+    and those of earlier batches rest for a minute: on loopback there are addresses enough.
+    """
+    if not host.startswith("127.") or sys.platform != "linux":
+        return ()
+    addresses = 4 + count // PORTS_OF_AN_ADDRESS
+    return tuple(f"127.0.{number + 1}.{last + 1}" for last in range(addresses))
+
+
+def harvest_of(reports: list[Json]) -> Harvest:
+    """What all of them saw, together."""
+    return Harvest(
+        outcomes=[outcome for report in reports for outcome in report["outcomes"]],
+        wall_seconds=max(report["wall_seconds"] for report in reports),
+        cpu_seconds=[report["cpu_seconds"] for report in reports],
+        worst_lag_seconds=max(report["worst_lag_seconds"] for report in reports),
+        port_retries=sum(report["port_retries"] for report in reports),
+    )

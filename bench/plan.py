@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be measured: a grid of batch sizes and waits, how often, and over which protocol."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidPlan
+
+Json = dict[str, Any]
+
+MODES = ("ws", "http")
+MAX_REQUESTS = 200_000
+MAX_WAIT_SECONDS = 3600.0
+MAX_REPETITIONS = 100
+DEFAULT_TIMEOUT_SECONDS = 120.0
+DEFAULT_WINDOW = 1024  # handshakes under way at once: half of uvicorn's queue, a quarter of ours
+_SPARE_FILES = 64  # of a generator, beside its sockets
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One batch."""
+
+    mode: str
+    requests: int
+    wait_seconds: float
+    repetition: int  # from 1
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return (
+            f"{self.mode}, {self.requests} sessions, wait {self.wait_seconds:g} s, "
+            f"repetition {self.repetition}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole grid; checked when it is made."""
+
+    requests_grid: tuple[int, ...]
+    wait_grid: tuple[float, ...] = (1.0,)
+    repetitions: int = 1
+    modes: tuple[str, ...] = ("ws",)
+    action: Json | None = None  # None: `{"wait_seconds": …}`, as the benchmark environment wants
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS  # of a session, beyond its wait
+    generators: int | None = None  # None: enough for the cores and the open files
+    window: int = DEFAULT_WINDOW
+    memory_sessions: int | None = None  # held open to weigh them; None: the largest batch, 0: none
+
+    def __post_init__(self) -> None:
+        check_grid("requests", self.requests_grid, 1, MAX_REQUESTS)
+        check_grid("wait", self.wait_grid, 0, MAX_WAIT_SECONDS)
+        check_grid("repetitions", (self.repetitions,), 1, MAX_REPETITIONS)
+        if not self.modes or any(mode not in MODES for mode in self.modes):
+            raise InvalidPlan(f"the mode is one of {', '.join(MODES)}, not {self.modes!r}")
+        if self.timeout_seconds <= 0 or self.window < 1:
+            raise InvalidPlan("time-out and window must be more than nothing")
+
+    def cells(self) -> Iterator[Cell]:
+        """Every batch, small ones first."""
+        for mode in self.modes:
+            for requests in self.requests_grid:
+                for wait_seconds in self.wait_grid:
+                    for repetition in range(1, self.repetitions + 1):
+                        yield Cell(mode, requests, wait_seconds, repetition)
+
+    def action_of(self, wait_seconds: float) -> Json:
+        """What a step asks for."""
+        return {"wait_seconds": wait_seconds} if self.action is None else self.action
+
+    @property
+    def largest(self) -> int:
+        """Sessions of the largest batch."""
+        return max(self.requests_grid)
+
+    @property
+    def sessions_to_weigh(self) -> int:
+        """How many are held open while memory is read."""
+        if "ws" not in self.modes:
+            return 0
+        return self.largest if self.memory_sessions is None else self.memory_sessions
+
+    @property
+    def crew_size(self) -> int:
+        """How many generators."""
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return self.generators or crew_size(self.largest, cores, open_files())
+
+
+def check_grid(name: str, values: tuple[float, ...], least: float, most: float) -> None:
+    """Whether there is anything in it, and all of it can be done.
+
+    Raises:
+        InvalidPlan
+    """
+    if not values:
+        raise InvalidPlan(f"the grid of {name} is empty", "write numbers: 32,128,512")
+    for value in values:
+        if not least <= value <= most:  # also what is no number
+            raise InvalidPlan(f"{name}: {value:g} is not within {least:g} to {most:g}")
+
+
+def parse_grid(name: str, text: str) -> tuple[float, ...]:
+    """`32,128,512` as numbers.
+
+    Raises:
+        InvalidPlan: something in it is none, or there is nothing in it.
+    """
+    try:
+        values = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as exc:
+        raise InvalidPlan(f"the grid of {name}: {exc}", "write numbers: 32,128,512") from exc
+    if not values:
+        raise InvalidPlan(f"the grid of {name} is empty", "write numbers: 32,128,512")
+    return values
+
+
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
+    """The same for what can only be counted.
+
+    Raises:
+        InvalidPlan
+    """
+    values = parse_grid(name, text)
+    if any(not value.is_integer() for value in values):
+        raise InvalidPlan(f"the grid of {name} has parts of one: {text}", "write whole numbers")
+    return tuple(int(value) for value in values)
+
+
+def crew_size(largest: int, cores: int, files: int) -> int:
+    """One generator for every two cores, more where their open files would not do."""
+    by_files = -(-largest // max(1, files - _SPARE_FILES))
+    return max(1, cores // 2, by_files) if largest > 1 else 1
+
+
+def open_files() -> int:
+    """How many files one process may have open, once it has raised its limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if hard == resource.RLIM_INFINITY else hard

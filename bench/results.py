@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came out: one row per session, one per batch; written as the seed writes them.
+
+`raw.jsonl` and `summary.csv` begin with the seed's fields, in its order
+(https://github.com/burtenshaw/openenv-scaling, `tests/test_scaling.py`), so that its analysis reads
+them; what we add comes after. `summary.json` holds the summaries, the memory and the machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from .crew import Harvest
+from .plan import Cell
+from .target import Target
+
+Json = dict[str, Any]
+
+RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
+_PERCENTILES = (50, 95, 99)
+
+
+@dataclass(slots=True)
+class Summary:
+    """One batch. Seconds, unless a name says otherwise."""
+
+    mode: str
+    url: str
+    num_requests: int
+    batch_size: int
+    wait_seconds: float
+    repetition: int
+    timestamp: str
+    hardware: str
+    successful: int = 0
+    failed: int = 0
+    error_rate: float = 0.0
+    total_wall_time: float = 0.0
+    connect_p50: float = 0.0
+    connect_p95: float = 0.0
+    connect_p99: float = 0.0
+    reset_p50: float = 0.0
+    reset_p95: float = 0.0
+    reset_p99: float = 0.0
+    step_p50: float = 0.0
+    step_p95: float = 0.0
+    step_p99: float = 0.0
+    total_min: float = 0.0
+    total_max: float = 0.0
+    total_avg: float = 0.0
+    total_p50: float = 0.0
+    total_p90: float = 0.0
+    total_p95: float = 0.0
+    total_p99: float = 0.0
+    requests_per_second: float = 0.0
+    effective_concurrency: float = 0.0
+    unique_pids: int = 0
+    unique_sessions: int = 0
+    unique_hosts: int = 0
+    # Ours:
+    server: str = ""
+    shard_split: str = ""  # sessions by pid: "4711:512 4712:512"
+    errors: str = ""  # failures by kind
+    server_cpu_seconds: float = 0.0
+    server_cpu_ms_per_session: float = 0.0
+    server_pss_bytes: int = 0  # after the batch
+    generator_cpu_seconds: float = 0.0
+    generator_cpu_ms_per_session: float = 0.0
+    generator_busiest_share: float = 0.0  # of one core, the busiest generator, waits left out
+    generator_worst_lag: float = 0.0  # of a timer in a generator's event loop
+    handshake_retransmits: int = 0  # by the kernel: the server's queue was full
+    port_retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a target holds: idle, and with sessions open and reset."""
+
+    server: str
+    sessions: int
+    processes: int
+    idle_pss_bytes: int
+    held_pss_bytes: int
+
+    @property
+    def bytes_per_session(self) -> float:
+        """What one session adds."""
+        return (self.held_pss_bytes - self.idle_pss_bytes) / max(1, self.sessions)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was measured."""
+
+    summaries: list[Summary] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    facts: Json = field(default_factory=dict)  # what else is known: start-up times, say
+
+
+def machine() -> Json:
+    """What this runs on."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {
+        "cores": cores,
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
+    """One row per session, the seed's fields first."""
+    timestamp, hardware = _now(), _hardware()
+    return [
+        _row(number, outcome, cell, timestamp, hardware, server)
+        for number, outcome in enumerate(harvest.outcomes)
+    ]
+
+
+def _row(
+    number: int, outcome: Json, cell: Cell, timestamp: str, hardware: str, server: str
+) -> Json:
+    seen = outcome["observation"] or {}
+    return {
+        "request_id": number,
+        "mode": cell.mode,
+        "timestamp": timestamp,
+        "wait_requested": cell.wait_seconds,
+        "batch_size": cell.requests,
+        "hardware": hardware,
+        "connect_latency": outcome["connect_seconds"] or 0.0,
+        "reset_latency": outcome["reset_seconds"] or 0.0,
+        "step_latency": outcome["step_seconds"] or 0.0,
+        "total_latency": outcome["total_seconds"],
+        "waited_seconds": seen.get("waited_seconds", 0.0),
+        "pid": seen.get("pid", 0),
+        "session_hash": seen.get("session_hash", ""),
+        "host_url": seen.get("host_url", ""),
+        "success": outcome["error_kind"] is None,
+        "error_type": outcome["error_kind"],
+        "error_message": outcome["error_message"],
+        "server": server,
+        "repetition": cell.repetition,
+        "retransmits": outcome["retransmits"],
+    }
+
+
+def summary_of(
+    rows: Sequence[Json],
+    cell: Cell,
+    target: Target,
+    harvest: Harvest,
+    *,
+    server_cpu_seconds: float = 0.0,
+    server_pss_bytes: int = 0,
+) -> Summary:
+    """A batch in one row."""
+    good = [row for row in rows if row["success"]]
+    wall = harvest.wall_seconds
+    summary = Summary(
+        mode=cell.mode,
+        url=target.url,
+        num_requests=cell.requests,
+        batch_size=cell.requests,
+        wait_seconds=cell.wait_seconds,
+        repetition=cell.repetition,
+        timestamp=_now(),
+        hardware=_hardware(),
+        successful=len(good),
+        failed=len(rows) - len(good),
+        error_rate=1 - len(good) / max(1, len(rows)),
+        total_wall_time=wall,
+        requests_per_second=len(good) / wall if wall else 0.0,
+        effective_concurrency=cell.requests * cell.wait_seconds / wall if wall else 0.0,
+        server=target.name,
+        errors=_counted(row["error_type"] for row in rows if not row["success"]),
+        server_cpu_seconds=server_cpu_seconds,
+        server_cpu_ms_per_session=1000 * server_cpu_seconds / max(1, len(rows)),
+        server_pss_bytes=server_pss_bytes,
+        generator_cpu_seconds=sum(harvest.cpu_seconds),
+        generator_cpu_ms_per_session=1000 * sum(harvest.cpu_seconds) / max(1, len(rows)),
+        generator_busiest_share=_busiest_share(harvest, cell.wait_seconds),
+        generator_worst_lag=harvest.worst_lag_seconds,
+        handshake_retransmits=sum(row["retransmits"] for row in rows),
+        port_retries=harvest.port_retries,
+    )
+    _add_latencies(summary, good)
+    _add_distribution(summary, good)
+    return summary
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Between the two nearest values, as the seed computes it; `share` is 0 to 100."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _add_latencies(summary: Summary, good: Sequence[Json]) -> None:
+    for phase in ("connect", "reset", "step", "total"):
+        values = [row[f"{phase}_latency"] for row in good if row[f"{phase}_latency"] > 0]
+        for share in _PERCENTILES:
+            setattr(summary, f"{phase}_p{share}", percentile(values, share))
+    totals = [row["total_latency"] for row in good]
+    if totals:
+        summary.total_min, summary.total_max = min(totals), max(totals)
+        summary.total_avg = statistics.mean(totals)
+        summary.total_p90 = percentile(totals, 90)
+
+
+def _add_distribution(summary: Summary, good: Sequence[Json]) -> None:
+    summary.unique_pids = len({row["pid"] for row in good if row["pid"]})
+    summary.unique_sessions = len({row["session_hash"] for row in good if row["session_hash"]})
+    summary.unique_hosts = len({row["host_url"] for row in good if row["host_url"]})
+    summary.shard_split = _counted(row["pid"] for row in good if row["pid"])
+
+
+def _busiest_share(harvest: Harvest, wait_seconds: float) -> float:
+    """Near 1, the generator was the bottleneck; the step's wait is nobody's work."""
+    at_work = max(harvest.wall_seconds - wait_seconds, 0.05)
+    return max(harvest.cpu_seconds, default=0.0) / at_work
+
+
+def _counted(values: Any) -> str:
+    return " ".join(f"{value}:{count}" for value, count in sorted(Counter(values).items()))
+
+
+class ResultFolder:
+    """The files of one measurement, written batch by batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RAW_NAME, SUMMARY_NAME, REPORT_NAME):
+            (folder / name).unlink(missing_ok=True)  # an earlier measurement's
+
+    def add(self, rows: Sequence[Json], summary: Summary) -> None:
+        """A batch."""
+        with (self.folder / RAW_NAME).open("ab") as file:
+            file.writelines(orjson.dumps(row) + b"\n" for row in rows)
+        path = self.folder / SUMMARY_NAME
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as table:
+            writer = csv.DictWriter(table, [item.name for item in fields(Summary)])
+            if is_new:
+                writer.writeheader()
+            writer.writerow(asdict(summary))
+
+    def finish(self, report: Report) -> list[Path]:
+        """The report; the paths of everything that was written."""
+        content = {
+            "machine": machine(),
+            "facts": report.facts,
+            "weights": [
+                {**asdict(w), "bytes_per_session": w.bytes_per_session} for w in report.weights
+            ],
+            "summaries": [asdict(summary) for summary in report.summaries],
+        }
+        text = json.dumps(content, indent=2) + "\n"
+        (self.folder / REPORT_NAME).write_text(text, encoding="utf-8")
+        names = (RAW_NAME, SUMMARY_NAME, REPORT_NAME)
+        return [self.folder / name for name in names if (self.folder / name).exists()]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _hardware() -> str:
+    return f"{machine()['cores']}-cores"

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agenda of a measurement: every target is weighed, then every cell tried on each in turn.
+
+    for each target: idle memory ─▶ hold the largest batch open ─▶ memory again
+    for each cell:   for each target (the order turns with every repetition): one batch
+
+Targets alternate within the same minute, so that a machine that drifts drifts for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import target as targets_module
+from .crew import Crew
+from .generator import Batch
+from .plan import Cell, Plan
+from .results import Report, ResultFolder, Summary, Weight, rows_of, summary_of
+from .target import Target
+
+PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
+_TICKS_APART_SECONDS = 1.0
+
+OnProgress = Callable[[str, float, float], None]  # what is done now; so much of so much
+
+
+class Sweep:
+    """One measurement on its way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        targets: Sequence[Target],
+        folder: Path,
+        *,
+        on_progress: OnProgress = lambda *_: None,
+        on_summary: Callable[[Summary], None] = lambda _: None,
+    ) -> None:
+        self._plan = plan
+        self._targets = list(targets)
+        self._results = ResultFolder(folder)
+        self._on_progress = on_progress
+        self._on_summary = on_summary
+        self.report = Report()
+
+    def run(self) -> list[Path]:
+        """Measure everything; the files that were written.
+
+        Raises:
+            Unreachable: a target does not answer before we begin.
+            GeneratorLost
+        """
+        for target in self._targets:
+            targets_module.ask(target, "/health")
+        batches = [
+            (cell, target)
+            for cell in self._plan.cells()
+            for target in in_turn(self._targets, cell.repetition)
+            if cell.mode in target.modes
+        ]
+        with Crew(self._plan.crew_size) as crew:
+            self._weigh_all(crew)
+            for number, (cell, target) in enumerate(batches):
+                self._measure(crew, cell, target, number, len(batches))
+        self._on_progress("writing", len(batches), len(batches))
+        return self._results.finish(self.report)
+
+    def _weigh_all(self, crew: Crew) -> None:
+        if self._plan.sessions_to_weigh:
+            for target in self._targets:
+                if target.root_pids:
+                    self._on_progress(f"weighing {target.name}", 0, 0)
+                    self.report.weights.append(self._weigh(crew, target))
+                    time.sleep(PAUSE_SECONDS)
+
+    def _weigh(self, crew: Crew, target: Target) -> Weight:
+        idle = targets_module.pss_bytes(target)
+        held: dict[int, int] = {}
+        cell = Cell("ws", self._plan.sessions_to_weigh, 0.0, 0)
+        harvest = crew.run(
+            self._batch(cell, target, hold=True),
+            on_held=lambda: held.update(targets_module.pss_bytes(target)),
+        )
+        good = sum(outcome["error_kind"] is None for outcome in harvest.outcomes)
+        return Weight(target.name, good, len(idle), sum(idle.values()), sum(held.values()))
+
+    def _measure(self, crew: Crew, cell: Cell, target: Target, number: int, total: int) -> None:
+        words = f"{target.name}: {cell.words}"
+        told_at = 0.0
+
+        def on_tick(ended: int) -> None:
+            nonlocal told_at
+            if time.monotonic() - told_at >= _TICKS_APART_SECONDS:
+                told_at = time.monotonic()
+                self._on_progress(words, number + ended / cell.requests, total)
+
+        before = targets_module.cpu_seconds(target)
+        harvest = crew.run(self._batch(cell, target), on_tick=on_tick)
+        used = targets_module.cpu_seconds(target) - before
+        rows = rows_of(harvest, cell, target.name)
+        summary = summary_of(
+            rows,
+            cell,
+            target,
+            harvest,
+            server_cpu_seconds=used,
+            server_pss_bytes=sum(targets_module.pss_bytes(target).values()),
+        )
+        self._results.add(rows, summary)
+        self.report.summaries.append(summary)
+        self._on_summary(summary)
+        time.sleep(PAUSE_SECONDS)
+
+    def _batch(self, cell: Cell, target: Target, *, hold: bool = False) -> Batch:
+        return Batch(
+            mode=cell.mode,
+            host=target.host,
+            port=target.port,
+            path=target.path,
+            count=cell.requests,
+            action=self._plan.action_of(cell.wait_seconds),
+            timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,
+            window=self._plan.window,
+            hold=hold,
+        )
+
+
+def in_turn(targets: Sequence[Target], repetition: int) -> list[Target]:
+    """The targets, beginning with another one in every repetition."""
+    first = (repetition - 1) % max(1, len(targets))
+    return [*targets[first:], *targets[:first]]

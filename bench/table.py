@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A measurement as text: a row per batch size, wait and server, medians with their spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from .results import Report, Summary, Weight, machine
+
+SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
+_HEAD = (
+    "sessions", "wait", "mode", "server", "success", "total P50", "total P99 (spread)",
+    "connect P99", "CPU ms/session", "generator busy", "shards",
+)  # fmt: skip
+_BUSY = 0.9
+
+
+def lines_of(report: Report) -> list[str]:
+    """The whole table, with its notes."""
+    facts = machine()
+    head = (
+        f"{facts['cores']} cores shared by server and generators, {facts['memory_gb']} GB, "
+        f"{facts['system']}, Python {facts['python']}"
+    )
+    rows = [_HEAD, *(row_of(group) for group in grouped(report.summaries))]
+    return [head, *_aligned(rows), *map(weight_line, report.weights), *_notes(report)]
+
+
+def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
+    """Repetitions of the same batch together, in the order of the grid."""
+    names = list(dict.fromkeys(summary.server for summary in summaries))
+
+    def key(s: Summary) -> tuple[str, int, float, int]:
+        return (s.mode, s.num_requests, s.wait_seconds, names.index(s.server))
+
+    return [list(group) for _, group in groupby(sorted(summaries, key=key), key)]
+
+
+def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float, mode: str) -> int:
+    """The largest batch of which at least 95 % succeeded, on average of all repetitions."""
+    fitting = [
+        s for s in summaries if (s.server, s.wait_seconds, s.mode) == (server, wait_seconds, mode)
+    ]
+    good = [
+        group[0].num_requests
+        for group in grouped(fitting)
+        if statistics.mean(1 - s.error_rate for s in group) >= SUCCESS_THRESHOLD
+    ]
+    return max(good, default=0)
+
+
+def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
+    """One row: the median of the repetitions."""
+    first = group[0]
+    total_p99 = [s.total_p99 for s in group]
+    return (
+        f"{first.num_requests}",
+        f"{first.wait_seconds:g} s",
+        first.mode,
+        first.server,
+        _percent(min(1 - s.error_rate for s in group)),
+        f"{_median(s.total_p50 for s in group):.2f} s",
+        f"{_median(total_p99):.2f} s ({min(total_p99):.2f} to {max(total_p99):.2f})",
+        f"{_median(s.connect_p99 for s in group):.2f} s",
+        f"{_median(s.server_cpu_ms_per_session for s in group):.2f}",
+        f"{_percent(max(s.generator_busiest_share for s in group))}",
+        _split(first),
+    )
+
+
+def summary_line(summary: Summary) -> str:
+    """One batch, as soon as it is over."""
+    errors = f", {summary.errors}" if summary.errors else ""
+    return (
+        f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s {summary.mode} "
+        f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
+        f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
+        f"{summary.server_cpu_ms_per_session:.2f} ms CPU a session"
+    )
+
+
+def weight_line(weight: Weight) -> str:
+    """What a server holds."""
+    return (
+        f"{weight.server}: {weight.idle_pss_bytes / 2**20:.0f} MB PSS idle in {weight.processes} "
+        f"processes, {weight.bytes_per_session / 1024:.1f} kB a session ({weight.sessions} open)"
+    )
+
+
+def _notes(report: Report) -> list[str]:
+    notes = []
+    busy = sum(s.generator_busiest_share > _BUSY for s in report.summaries)
+    if busy:
+        notes.append(
+            f"in {busy} batches a generator used over {_percent(_BUSY)} of a core outside the "
+            "step's wait: latencies are upper bounds there"
+        )
+    dropped = sum(s.handshake_retransmits for s in report.summaries)
+    if dropped:
+        notes.append(f"the kernel sent {dropped} handshakes again: a server's queue was full")
+    return notes
+
+
+def _split(summary: Summary) -> str:
+    counts = sorted((int(part.split(":")[1]) for part in summary.shard_split.split()), reverse=True)
+    return "/".join(map(str, counts)) if len(counts) <= 8 else f"{len(counts)} processes"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is measured: an address, and the processes whose CPU time and memory count."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from .errors import Unreachable
+
+ASK_SECONDS = 10.0
+MAX_ANSWER_BYTES = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One server."""
+
+    name: str  # as it is called in tables and figures
+    url: str
+    root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
+    modes: tuple[str, ...] = ("ws", "http")  # what it speaks
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def path(self) -> str:
+        """What comes in front of `/ws`."""
+        return urlsplit(self.url).path.rstrip("/").removesuffix("/ws")
+
+
+def ask(target: Target, path: str) -> Any:
+    """The JSON that it answers to `GET path`; None when it does not answer with JSON.
+
+    Raises:
+        Unreachable: nobody is there.
+    """
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=ASK_SECONDS)
+    try:
+        connection.request("GET", f"{target.path}{path}")
+        body = connection.getresponse().read(MAX_ANSWER_BYTES)
+    except (OSError, http.client.HTTPException) as exc:
+        why = str(exc) or type(exc).__name__
+        raise Unreachable(
+            f"{target.name}: nothing answers at {target.url}: {why}",
+            "start it first, or correct the address",
+        ) from exc
+    finally:
+        connection.close()
+    with contextlib.suppress(ValueError):
+        return json.loads(body)
+    return None
+
+
+def processes_of(target: Target) -> list[psutil.Process]:
+    """Its processes that are there now."""
+    found: dict[int, psutil.Process] = {}
+    for pid in target.root_pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found.update({p.pid: p for p in (root, *root.children(recursive=True))})
+    return list(found.values())
+
+
+def cpu_seconds(target: Target) -> float:
+    """What its processes have used so far; children that have ended count with their parent."""
+    total = 0.0
+    for process in processes_of(target):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def pss_bytes(target: Target) -> dict[int, int]:
+    """By process, what it holds, with what is shared shared out (where the system tells)."""
+    held: dict[int, int] = {}
+    for process in processes_of(target):
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()
+            held[process.pid] = int(getattr(memory, "pss", 0) or memory.uss)
+    return held

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit: OpenEnv's JSON protocol on `picows` and uvloop, and nothing else.
+
+    python -m load_tests.bare_server --port 9000 --processes 2
+
+No environment, no validation, no limits, no other route than `/ws`: what is left is the cost of
+Python, the event loop and the kernel. Whoever serves environments cannot be quicker; how near he
+comes is the figure that counts. The processes share one listening socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import socket
+import time
+from typing import Any
+
+import orjson
+import uvloop
+from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_create_server
+
+BACKLOG = 4096
+_numbers = itertools.count()
+
+
+class BareSession(WSListener):
+    """One connection."""
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._hash = f"{os.getpid():x}-{next(_numbers):x}"
+        self._step_count = 0
+        self._is_open = True
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._is_open = False
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type == WSMsgType.CLOSE:
+            transport.send_close(WSCloseCode.OK)
+            transport.disconnect()
+        elif frame.msg_type == WSMsgType.TEXT:
+            self._answer(orjson.loads(frame.get_payload_as_memoryview()))
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "reset":
+            self._see(0.0)
+        elif kind == "step":
+            self._step_count += 1
+            seconds = message["data"].get("wait_seconds", 0.0)
+            self._loop.call_later(seconds, self._see, seconds)
+        elif kind == "close":
+            self._is_open = False
+
+    def _see(self, waited_seconds: float) -> None:
+        if not self._is_open:
+            return
+        observation = {
+            "waited_seconds": waited_seconds,
+            "pid": os.getpid(),
+            "session_hash": self._hash,
+            "host_url": "bare",
+            "step_count": self._step_count,
+            "timestamp": time.time(),
+        }
+        data = {"observation": observation, "reward": None, "done": False}
+        answer = orjson.dumps({"type": "observation", "data": data})
+        self._transport.send(WSMsgType.TEXT, answer)
+
+
+async def _serve(listener: socket.socket) -> None:
+    server = await ws_create_server(lambda _: BareSession(), sock=listener, backlog=BACKLOG)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Listen, fork, serve until told to stop."""
+    parser = argparse.ArgumentParser(description="The bare server.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    listener = socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG)
+    print(f"listening on {listener.getsockname()[1]}", flush=True)
+    for _ in range(options.processes - 1):
+        if os.fork() == 0:
+            break
+    uvloop.run(_serve(listener))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be measured, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenvd.bench.errors import InvalidPlan
+from openenvd.bench.plan import Plan, crew_size, parse_counts, parse_grid
+
+
+@pytest.mark.parametrize("text", ["", " , ", "1,x", "one"])
+def test_a_grid_without_numbers_is_refused(text: str) -> None:
+    with pytest.raises(InvalidPlan, match="requests"):
+        parse_counts("requests", text)
+
+
+def test_sessions_come_whole() -> None:
+    assert parse_counts("requests", "32, 128,") == (32, 128)
+    with pytest.raises(InvalidPlan, match="whole|parts"):
+        parse_counts("requests", "1.5")
+
+
+def test_waits_may_be_parts_of_seconds() -> None:
+    assert parse_grid("wait", "0.5,1") == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"requests_grid": ()},
+        {"requests_grid": (0,)},
+        {"requests_grid": (10**9,)},
+        {"wait_grid": ()},
+        {"wait_grid": (-1.0,)},
+        {"wait_grid": (float("nan"),)},
+        {"wait_grid": (float("inf"),)},
+        {"repetitions": 0},
+        {"modes": ()},
+        {"modes": ("smoke",)},
+        {"timeout_seconds": 0},
+        {"window": 0},
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPlan):
+        Plan(**{"requests_grid": (1,), **fields})
+
+
+def test_every_cell_is_visited_once() -> None:
+    plan = Plan((1, 2), (0.0, 1.0), repetitions=3, modes=("ws", "http"))
+    cells = list(plan.cells())
+    assert len(cells) == len(set(cells)) == 2 * 2 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "cores", "files", "size"),
+    [
+        (1, 64, 20_000, 1),
+        (512, 1, 20_000, 1),
+        (16_384, 4, 20_000, 2),
+        (16_384, 2, 1_024, 18),  # as many as it takes to have all sockets open
+        (100_000, 4, 20_000, 6),
+    ],
+)
+def test_generators_are_as_many_as_cores_and_files_ask_for(
+    largest: int, cores: int, files: int, size: int
+) -> None:
+    assert crew_size(largest, cores, files) == size
