@@ -30,7 +30,6 @@ from ..environments.providers import check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
 from ..environments.sources import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, ResourceRequest
-from ..processes.memory import tree_bytes
 from . import base
 
 MEGABYTE = 2**20
@@ -183,7 +182,7 @@ class Launch:
     idempotent: ClassVar[bool] = True  # it begins by clearing what an earlier attempt left
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 60 * MEGABYTE
-    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a bundled environment's server and its keeper
+    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a server of its own Python, and its keeper
     Payload: ClassVar[type[base.Payload]] = LaunchPayload
 
     @staticmethod
@@ -266,7 +265,7 @@ class _Launching:
             "name": self._spec.name,
             "state": "READY",
             "address": address,
-            "replicas": [{**r.to_json(), "memory_bytes": _held(r)} for r in replicas],
+            "replicas": [replica.to_json() for replica in replicas],
         }
 
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
@@ -282,11 +281,6 @@ def _merged(of_source: ResourceRequest, of_user: ResourceRequest) -> ResourceReq
         memory_bytes=of_user.memory_bytes or of_source.memory_bytes,
         gpus=of_source.gpus if of_user.gpus is None else of_user.gpus,
     )
-
-
-def _held(replica: StartedReplica) -> int | None:
-    """What the replica holds, now that it is ready: the next launch of its kind will, too."""
-    return None if replica.pid is None else tree_bytes(replica.pid)
 
 
 def _megabytes(count: int | None) -> int | None:

@@ -110,6 +110,13 @@ class Cgroup:
         """Memory the group holds now, page cache included."""
         return self._number("memory.usage_in_bytes" if self.version == V1 else "memory.current")
 
+    def held_bytes(self) -> int | None:
+        """What of it could not be dropped: all but the page cache."""
+        current = self.current_bytes()
+        name = "total_cache" if self.version == V1 else "file"
+        cached = read_keyed(f"{self.directory}/memory.stat", name)
+        return None if current is None else max(0, current - (cached or 0))
+
     def pids(self) -> list[int]:
         """Who is inside."""
         text = read_text(f"{self.directory}/cgroup.procs") or ""

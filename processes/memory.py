@@ -7,6 +7,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
+
+from .cgroups import Cgroup
 
 _MOST_DEPTH = 16  # of a tree of processes
 
@@ -36,6 +39,41 @@ def tree_bytes(pid: int, born_bytes: int = 0) -> int:
     """
     own = max(0, anonymous_bytes(pid) - born_bytes)
     return own + sum(anonymous_bytes(child) for child in _descendants(pid))
+
+
+def replica_bytes(status: dict[str, Any]) -> int | None:
+    """What a replica holds, by its keeper's status: keeper, server and all below it.
+
+    Pages that it shares with other replicas (they were forked from one nursery) are not its own:
+    another replica would not need them again. None when it has no server.
+    """
+    if status.get("pid") is None:
+        return None
+    cgroup = status.get("cgroup")
+    held = Cgroup.from_json(cgroup).held_bytes() if cgroup else None
+    if held is None:
+        server = status["pid"]
+        held = sum(proportional_bytes(pid) for pid in (server, *_descendants(server)))
+    return held + private_bytes(status["keeper"]["pid"])
+
+
+def proportional_bytes(pid: int) -> int:
+    """What is the process's and no file's; of what several share, its part."""
+    return _rollup_bytes(pid, b"Pss_Anon:")
+
+
+def private_bytes(pid: int) -> int:
+    """What the process has written and shares with nobody."""
+    return _rollup_bytes(pid, b"Private_Dirty:")
+
+
+def _rollup_bytes(pid: int, name: bytes) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            found = dict(line.split()[:2] for line in file.readlines()[1:])
+        return int(found[name]) * 1024
+    except (OSError, ValueError, KeyError):  # it is gone, or not on Linux, or before 5.4
+        return anonymous_bytes(pid)
 
 
 def _descendants(pid: int) -> set[int]:

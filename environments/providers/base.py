@@ -26,6 +26,7 @@ class StartedReplica:
     run_dir: str | None = None
     pid: int | None = None
     max_sessions: int | None = None
+    memory_bytes: int | None = None  # what it holds, once it is ready
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -34,6 +35,7 @@ class StartedReplica:
             "run_dir": self.run_dir,
             "pid": self.pid,
             "max_sessions": self.max_sessions,
+            "memory_bytes": self.memory_bytes,
         }
 
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
 from ...processes.exit_reason import ExitReason
 from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
+from ...processes.memory import replica_bytes
 from ...processes.tail import last_lines
 from .. import run_files
 from ..child_environment import child_environment
@@ -267,6 +268,7 @@ def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
         run_dir=str(run_file.run_dir),
         pid=status.get("pid"),
         max_sessions=(status.get("info") or {}).get("max_sessions"),
+        memory_bytes=replica_bytes(status),
     )
 
 

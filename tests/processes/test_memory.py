@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What replicas are said to hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from openenvd.processes.cgroups import CgroupManager
+from openenvd.processes.memory import proportional_bytes, replica_bytes
+
+from .conftest import Replica, forked
+
+MB = 1 << 20
+Make = Callable[..., Replica]
+
+
+def test_what_a_server_and_its_children_hold_is_its_replicas(replica: Make) -> None:
+    one = replica().ready()
+    before = replica_bytes(one.link.status)
+    one.tell("eat 40")
+    one.tell("sessions 1")
+    one.wait(lambda s: s["sessions"] == 1)
+    after = replica_bytes(one.link.status)
+    assert before is not None
+    assert after is not None
+    assert 40 * MB <= after - before < 44 * MB
+
+
+def test_without_a_cgroup_it_is_counted_by_process(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("eat 40")
+    one.tell("sessions 1")
+    status = one.wait(lambda s: s["sessions"] == 1)
+    held = replica_bytes(status | {"cgroup": None})
+    assert held is not None
+    assert 40 * MB <= held < 60 * MB
+
+
+def test_what_was_imported_before_the_fork_is_not_its_own(replica: Make, tmp_path: Path) -> None:
+    way = forked(tmp_path / "nursery")
+    (tmp_path / "nursery" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
+    nursery = way["nursery"] | {"preload": ["large", "kept_server"]}
+    one, other = (replica(**way | {"nursery": nursery}).ready() for _ in range(2))
+    held = replica_bytes(one.link.status)
+    assert other.link.status["state"] == "ready"
+    assert held is not None
+    assert held < 32 * MB
+
+
+def test_a_replica_without_a_server_holds_nothing_that_is_known(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("exit 0")
+    assert replica_bytes(one.wait_state("exited")) is None
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert proportional_bytes(pid) == 0
+
+
+def test_the_page_cache_is_not_held(cgroups: CgroupManager, tmp_path: Path) -> None:
+    group = cgroups.create("cache")
+    pid = os.fork()
+    if pid == 0:
+        group.add(os.getpid())
+        (tmp_path / "file").write_bytes(b"x" * (20 * MB))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    held, current = group.held_bytes(), group.current_bytes()
+    assert held is not None
+    assert current is not None
+    assert current - held >= 20 * MB
+    assert group.remove()
