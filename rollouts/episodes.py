@@ -112,7 +112,6 @@ class FailureReason(StrEnum):
     INVALID_ACTION = "invalid_action"  # the environment refused the action's form
     PROTOCOL_ERROR = "protocol_error"  # an answer that is not OpenEnv's
     POLICY_ERROR = "policy_error"  # the policy raised, or returned what is not JSON
-    POLICY_TIMED_OUT = "policy_timed_out"
 
     @property
     def is_worth_retrying(self) -> bool:

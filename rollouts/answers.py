@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server answers, taken apart without being parsed: the observation stays a piece of text.
+
+One pass over the frame finds where the observation begins and ends. Text that is JSON to Python
+alone (`NaN`) is parsed after all, and written again with `null` in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from ..env_host.protocol import WSErrorCode
+from .episodes import EMPTY_OBJECT, FailureReason
+from .errors import EpisodeFailed
+
+LARGE_BYTES = 65_536  # from here on, text is looked at in a thread of its own
+
+_REASONS: dict[Any, FailureReason] = {
+    WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
+    WSErrorCode.VALIDATION_ERROR: FailureReason.INVALID_ACTION,
+    WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
+    WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a reset or a step."""
+
+    observation_json: bytes
+    reward: float | None
+    done: bool
+    metadata_json: bytes = EMPTY_OBJECT
+
+    @property
+    def observation(self) -> Any:
+        """Parsed each time."""
+        return orjson.loads(self.observation_json)
+
+
+class _Data(msgspec.Struct):
+    """Of an observation and of an error: one pass over the text finds either."""
+
+    observation: msgspec.Raw = msgspec.Raw(b"null")
+    reward: float | None = None
+    done: bool | None = False
+    metadata: msgspec.Raw = msgspec.Raw(EMPTY_OBJECT)
+    message: msgspec.Raw = msgspec.Raw(b"null")
+    code: msgspec.Raw = msgspec.Raw(b"null")
+    errors: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Frame(msgspec.Struct):
+    type: str
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
+_decoder = msgspec.json.Decoder(_Frame)
+
+
+def answer_of(text: bytes) -> Answer:
+    """What the server answered.
+
+    Raises:
+        EpisodeFailed: with an error, or with something that is not OpenEnv's.
+    """
+    try:
+        return _taken_apart(text)
+    except msgspec.DecodeError as exc:
+        first = exc
+    try:
+        return _taken_apart(orjson.dumps(json.loads(text)))
+    except (ValueError, TypeError, msgspec.DecodeError):
+        start = text[:200].decode("utf-8", "replace")
+        raise EpisodeFailed(
+            FailureReason.PROTOCOL_ERROR, f"the answer is not OpenEnv's ({first}): {start}"
+        ) from first
+
+
+def failure_of(text: bytes) -> EpisodeFailed:
+    """What an error frame says; also of a frame that nobody asked for."""
+    try:
+        answer_of(text)
+    except EpisodeFailed as exc:
+        return exc
+    return EpisodeFailed(FailureReason.PROTOCOL_ERROR, "the server answered without being asked")
+
+
+def _taken_apart(text: bytes) -> Answer:
+    frame = _decoder.decode(text)
+    data = frame.data
+    if frame.type == "observation":
+        done = bool(data.done)
+        return Answer(bytes(data.observation), data.reward, done, bytes(data.metadata))
+    if frame.type == "error":
+        raise _failure(
+            *(orjson.loads(bytes(raw)) for raw in (data.code, data.message, data.errors))
+        )
+    raise EpisodeFailed(
+        FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
+    )
+
+
+def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:
+    reason = _REASONS.get(code, FailureReason.ENVIRONMENT_ERROR)
+    told = str(message or "the server gave no reason")
+    return EpisodeFailed(reason, f"{told}: {orjson.dumps(errors).decode()}" if errors else told)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole episodes in memory, for whoever takes them in batches.
+
+    put_step ─▶ steps of what runs ─finish─▶ finished, at most `limit_bytes` ─▶ `next` ─▶ a batch
+
+Memory is what runs (see `standing.py`), what has finished and nobody took yet, and the batch that
+is being put together. Once the middle is full, `finish` waits, and no further episode begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+from .buffers import ByteBudget, Hold
+from .episodes import Episode, Room, Step
+
+
+class BatchSink:
+    """A `StepSink` that hands whole episodes over."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._budget = ByteBudget(limit_bytes)
+        self._running: dict[str, list[Step]] = {}
+        self._finished: deque[tuple[Episode, Hold]] = deque()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that had finished and waited to be taken."""
+        return self._budget.peak_bytes
+
+    async def reserve(self, size_bytes: int) -> Room:
+        """Nothing to wait for: what runs is counted where it begins."""
+        return _NO_ROOM
+
+    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+        """Kept until the episode ends."""
+        self._running.setdefault(episode_id, []).append(step)
+
+    async def finish(self, episode: Episode) -> None:
+        """Returns when there is room for it."""
+        whole = replace(episode, steps=tuple(self._running.pop(episode.id, ())))
+        hold = await self._budget.reserve(whole.size_bytes)
+        self._finished.append((whole, hold))
+        self._changed.set()
+
+    async def discard(self, episode_id: str) -> None:
+        """Forget the attempt."""
+        self._running.pop(episode_id, None)
+
+    async def close(self) -> None:
+        """No more will come."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def next(self) -> Episode | None:
+        """The next that has finished; None when there will be none."""
+        while not self._finished:
+            if self._is_closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        episode, hold = self._finished.popleft()
+        hold.release()
+        return episode
+
+
+class _NoRoom:
+    """Room that is counted elsewhere."""
+
+    def resize(self, size_bytes: int) -> None:
+        """Nothing to do."""
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+_NO_ROOM = _NoRoom()

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many episodes at once, of any policy at any OpenEnv servers.
+
+    numbers ─▶ slot 1 … slot N ─▶ StandingRoom ─▶ Attempt, again after a failure ─▶ sink
+
+A slot plays one episode after the other. Episodes are numbered, and everything about one follows
+from its number: id, seed, environment. So a rollout that was interrupted goes on with the numbers
+that are missing. Only whole episodes are tried again, never a step: it may have had effects.
+
+    collector = RolloutCollector("http://127.0.0.1:8000", policy, concurrency=64)
+    async for batch in collector.batches(256):   # lists of `Episode`
+        train(batch)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..env_host.lag import EventLoopLagMonitor
+from .batches import BatchSink
+from .episodes import Episode, StepSink
+from .errors import LoopLagged, RolloutError
+from .figures import Figures
+from .playing import Attempt, Rules, Stage
+from .policies import CallablePolicy, CpuThreads, Policy
+from .session_pool import SessionPool
+from .sessions import session_url
+from .standing import EpisodeRoom, StandingRoom
+
+DEFAULT_BUFFER_BYTES = 512 * 2**20
+LAG_WINDOW_SECONDS = 600.0
+
+
+class RolloutCollector:
+    """Collects episodes. One at a time may use it: a second `collect` waits for nobody."""
+
+    def __init__(
+        self,
+        env: str | Sequence[str],
+        policy: Policy | Callable[..., Any],
+        *,
+        concurrency: int = 64,
+        max_steps: int | None = 100,
+        step_timeout_seconds: float | None = 60.0,
+        episode_timeout_seconds: float | None = None,
+        retries: int = 2,
+        seed: int | None = None,
+        reset: Mapping[str, Any] | None = None,
+        reuse_sessions: bool = True,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        max_loop_lag_seconds: float | None = None,
+    ) -> None:
+        """`env` is an address or several; `retries` are per episode, of whole episodes.
+
+        `buffer_bytes` bounds what running episodes hold, and again what has finished and was not
+        taken. `reset` is given to every reset, beside the seed.
+
+        Raises:
+            NoEnvironment: an address is none.
+        """
+        addresses = (env,) if isinstance(env, str) else tuple(env)
+        if not addresses or concurrency < 1:
+            raise ValueError("a rollout needs an environment, and a concurrency of at least 1")
+        for address in addresses:
+            session_url(address)
+        self._plan = _Plan(
+            addresses,
+            policy if isinstance(policy, Policy) else CallablePolicy(policy),
+            Rules(max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}),
+            concurrency,
+            retries,
+            reuse_sessions,
+            buffer_bytes,
+        )
+        self._max_loop_lag_seconds = max_loop_lag_seconds
+        self.figures = Figures()
+        self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
+
+    async def batches(
+        self, size: int, *, episodes: int | None = None
+    ) -> AsyncGenerator[list[Episode], None]:
+        """Batches of `size` episodes in the order in which they end; the last may be smaller.
+
+        It goes on until `episodes` were played, or for ever. Leaving the loop ends the collecting;
+        `aclose()` of the iterator does so at once.
+
+        Raises:
+            LoopLagged
+        """
+        numbers = itertools.count() if episodes is None else iter(range(episodes))
+        sink = BatchSink(self._plan.buffer_bytes)
+        collecting = asyncio.create_task(self._collect_all(numbers, sink), name="collecting")
+        try:
+            while batch := await _take(sink, size):
+                yield batch
+            await collecting
+        finally:
+            collecting.cancel()
+            await asyncio.wait([collecting])
+
+    async def collect(
+        self, numbers: Iterable[int], sink: StepSink, *, keeps_episodes: bool = False
+    ) -> None:
+        """Play the episodes of these numbers into the sink, which is not closed.
+
+        `keeps_episodes` says that the sink holds an episode's steps until it ends.
+
+        Raises:
+            RolloutError: the sink's; `LoopLagged`.
+        """
+        run = _Run(self._plan, self.figures, iter(numbers), sink, keeps_episodes=keeps_episodes)
+        with self.lag:
+            async with run.opened():
+                await run.all_slots()
+        self._check_lag()
+
+    async def _collect_all(self, numbers: Iterator[int], sink: BatchSink) -> None:
+        try:
+            await self.collect(numbers, sink, keeps_episodes=True)
+        finally:
+            await sink.close()
+
+    def _check_lag(self) -> None:
+        worst, most = self.lag.snapshot().worst_seconds, self._max_loop_lag_seconds
+        if most is not None and worst > most:
+            raise LoopLagged(
+                f"the event loop was held for {worst * 1000:.0f} ms; allowed are {most * 1000:g} ms"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was asked for."""
+
+    addresses: tuple[str, ...]
+    policy: Policy
+    rules: Rules
+    concurrency: int
+    retries: int
+    reuse_sessions: bool
+    buffer_bytes: int
+
+    def tries_again(self, episode: Episode) -> bool:
+        """Whether there is to be another attempt after this one."""
+        if episode.failure is None or not episode.failure.reason.is_worth_retrying:
+            return False
+        return episode.attempts <= self.retries
+
+    def address_of(self, number: int) -> str:
+        """The environment of an episode."""
+        return self.addresses[number % len(self.addresses)]
+
+
+class _Run:
+    """One `collect`: what its slots share."""
+
+    def __init__(
+        self,
+        plan: _Plan,
+        figures: Figures,
+        numbers: Iterator[int],
+        sink: StepSink,
+        *,
+        keeps_episodes: bool,
+    ) -> None:
+        pool = SessionPool(plan.concurrency, reuse=plan.reuse_sessions)
+        self._plan = plan
+        self._numbers = numbers
+        self._standing = StandingRoom(plan.buffer_bytes, keeps_episodes=keeps_episodes)
+        self._stage = Stage(plan.rules, plan.policy, CpuThreads(), pool, sink, figures)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Whatever happens inside, no session and no thread is left behind."""
+        try:
+            yield
+        finally:
+            self._stage.pool.close()
+            self._stage.threads.close()
+            await self._plan.policy.close()
+
+    async def all_slots(self) -> None:
+        """Until there are no more numbers."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self._plan.concurrency):
+                    group.create_task(self._slot(), name=f"slot-{number}")
+        except BaseExceptionGroup as exc:
+            raise _first(exc) from exc
+
+    async def _slot(self) -> None:
+        for number in self._numbers:
+            async with self._standing.enter() as room:
+                await self._episode(number, room)
+
+    async def _episode(self, number: int, room: EpisodeRoom) -> None:
+        figures = self._stage.figures
+        figures.running += 1
+        try:
+            episode = await self._attempts(number, room)
+            await self._stage.sink.finish(episode)
+        finally:
+            figures.running -= 1
+        figures.end(episode)
+
+    async def _attempts(self, number: int, room: EpisodeRoom) -> Episode:
+        for attempt in itertools.count(1):
+            address = self._plan.address_of(number)
+            episode = await Attempt(self._stage, number, address, room).run()
+            episode = replace(episode, attempts=attempt)
+            if not self._plan.tries_again(episode):
+                break
+            self._stage.figures.retry(episode)
+            await self._stage.sink.discard(episode.id)
+        return episode
+
+
+async def _take(sink: BatchSink, size: int) -> list[Episode]:
+    batch: list[Episode] = []
+    while len(batch) < size and (episode := await sink.next()) is not None:
+        batch.append(episode)
+    return batch
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first; the sink's own words before anything that followed from them."""
+    flat = list(_flat(group))
+    return next((exc for exc in flat if isinstance(exc, RolloutError)), flat[0])
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            yield from _flat(exc)
+        else:
+            yield exc

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout has done so far, for the progress line and the result."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from .episodes import Episode, EpisodeStatus
+
+RATE_SECONDS = 5.0  # the span that steps a second are told of
+_LEAST_APART_SECONDS = 0.1
+
+
+class Figures:
+    """Counts, from the loop's thread alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_at = clock()
+        self._marks: deque[tuple[float, int]] = deque([(self._began_at, 0)])
+        self.running = 0
+        self.steps = 0
+        self.bytes = 0
+        self.retries = 0
+        self.finished: Counter[EpisodeStatus] = Counter()
+        self.failures: Counter[str] = Counter()  # by reason, of episodes
+        self.retried: Counter[str] = Counter()  # by reason, of attempts
+        self._reward = 0.0
+
+    def step(self, size_bytes: int) -> None:
+        """A step was taken."""
+        self.steps += 1
+        self.bytes += size_bytes
+
+    def end(self, episode: Episode) -> None:
+        """An episode has ended, for good."""
+        self.finished[episode.status] += 1
+        if episode.failure is None:
+            self._reward += episode.total_reward
+        else:
+            self.failures[episode.failure.reason.value] += 1
+
+    def retry(self, episode: Episode) -> None:
+        """An attempt has failed, and there will be another."""
+        self.retries += 1
+        if episode.failure is not None:
+            self.retried[episode.failure.reason.value] += 1
+
+    @property
+    def episodes(self) -> int:
+        """How many have ended, well or not."""
+        return self.finished.total()
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Of the episodes that did not fail."""
+        succeeded = self.episodes - self.finished[EpisodeStatus.FAILED]
+        return self._reward / succeeded if succeeded else None
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return self._clock() - self._began_at
+
+    def steps_per_second(self) -> float:
+        """Lately: over the last `RATE_SECONDS`."""
+        now = self._clock()
+        if now - self._marks[-1][0] >= _LEAST_APART_SECONDS:
+            self._marks.append((now, self.steps))
+        while len(self._marks) > 2 and self._marks[1][0] <= now - RATE_SECONDS:
+            self._marks.popleft()
+        at, steps = self._marks[0]
+        return (self.steps - steps) / (now - at) if now > at else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, of the whole time."""
+        seconds = self.seconds
+        return {
+            "episodes": self.episodes,
+            "done": self.finished[EpisodeStatus.DONE],
+            "truncated": self.finished[EpisodeStatus.TRUNCATED],
+            "failed": self.finished[EpisodeStatus.FAILED],
+            "failures": dict(self.failures),
+            "retries": self.retries,
+            "retried": dict(self.retried),
+            "steps": self.steps,
+            "bytes": self.bytes,
+            "mean_reward": self.mean_reward,
+            "seconds": seconds,
+            "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
+        }

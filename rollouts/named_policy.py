@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--policy` names: `package.module:function`, `openai:URL`, or `random`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from .chat_policy import ChatPolicy
+from .policies import CallablePolicy, Policy, function_named
+from .random_policy import RandomPolicy, action_schema
+
+RANDOM = "random"
+CHAT_PREFIX = "openai:"
+
+
+async def policy_named(name: str, address: str, *, folder: Path | None = None) -> Policy:
+    """The policy; `address` is asked what an action is, `folder` looked into for the function.
+
+    Raises:
+        PolicyNotFound, NoEnvironment
+    """
+    if name == RANDOM:
+        return await RandomPolicy.of(address)
+    if name.startswith(CHAT_PREFIX):
+        schema = await asyncio.to_thread(action_schema, address)
+        return ChatPolicy(name.removeprefix(CHAT_PREFIX), schema)
+    return CallablePolicy(await asyncio.to_thread(function_named, name, folder))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attempt at one episode: reset, then decide and step until it is over.
+
+    session.reset ─▶ answer ─▶ player.act ─▶ session.step ─▶ answer ─▶ …
+                       └────────── Step ◀────────┘ ─▶ sink: the only wait that no time-out counts
+
+Whatever goes wrong on either side of it ends the attempt, and is told in the episode. What goes
+wrong in the sink is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .answers import Answer, answer_of
+from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
+from .errors import EpisodeFailed
+from .figures import Figures
+from .policies import CpuThreads, Player, Policy, Turn, policy_failed
+from .session_pool import SessionPool, is_for_want_of_room
+from .sessions import Session
+from .standing import EpisodeRoom
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every episode of a rollout. No limit is None."""
+
+    max_steps: int | None = 100
+    step_timeout_seconds: float | None = 60.0
+    episode_timeout_seconds: float | None = None
+    seed: int | None = None  # of the first episode; the next one gets the next number
+    reset: Mapping[str, Any] = field(default_factory=dict)  # more for the environment's reset
+
+    def seed_of(self, number: int) -> int | None:
+        """The seed of an episode."""
+        return None if self.seed is None else self.seed + number
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What all attempts of a rollout have in common."""
+
+    rules: Rules
+    policy: Policy
+    threads: CpuThreads
+    pool: SessionPool
+    sink: StepSink
+    figures: Figures
+
+
+class Attempt:
+    """One attempt; `run` it once."""
+
+    def __init__(self, stage: Stage, number: int, address: str, room: EpisodeRoom) -> None:
+        self._id = episode_id(number)
+        self._seed = stage.rules.seed_of(number)
+        self._address = address
+        self._stage = stage
+        self._rules = stage.rules
+        self._pool = stage.pool
+        self._room = room
+        self._deadline = asyncio.timeout(stage.rules.episode_timeout_seconds)
+        self._started_at = time.time()
+        self._steps = 0
+        self._reward = 0.0
+        self._size_bytes = 0
+        self._answer = Answer(b"null", None, done=False)
+
+    async def run(self) -> Episode:
+        """How it went; its steps are in the sink.
+
+        Raises:
+            RolloutError: the sink's.
+        """
+        try:
+            async with self._deadline:
+                await self._play()
+        except TimeoutError:
+            seconds = self._rules.episode_timeout_seconds
+            return self._ended(FailureReason.EPISODE_TIMED_OUT, f"it took more than {seconds:g} s")
+        except EpisodeFailed as exc:
+            return self._ended(exc.reason, str(exc))
+        return self._ended()
+
+    async def _play(self) -> None:
+        player = self._player()
+        async with self._begun() as session:
+            while not (self._answer.done or self._steps == self._rules.max_steps):
+                await self._step(session, player)
+
+    def _player(self) -> Player:
+        try:
+            return self._stage.policy.player(self._stage.threads)
+        except Exception as exc:
+            raise policy_failed(exc) from exc
+
+    @asynccontextmanager
+    async def _begun(self) -> AsyncIterator[Session]:
+        """A session in which the episode has begun."""
+        session = await self._reset_somewhere()
+        try:
+            yield session
+        except BaseException:
+            self._pool.drop(self._address, session)
+            raise
+        self._pool.give_back(self._address, session)
+
+    async def _reset_somewhere(self) -> Session:
+        fresh = False
+        while True:
+            try:
+                session, was_used = await self._pool.take(self._address, fresh=fresh)
+            except EpisodeFailed as exc:
+                if not (is_for_want_of_room(exc) and await self._pool.wait_for_room(self._address)):
+                    raise
+                continue
+            try:
+                await self._reset(session)
+            except EpisodeFailed as exc:
+                self._pool.drop(self._address, session)
+                # A server may have closed what idled. Nothing was played in it yet.
+                fresh = was_used and exc.reason is FailureReason.CONNECTION_LOST
+                room = is_for_want_of_room(exc) and await self._pool.wait_for_room(self._address)
+                if not (fresh or room):
+                    raise
+            except BaseException:
+                self._pool.drop(self._address, session)
+                raise
+            else:
+                return session
+
+    async def _reset(self, session: Session) -> None:
+        seed = {} if self._seed is None else {"seed": self._seed}
+        arguments = {"episode_id": self._id, **seed, **self._rules.reset}
+        seconds = self._rules.step_timeout_seconds
+        self._answer = answer_of(await session.reset(arguments, seconds=seconds))
+
+    async def _step(self, session: Session, player: Player) -> None:
+        before = self._answer
+        turn = Turn(self._id, self._steps, self._seed, before.reward)
+        decided = await player.act(before, turn)
+        text = await session.step(decided.action_json, seconds=self._rules.step_timeout_seconds)
+        self._answer = after = answer_of(text)
+        step = Step(
+            before.observation_json,
+            decided.action_json,
+            after.reward,
+            after.done,
+            _info(decided.info_json, after.metadata_json),
+            decided.arrays,
+        )
+        await self._put(step)
+
+    async def _put(self, step: Step) -> None:
+        size_bytes = step.size_bytes
+        self._room.step(size_bytes, len(self._answer.observation_json))
+        async with self._uncounted():
+            room = await self._stage.sink.reserve(size_bytes)
+            await self._stage.sink.put_step(self._id, self._steps, step, room)
+        self._steps += 1
+        self._reward += step.reward or 0.0
+        self._size_bytes += size_bytes
+        self._stage.figures.step(size_bytes)
+
+    @asynccontextmanager
+    async def _uncounted(self) -> AsyncIterator[None]:
+        """The episode's clock stands still: a slow disk is not the environment's fault."""
+        when = self._deadline.when()
+        if when is None:
+            yield
+            return
+        clock = asyncio.get_running_loop().time
+        left = when - clock()
+        self._deadline.reschedule(None)
+        yield
+        self._deadline.reschedule(clock() + left)
+
+    def _ended(self, reason: FailureReason | None = None, message: str = "") -> Episode:
+        failure = None if reason is None else Failure(reason, message, self._steps)
+        last = self._answer.observation_json
+        return Episode(
+            id=self._id,
+            environment=self._address,
+            seed=self._seed,
+            steps=(),
+            total_reward=self._reward,
+            status=status_of(failure, done=self._answer.done),
+            started_at=self._started_at,
+            finished_at=time.time(),
+            failure=failure,
+            final_observation_json=last,
+            size_bytes=self._size_bytes + len(last),
+        )
+
+
+def status_of(failure: Failure | None, *, done: bool) -> EpisodeStatus:
+    """How an episode ended."""
+    if failure is not None:
+        return EpisodeStatus.FAILED
+    return EpisodeStatus.DONE if done else EpisodeStatus.TRUNCATED
+
+
+def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:
+    """Both as one JSON object; what the environment said is its `metadata`."""
+    if said_by_environment in (b"{}", b"null"):
+        return said_by_policy
+    if said_by_policy == b"{}":
+        return b'{"metadata":%b}' % said_by_environment
+    return said_by_policy[:-1] + b',"metadata":%b}' % said_by_environment

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who decides: anything that can be called with an observation and returns an action.
+
+    Policy ─player()─▶ Player, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
+      ├── CallablePolicy     here
+      ├── RandomPolicy       random_policy.py
+      └── ChatPolicy         chat_policy.py
+
+A class is a policy with a memory: each episode gets an instance of its own. One that takes two
+arguments is also told the `Turn`. It returns an action, or a `Decision` that says more.
+
+Coroutine functions run on the loop, all others in `CpuThreads`: two threads for everybody, because
+a crowd of them would fight for the GIL, and the loop would lose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import orjson
+
+from .answers import LARGE_BYTES, Answer
+from .episodes import Array, FailureReason
+from .errors import EpisodeFailed, PolicyNotFound
+
+CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a policy may want to know beside the observation."""
+
+    episode_id: str
+    number: int  # of the step it decides on, from 0
+    seed: int | None
+    reward: float | None  # of the step before
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An action, and what is to be kept with the step."""
+
+    action: Any
+    info: Mapping[str, Any] = field(default_factory=dict)  # log-probabilities, token ids, …
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A decision as it is sent and kept."""
+
+    action_json: bytes
+    info_json: bytes
+    arrays: Mapping[str, Array]
+
+
+class Player(Protocol):
+    """A policy during one episode."""
+
+    async def act(self, answer: Answer, turn: Turn) -> Encoded:
+        """
+        Raises:
+            EpisodeFailed: POLICY_ERROR.
+        """
+        ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What makes the players."""
+
+    def player(self, threads: CpuThreads) -> Player: ...
+
+    async def close(self) -> None: ...
+
+
+class CpuThreads:
+    """At most `CPU_THREADS` jobs at once, of all episodes together."""
+
+    def __init__(self, most: int = CPU_THREADS) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=most, thread_name_prefix="policy")
+
+    async def run(self, function: Callable[[], _T]) -> _T:
+        """The function's result, worked out off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def close(self) -> None:
+        """Begin nothing more. What hangs is left behind."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CallablePolicy:
+    """A function, coroutine function, or class of which each episode gets an instance."""
+
+    function: Any
+
+    def player(self, threads: CpuThreads) -> Player:
+        """A fresh one."""
+        function = self.function() if inspect.isclass(self.function) else self.function
+        return _CallablePlayer(function, threads)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _CallablePlayer:
+    def __init__(self, function: Any, threads: CpuThreads) -> None:
+        self._function = function
+        self._threads = threads
+        self._wants_turn = takes_turn(function)
+        self._is_async = is_async(function)
+
+    async def act(self, answer: Answer, turn: Turn) -> Encoded:
+        try:
+            if self._is_async:
+                return await self._act_on_loop(answer, turn)
+            return await self._threads.run(lambda: encoded(self._call(answer.observation, turn)))
+        except EpisodeFailed:
+            raise
+        except Exception as exc:
+            raise policy_failed(exc) from exc
+
+    async def _act_on_loop(self, answer: Answer, turn: Turn) -> Encoded:
+        is_large = len(answer.observation_json) > LARGE_BYTES
+        told = lambda: answer.observation  # noqa: E731  # parsed where it is called
+        observation = await self._threads.run(told) if is_large else answer.observation
+        return encoded(await self._call(observation, turn))
+
+    def _call(self, observation: Any, turn: Turn) -> Any:
+        if self._wants_turn:
+            return self._function(observation, turn)
+        return self._function(observation)
+
+
+def encoded(decided: Any) -> Encoded:
+    """An action or a `Decision` as JSON.
+
+    Raises:
+        TypeError: it has no JSON form.
+    """
+    if not isinstance(decided, Decision):
+        decided = Decision(decided)
+    action = (
+        decided.action.model_dump() if hasattr(decided.action, "model_dump") else decided.action
+    )
+    options = orjson.OPT_SERIALIZE_NUMPY
+    return Encoded(
+        orjson.dumps(action, option=options),
+        orjson.dumps(dict(decided.info), option=options) if decided.info else b"{}",
+        decided.arrays,
+    )
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it gives an awaitable."""
+    call = getattr(function, "__call__", None)  # noqa: B004  # an instance with an async __call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def takes_turn(function: Any) -> bool:
+    """Whether it takes a second argument by position."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in by_position if p.default is p.empty]
+    is_open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return len(required) >= 2 or is_open or any(p.name == "turn" for p in by_position[1:])
+
+
+def function_named(name: str, folder: Path | None = None) -> Any:
+    """What `package.module:function` names; `folder` is looked into first.
+
+    Raises:
+        PolicyNotFound: nothing that can be called.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        raise PolicyNotFound(f"{name!r} does not name a policy")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise PolicyNotFound(f"the policy {name!r} cannot be imported: {exc}") from exc
+    if not callable(found):
+        raise PolicyNotFound(f"the policy {name!r} cannot be called")
+    return found
+
+
+def policy_failed(exc: Exception) -> EpisodeFailed:
+    """What becomes of whatever a policy raises."""
+    return EpisodeFailed(FailureReason.POLICY_ERROR, f"{type(exc).__name__}: {exc}")

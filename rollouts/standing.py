@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many episodes may run, by the memory that each of them holds while it runs.
+
+What an episode holds is learned from those before: nobody knows how large observations are until
+one has come. So `SCOUTS` go ahead, and the others follow when the first of them has taken a step.
+Then each has room reserved before it begins; while it runs it is never kept waiting for more, which
+might be held by others that wait in the same way.
+
+Where steps go to disk as they are taken, that is two observations: the one that is being decided
+on, and the one that is coming. Where whole episodes are kept, it is the largest there was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from .buffers import ByteBudget, Hold
+
+SCOUTS = 8
+
+
+class StandingRoom:
+    """Lets episodes begin."""
+
+    def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
+        self._budget = ByteBudget(limit_bytes)
+        self._keeps_episodes = keeps_episodes
+        self._is_known = asyncio.Event()
+        self._began = 0
+        self._most_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at once."""
+        return self._budget.peak_bytes
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[EpisodeRoom]:
+        """Begin an episode, when there is room for it."""
+        self._began += 1
+        if self._began > SCOUTS:
+            await self._is_known.wait()
+        hold = await self._budget.reserve(self._most_bytes)
+        try:
+            yield EpisodeRoom(self, hold, keeps_all=self._keeps_episodes)
+        finally:
+            hold.release()
+            self._is_known.set()  # it may have ended before its first step
+
+    def learn(self, size_bytes: int) -> None:
+        """An episode holds so much; the next ones will, too."""
+        self._most_bytes = max(self._most_bytes, size_bytes)
+
+    def open(self) -> None:
+        """What an episode holds is known well enough."""
+        self._is_known.set()
+
+
+class EpisodeRoom:
+    """What one running episode holds."""
+
+    def __init__(self, standing: StandingRoom, hold: Hold, *, keeps_all: bool) -> None:
+        self._standing = standing
+        self._hold = hold
+        self._keeps_all = keeps_all
+        self._held_bytes = 0
+
+    def step(self, size_bytes: int, next_bytes: int) -> None:
+        """A step of `size_bytes` was taken, and an observation of `next_bytes` has come of it."""
+        if self._keeps_all:
+            self._held_bytes += size_bytes
+        else:
+            self._held_bytes = max(self._held_bytes, size_bytes + next_bytes, 2 * next_bytes)
+        if self._held_bytes > self._hold.size_bytes:
+            self._hold.resize(self._held_bytes)
+        self._standing.learn(self._held_bytes)
+        self._standing.open()

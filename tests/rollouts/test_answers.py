@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers are taken apart as text; errors become typed reasons."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from openenvd.rollouts.answers import answer_of
+from openenvd.rollouts.episodes import FailureReason
+from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment
+from openenvd.rollouts.sessions import session_url
+
+
+def frame(kind: str, **data: Any) -> bytes:
+    return json.dumps({"type": kind, "data": data}).encode()
+
+
+def test_the_observation_stays_the_text_it_came_as() -> None:
+    text = b'{"type":"observation","data":{"observation":{"a" : [1.50, "\xc3\xa9"]},"reward":1}}'
+    answer = answer_of(text)
+    assert answer.observation_json == b'{"a" : [1.50, "\xc3\xa9"]}'
+    assert (answer.reward, answer.done) == (1.0, False)
+    assert answer.observation == {"a": [1.5, "é"]}
+
+
+@pytest.mark.parametrize("reward", [None, 1, 0.5])
+def test_a_reward_may_be_missing(reward: Any) -> None:
+    assert answer_of(frame("observation", observation={}, reward=reward)).reward == reward
+
+
+def test_metadata_is_kept_beside_it() -> None:
+    answer = answer_of(frame("observation", observation={}, done=True, metadata={"a": 1}))
+    assert (answer.metadata_json, answer.done) == (b'{"a": 1}', True)
+
+
+def test_what_is_no_number_in_json_becomes_null() -> None:
+    assert answer_of(frame("observation", observation={"a": float("nan")})).observation == {
+        "a": None
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("CAPACITY_REACHED", FailureReason.NO_CAPACITY),
+        ("VALIDATION_ERROR", FailureReason.INVALID_ACTION),
+        ("EXECUTION_ERROR", FailureReason.ENVIRONMENT_ERROR),
+        ("FACTORY_ERROR", FailureReason.ENVIRONMENT_ERROR),
+        ("INVALID_JSON", FailureReason.PROTOCOL_ERROR),
+        ("a code of tomorrow", FailureReason.ENVIRONMENT_ERROR),
+        (None, FailureReason.ENVIRONMENT_ERROR),
+    ],
+)
+def test_an_error_has_a_reason(code: Any, reason: FailureReason) -> None:
+    with pytest.raises(EpisodeFailed, match="it broke") as caught:
+        answer_of(frame("error", code=code, message="it broke"))
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("text", [b"", b"no json", b"[]", b'{"type": "state", "data": {}}', b"1"])
+def test_what_is_not_openenvs_is_a_protocol_error(text: bytes) -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        answer_of(text)
+    assert caught.value.reason is FailureReason.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("http://h:8000", "ws://h:8000/ws"),
+        ("https://h/base/", "wss://h/base/ws"),
+        ("ws://h/ws", "ws://h/ws"),
+        ("h:8000", "ws://h:8000/ws"),
+    ],
+)
+def test_an_address_has_one_place_for_sessions(address: str, url: str) -> None:
+    assert session_url(address) == url
+
+
+def test_what_is_no_address_is_told() -> None:
+    with pytest.raises(NoEnvironment):
+        session_url("ftp://h")

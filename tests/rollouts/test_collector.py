@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector against real env hosts: what comes back, is tried again, and is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
+from openenvd.rollouts.errors import LoopLagged, NoEnvironment
+from openenvd.rollouts.policies import Decision, Turn
+
+from .conftest import Serve, address_of, lines_of
+
+
+def go(observation: dict[str, Any]) -> dict[str, Any]:
+    return {"what": "go"}
+
+
+async def collect(collector: RolloutCollector, episodes: int) -> list[Episode]:
+    async with contextlib.aclosing(collector.batches(episodes, episodes=episodes)) as batches:
+        async for batch in batches:
+            return sorted(batch, key=lambda episode: episode.id)
+    return []
+
+
+async def test_each_episode_comes_back_once_with_its_steps_and_reward(serve: Serve) -> None:
+    collector = RolloutCollector(address_of(serve()), go, concurrency=8, seed=100)
+    episodes = await collect(collector, 20)
+    assert [e.id for e in episodes] == [f"{n:06d}" for n in range(20)]
+    for number, episode in enumerate(episodes):
+        assert episode.status is EpisodeStatus.DONE
+        assert episode.seed == 100 + number
+        assert [step.reward for step in episode.steps] == [1, 2, 3, 4, 5]
+        assert episode.total_reward == 15
+        assert [step.observation["step"] for step in episode.steps] == [0, 1, 2, 3, 4]
+        assert episode.steps[0].observation["episode"] == episode.id
+        assert episode.steps[0].observation["seed"] == 100 + number
+        assert [step.done for step in episode.steps] == [False] * 4 + [True]
+        assert episode.final_observation["step"] == 5
+        assert episode.size_bytes == sum(s.size_bytes for s in episode.steps) + len(
+            episode.final_observation_json
+        )
+
+
+async def test_batches_come_in_their_size_and_the_last_is_what_is_left(serve: Serve) -> None:
+    collector = RolloutCollector(address_of(serve()), go, concurrency=4)
+    sizes = [len(batch) async for batch in collector.batches(4, episodes=10)]
+    assert sizes == [4, 4, 2]
+
+
+async def test_a_loop_without_end_ends_when_it_is_left(serve: Serve) -> None:
+    host = serve()
+    collector = RolloutCollector(address_of(host), go, concurrency=4)
+    async with contextlib.aclosing(collector.batches(3)) as batches:
+        async for batch in batches:
+            assert len(batch) == 3
+            break
+    await asyncio.to_thread(host.note_that, sessions=0)
+    assert collector.figures.running == 0
+
+
+async def test_an_async_policy_and_a_turn(serve: Serve) -> None:
+    turns: list[Turn] = []
+
+    async def policy(observation: dict[str, Any], turn: Turn) -> Decision:
+        turns.append(turn)
+        array = Array(b"\x01\x02", "uint8", (2,))
+        return Decision({"what": "go"}, {"logprob": -0.5}, {"experts": array})
+
+    (episode,) = await collect(RolloutCollector(address_of(serve()), policy, seed=7), 1)
+    assert [turn.number for turn in turns] == [0, 1, 2, 3, 4]
+    assert [turn.reward for turn in turns] == [None, 1, 2, 3, 4]
+    assert {turn.seed for turn in turns} == {7}
+    assert episode.steps[0].info == {"logprob": -0.5}
+    assert episode.steps[0].arrays["experts"].data == b"\x01\x02"
+
+
+async def test_of_a_class_each_episode_gets_an_instance(serve: Serve) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def __call__(self, observation: dict[str, Any]) -> Decision:
+            self.seen += 1
+            return Decision({"what": "go"}, {"seen": self.seen})
+
+    for episode in await collect(RolloutCollector(address_of(serve()), Counting), 6):
+        assert [step.info["seen"] for step in episode.steps] == [1, 2, 3, 4, 5]
+
+
+async def test_synchronous_policies_run_in_two_threads_at_most(serve: Serve) -> None:
+    threads = set()
+
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        threads.add(threading.current_thread().name)
+        return {"what": "go"}
+
+    await collect(RolloutCollector(address_of(serve()), policy, concurrency=16), 32)
+    assert 1 <= len(threads) <= 2
+    assert all(name.startswith("policy") for name in threads)
+
+
+async def test_several_environments_take_turns(serve: Serve) -> None:
+    addresses = [address_of(serve()), address_of(serve())]
+    episodes = await collect(RolloutCollector(addresses, go, concurrency=3), 10)
+    assert [episode.environment for episode in episodes] == addresses * 5
+
+
+async def test_a_session_serves_one_episode_after_the_other(serve: Serve) -> None:
+    host = serve()
+    await collect(RolloutCollector(address_of(host), go, concurrency=2), 12)
+    assert len(lines_of(host, "instances.log")) <= 3  # one more is made to read the schema
+    assert len(lines_of(host, "resets.log")) == 12
+
+
+async def test_each_episode_may_have_a_session_of_its_own(serve: Serve) -> None:
+    host = serve()
+    before = len(lines_of(host, "instances.log"))
+    await collect(RolloutCollector(address_of(host), go, concurrency=2, reuse_sessions=False), 6)
+    assert len(lines_of(host, "instances.log")) - before == 6
+
+
+async def test_the_most_steps_truncate_an_episode(serve: Serve) -> None:
+    (episode,) = await collect(RolloutCollector(address_of(serve("Endless")), go, max_steps=3), 1)
+    assert (episode.status, len(episode.steps)) == (EpisodeStatus.TRUNCATED, 3)
+
+
+async def test_a_step_that_raises_fails_the_episode_and_keeps_what_was(serve: Serve) -> None:
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        return {"what": "raise" if observation["step"] == 2 else "go"}
+
+    (episode,) = await collect(RolloutCollector(address_of(serve()), policy, retries=0), 1)
+    assert episode.status is EpisodeStatus.FAILED
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.ENVIRONMENT_ERROR
+    assert "the floor is missing" in episode.failure.message
+    assert (episode.failure.step, len(episode.steps)) == (2, 2)
+
+
+async def test_an_episode_is_tried_again_as_a_whole_and_counted(serve: Serve) -> None:
+    host = serve()
+
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        return {"what": "raise_once" if observation["step"] == 3 else "go"}
+
+    collector = RolloutCollector(address_of(host), policy, retries=1)
+    (episode,) = await collect(collector, 1)
+    assert (episode.status, episode.attempts) == (EpisodeStatus.DONE, 2)
+    assert [step.reward for step in episode.steps] == [1, 2, 3, 4, 5]
+    assert lines_of(host, "steps.log") == [f"000000 {n}" for n in (1, 2, 3, 4, 1, 2, 3, 4, 5)]
+    assert collector.figures.retries == 1
+    assert collector.figures.to_json()["retried"] == {"environment_error": 1}
+
+
+async def test_attempts_come_to_an_end(serve: Serve) -> None:
+    collector = RolloutCollector(address_of(serve()), lambda _: {"what": "raise"}, retries=2)
+    (episode,) = await collect(collector, 1)
+    assert (episode.attempts, episode.status) == (3, EpisodeStatus.FAILED)
+    assert collector.figures.to_json()["failures"] == {"environment_error": 1}
+
+
+async def test_an_action_that_is_refused_is_not_tried_again(serve: Serve) -> None:
+    policy = {"what": {"not": "a text"}}
+    (episode,) = await collect(RolloutCollector(address_of(serve()), lambda _: policy), 1)
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.INVALID_ACTION
+    assert episode.attempts == 1
+
+
+@pytest.mark.parametrize("answer", [KeyError("nothing"), {1, 2}])
+async def test_what_a_policy_does_wrong_is_told(serve: Serve, answer: Any) -> None:
+    def policy(observation: dict[str, Any]) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (episode,) = await collect(RolloutCollector(address_of(serve()), policy, retries=0), 1)
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.POLICY_ERROR
+
+
+async def test_a_policy_that_cannot_be_made_fails_its_episode(serve: Serve) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no weights")
+
+    (episode,) = await collect(RolloutCollector(address_of(serve()), Broken, retries=0), 1)
+    assert episode.failure is not None
+    assert "no weights" in episode.failure.message
+
+
+async def test_a_step_that_hangs_times_out(serve: Serve) -> None:
+    collector = RolloutCollector(
+        address_of(serve()), lambda _: {"what": "hang"}, retries=0, step_timeout_seconds=0.1
+    )
+    (episode,) = await collect(collector, 1)
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.STEP_TIMED_OUT
+
+
+async def test_an_episode_that_takes_too_long_times_out(serve: Serve) -> None:
+    collector = RolloutCollector(
+        address_of(serve("Endless")), go, retries=0, max_steps=None, episode_timeout_seconds=0.2
+    )
+    (episode,) = await collect(collector, 1)
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.EPISODE_TIMED_OUT
+    assert len(episode.steps) == episode.failure.step
+
+
+async def test_a_server_that_dies_fails_what_was_under_way(serve: Serve) -> None:
+    collector = RolloutCollector(
+        address_of(serve()), lambda _: {"what": "exit"}, concurrency=3, retries=1
+    )
+    reasons = {e.failure.reason for e in await collect(collector, 3) if e.failure}
+    assert reasons <= {FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED}
+    assert collector.figures.finished[EpisodeStatus.FAILED] == 3
+
+
+async def test_nobody_at_the_address_is_told(unused_port: int) -> None:
+    collector = RolloutCollector(f"http://127.0.0.1:{unused_port}", go, retries=0)
+    (episode,) = await collect(collector, 1)
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.NOT_CONNECTED
+
+
+async def test_a_server_with_one_session_serves_all_in_turn(serve: Serve) -> None:
+    host = serve("Single")
+    collector = RolloutCollector(address_of(host), go, concurrency=8, retries=0)
+    episodes = await collect(collector, 16)
+    assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
+    assert collector.figures.retries == 0
+
+
+@pytest.mark.parametrize("address", ["ftp://here", "http://", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(NoEnvironment):
+        RolloutCollector(address, go)
+
+
+async def test_cancelling_leaves_no_session_no_thread_and_no_task(serve: Serve) -> None:
+    host = serve("Endless")
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    collector = RolloutCollector(address_of(host), go, concurrency=8, max_steps=None)
+    collecting = asyncio.create_task(collect(collector, 8))
+    await asyncio.to_thread(host.note_that, sessions=8)
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting
+    await asyncio.to_thread(host.note_that, sessions=0)
+    assert asyncio.all_tasks() == tasks
+    ours = {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio")}
+    for thread in ours - threads:
+        await asyncio.to_thread(thread.join, 60)
+    open_to = {
+        c.raddr[1:2] for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
+    }
+    assert (host.port,) not in open_to
+
+
+async def test_a_loop_that_was_held_too_long_is_a_failure(serve: Serve) -> None:
+    async def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        if observation["step"] == 2:
+            threading.Event().wait(0.3)  # holds the loop, which is what is tested
+        return {"what": "go"}
+
+    collector = RolloutCollector(address_of(serve()), policy, max_loop_lag_seconds=0.05)
+    with pytest.raises(LoopLagged, match="allowed are 50 ms"):
+        await collect_all(collector, 1)
+
+
+async def collect_all(collector: RolloutCollector, episodes: int) -> list[Episode]:
+    return [e async for batch in collector.batches(episodes, episodes=episodes) for e in batch]
+
+
+async def test_finished_episodes_that_nobody_takes_hold_the_others_back(serve: Serve) -> None:
+    host = serve()
+    collector = RolloutCollector(
+        address_of(host), lambda _: {"size": 50_000}, concurrency=4, buffer_bytes=500_000
+    )
+    taken = 0
+    async for batch in collector.batches(1, episodes=30):
+        assert batch[0].size_bytes > 200_000
+        for _ in range(300):  # turns in which more would begin, were they allowed to
+            await asyncio.sleep(0)
+        taken += 1
+        # Two wait to be taken, and four wait to join them.
+        assert len(lines_of(host, "resets.log")) - taken <= 6
+    assert taken == 30

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies: drawn from a schema, named by the user, or a model behind a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.rollouts.chat_policy import ChatPolicy, action_of, endpoint_of, only_text_field
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.episodes import Episode, EpisodeStatus, FailureReason
+from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyNotFound
+from openenvd.rollouts.named_policy import policy_named
+from openenvd.rollouts.policies import CallablePolicy, function_named, is_async, takes_turn
+from openenvd.rollouts.random_policy import RandomPolicy, sample
+
+from .conftest import Serve, address_of
+
+SCHEMA = {
+    "type": "object",
+    "required": ["kind", "count", "share", "tags", "to", "maybe"],
+    "properties": {
+        "kind": {"enum": ["left", "right"]},
+        "count": {"type": "integer", "minimum": 3, "maximum": 5},
+        "share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "tags": {"type": "array", "items": {"type": "string", "minLength": 2}, "minItems": 1},
+        "to": {"$ref": "#/$defs/Point"},
+        "maybe": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+        "metadata": {"type": "object"},
+        "extra": {"const": 7},
+    },
+    "$defs": {
+        "Point": {
+            "type": "object",
+            "required": ["x"],
+            "properties": {
+                "x": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+            },
+        }
+    },
+}
+
+
+def test_what_is_drawn_is_what_the_schema_allows() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        action = sample(SCHEMA, rng)
+        assert action["kind"] in ("left", "right")
+        assert 3 <= action["count"] <= 5
+        assert 0 < action["share"] <= 1
+        assert action["tags"]
+        assert all(len(tag) >= 2 for tag in action["tags"])
+        assert isinstance(action["to"]["x"], int)
+        assert action["maybe"] in (None, True, False)
+        assert action.get("extra", 7) == 7
+        assert "metadata" not in action
+
+
+def test_the_same_generator_draws_the_same() -> None:
+    assert sample(SCHEMA, random.Random(5)) == sample(SCHEMA, random.Random(5))
+
+
+async def test_a_random_policy_plays_what_the_server_understands(serve: Serve) -> None:
+    address = address_of(serve("openenvd.envs.echo.environment:EchoEnvironment"))
+    policy = await policy_named("random", address)
+    collector = RolloutCollector(address, policy, max_steps=4, seed=3)
+    first, second = [
+        [step.action_json for e in sorted(batch, key=by_id) for step in e.steps]
+        for _ in range(2)
+        async for batch in collector.batches(6, episodes=6)
+    ]
+    assert len(first) == 24
+    assert first == second
+    assert len(set(first)) > 20
+
+
+def by_id(episode: Episode) -> str:
+    return episode.id
+
+
+async def test_a_server_that_is_none_cannot_be_asked_for_its_schema(unused_port: int) -> None:
+    with pytest.raises(NoEnvironment):
+        await RandomPolicy.of(f"http://127.0.0.1:{unused_port}")
+
+
+def one(observation: Any) -> Any: ...
+
+
+def two(observation: Any, turn: Any) -> Any: ...
+
+
+def with_default(observation: Any, temperature: float = 1.0) -> Any: ...
+
+
+async def coroutine(observation: Any) -> Any: ...
+
+
+class WithAsyncCall:
+    async def __call__(self, observation: Any) -> Any: ...
+
+
+def test_what_a_policy_takes_is_told_by_its_signature() -> None:
+    told = [takes_turn(f) for f in (one, two, with_default, lambda o, turn=None: o, print)]
+    assert told == [False, True, False, True, True]
+    assert [is_async(f) for f in (one, coroutine, WithAsyncCall())] == [False, True, True]
+
+
+def test_a_policy_is_found_by_name_in_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "my_policy_for_test.py").write_text("class A:\n  def act(o): return 1\n")
+    assert function_named("my_policy_for_test:A.act", tmp_path)(None) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["json", "json:", ":loads", "json:nothing", "nowhere:f", "sys:path"]
+)
+def test_what_names_no_policy_is_told(name: str) -> None:
+    with pytest.raises(PolicyNotFound):
+        function_named(name)
+
+
+async def test_a_name_becomes_a_policy(serve: Serve) -> None:
+    address = address_of(serve())
+    assert isinstance(await policy_named("json:loads", address), CallablePolicy)
+    assert isinstance(await policy_named("openai:http://h/v1", address), ChatPolicy)
+
+
+# A model behind a real HTTP server
+
+
+class Endpoint:
+    """An OpenAI-compatible server that answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.content = '{"message": "hello"}'
+        self.asked: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: set[str | None] = set()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                length = int(self.headers["content-length"])
+                endpoint.asked.append(json.loads(self.rfile.read(length)))
+                endpoint.paths.append(self.path)
+                endpoint.keys.add(self.headers.get("authorization"))
+                self._answer(endpoint.statuses.pop(0) if endpoint.statuses else 200)
+
+            def _answer(self, status: int) -> None:
+                choice = {"message": {"content": endpoint.content}, "finish_reason": "stop"}
+                body = json.dumps({"choices": [choice], "usage": {"total_tokens": 5}}).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, name="endpoint")
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1?model=tiny"
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """A chat endpoint."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    started = Endpoint()
+    yield started
+    started.stop()
+
+
+async def play(serve: Serve, endpoint: Endpoint, **options: Any) -> list[Episode]:
+    address = address_of(serve("openenvd.envs.echo.environment:EchoEnvironment"))
+    policy = await policy_named(f"openai:{endpoint.url}", address)
+    collector = RolloutCollector(address, policy, max_steps=2, retries=0, **options)
+    return [e async for batch in collector.batches(8, episodes=3) for e in batch]
+
+
+async def test_a_model_decides_and_sees_what_it_did_before(
+    serve: Serve, endpoint: Endpoint
+) -> None:
+    episodes = await play(serve, endpoint)
+    assert {e.status for e in episodes} == {EpisodeStatus.TRUNCATED}
+    assert {step.action["message"] for e in episodes for step in e.steps} == {"hello"}
+    assert episodes[0].steps[0].info["usage"] == {"total_tokens": 5}
+    assert (set(endpoint.paths), endpoint.keys) == ({"/v1/chat/completions"}, {"Bearer secret"})
+    assert {asked["model"] for asked in endpoint.asked} == {"tiny"}
+    roles = {tuple(m["role"] for m in asked["messages"]) for asked in endpoint.asked}
+    assert roles == {
+        ("system", "user"),
+        ("system", "user", "assistant", "user"),
+    }
+    assert "message" in endpoint.asked[0]["messages"][0]["content"]  # the schema
+
+
+async def test_any_text_is_an_action_where_an_action_is_a_text(
+    serve: Serve, endpoint: Endpoint
+) -> None:
+    endpoint.content = "I would say hi."
+    episodes = await play(serve, endpoint)
+    assert episodes[0].steps[0].action == {"message": "I would say hi."}
+
+
+async def test_a_busy_endpoint_is_asked_again(
+    serve: Serve, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenvd.rollouts.chat_policy.PAUSE_SECONDS", 0.001)
+    endpoint.statuses = [429, 503]
+    episodes = await play(serve, endpoint, concurrency=1)
+    assert {e.status for e in episodes} == {EpisodeStatus.TRUNCATED}
+    assert len(endpoint.asked) == 8
+
+
+async def test_an_endpoint_that_refuses_fails_the_episode(serve: Serve, endpoint: Endpoint) -> None:
+    endpoint.statuses = [401] * 3
+    failures = [e.failure for e in await play(serve, endpoint)]
+    assert {f.reason for f in failures if f} == {FailureReason.POLICY_ERROR}
+    assert all("401" in f.message for f in failures if f)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('Sure:\n```json\n{"a": 1}\n```', {"a": 1}),
+        ('I choose {"a": 1} now', {"a": 1}),
+    ],
+)
+def test_an_action_is_found_in_what_a_model_says(text: str, action: Any) -> None:
+    assert action_of(text, {}) == action
+
+
+def test_what_holds_no_action_is_an_error() -> None:
+    with pytest.raises(EpisodeFailed, match="no action"):
+        action_of("[1, 2]", {"required": ["x"], "properties": {"x": {"type": "integer"}}})
+
+
+def test_the_only_text_field_is_one_that_is_required() -> None:
+    text = {"type": "string"}
+    assert only_text_field({"required": ["m"], "properties": {"m": text}}) == "m"
+    assert only_text_field({"required": ["m", "n"], "properties": {"m": text, "n": text}}) is None
+
+
+def test_an_endpoint_is_an_address_with_a_path() -> None:
+    assert endpoint_of("https://h/v1/") == ("https://h/v1/chat/completions", "")
+    assert endpoint_of("http://h:1/v1/chat/completions?model=a/b") == (
+        "http://h:1/v1/chat/completions",
+        "a/b",
+    )
+    with pytest.raises(PolicyNotFound):
+        endpoint_of("v1")
