@@ -23,7 +23,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
 from setproctitle import getproctitle
 
 from ..executor.sources import FORK_IS_SAFE
@@ -66,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _import_daemon() -> Callable[..., int]:
     """FastAPI describes OpenAPI in forty models, for which hardly anybody asks: like the bodies of
     our own calls they are built when they are first used (45 ms of a start, and 1.3 MB)."""
+    from pydantic import BaseModel
+
     BaseModel.model_config["defer_build"] = True
     try:
         from .daemon import run
