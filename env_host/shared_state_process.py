@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StateProcess`: the host's hold on the process that holds the state.
+
+The host has the listening socket, in a folder that only its user may enter, and forks the state
+process to serve it. When that dies (the host reaps it: `died`), the host forks the next (`start`)
+with the next epoch; connects of the meantime wait in the socket's queue. A state that dies at once
+again and again is started ever more slowly, but never given up: without it there is no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .serve import run_loop
+from .shared_state_errors import StateFailed
+from .shared_state_server import StateServer
+
+BACKLOG = 128  # shards that connect at the same time
+READY_SECONDS = 60.0  # for `create_state`
+STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
+WATCH_SECONDS = 1.0  # how often it looks whether its host is still there
+LIVED_WELL_SECONDS = 10.0  # one that lived so long is replaced at once
+MAX_DELAY_SECONDS = 5.0
+
+EXIT_STATE_FAILED = 4  # `create_state` raised
+
+log = logging.getLogger("openenvd.env_host")
+
+
+@dataclass(frozen=True, slots=True)
+class StateExit:
+    """How a state process ended."""
+
+    pid: int
+    epoch: int
+    exit_code: int | None  # None: by a signal
+    signal_name: str | None
+    lived_seconds: float
+    restart_in_seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        how = f"killed by {self.signal_name}" if self.signal_name else f"exit {self.exit_code}"
+        return (
+            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) ended "
+            f"after {self.lived_seconds:.1f} s: {how}; its sessions are over"
+        )
+
+
+def restart_delay(lived_seconds: float, short_lives: int) -> float:
+    """How long to wait before the next one; `short_lives` in a row, this one included."""
+    if lived_seconds >= LIVED_WELL_SECONDS or short_lives <= 1:
+        return 0.0
+    return float(min(0.1 * 2 ** (short_lives - 2), MAX_DELAY_SECONDS))
+
+
+class StateProcess:
+    """The state process of one host. Used from the host alone, which is single-threaded."""
+
+    def __init__(self, env_class: Any, close_fds: tuple[int, ...] = ()) -> None:
+        self._env_class = env_class
+        self._close_fds = close_fds
+        self._folder = Path(tempfile.mkdtemp(prefix="oe-world-"))  # 0700
+        self.address = str(self._folder / "state")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.address)
+        self._listener.listen(BACKLOG)
+        self._started_at = 0.0
+        self._short_lives = 0
+        self.epoch = 0
+        self.pid: int | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        """Fork the next one. `wait`: until it is ready.
+
+        Raises:
+            StateFailed: it ended before it was ready.
+        """
+        assert self.pid is None
+        self.epoch += 1
+        reading, writing = os.pipe()
+        gc.freeze()
+        self._started_at = time.monotonic()
+        host = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _end_with(lambda: self._be_state_process(host, writing))
+        os.close(writing)
+        try:
+            if wait:
+                self._wait_until_ready(reading)
+        finally:
+            os.close(reading)
+
+    def died(self, status: int) -> StateExit:
+        """Take note of what `waitpid` said; `start` may then be called, after the delay."""
+        assert self.pid is not None
+        lived = time.monotonic() - self._started_at
+        self._short_lives = 0 if lived >= LIVED_WELL_SECONDS else self._short_lives + 1
+        code = os.waitstatus_to_exitcode(status)
+        found = StateExit(
+            pid=self.pid,
+            epoch=self.epoch,
+            exit_code=code if code >= 0 else None,
+            signal_name=signal.Signals(-code).name if code < 0 else None,
+            lived_seconds=round(lived, 3),
+            restart_in_seconds=restart_delay(lived, self._short_lives),
+        )
+        self.pid = None
+        return found
+
+    def stop(self) -> None:
+        """End it and remove the socket; returns when it has ended. Tolerates being called again."""
+        if self.pid is not None:
+            _stop(self.pid)
+            self.pid = None
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_ready(self, reading: int) -> None:
+        with open(reading, "rb", closefd=False) as pipe:
+            said = pipe.readline()
+        answer = json.loads(said) if said else {"failed": "it ended before it was ready"}
+        if "failed" in answer:
+            self.stop()
+            raise StateFailed(f"the shared state could not be created: {answer['failed']}")
+
+    def _be_state_process(self, host: int, ready_fd: int) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
+        signal.set_wakeup_fd(-1)
+        for fd in self._close_fds:
+            with suppress(OSError):
+                os.close(fd)
+        _set_title(f"openenvd: state {self._env_class.__name__} epoch {self.epoch}")
+        try:
+            state = create_state(self._env_class)
+        except BaseException as exc:
+            _say(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
+            raise
+        run_loop(self._serve(state, host, ready_fd), lambda: _exit(0))
+
+    async def _serve(self, state: Any, host: int, ready_fd: int) -> None:
+        """Serve until SIGTERM, or until the host is gone."""
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        StateServer(state, self.epoch).listen(self._listener)
+        _say(ready_fd, {"ready": True})
+        os.close(ready_fd)
+        while os.getppid() == host and not asked.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
+        if close := getattr(state, "close", None):
+            close()
+
+
+def create_state(env_class: Any) -> Any:
+    """What `env_class.create_state()` returns.
+
+    Raises:
+        StateFailed: it has none.
+    """
+    create = getattr(env_class, "create_state", None)
+    if create is None:
+        name = getattr(env_class, "__name__", str(env_class))
+        raise StateFailed(f"{name} declares SHARED_STATE = True but has no create_state()")
+    return create()
+
+
+def _end_with(main: Any) -> None:
+    """Run `main` and end the process: nothing of the host's may run in its child."""
+    code = EXIT_STATE_FAILED
+    try:
+        main()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _exit(code)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _say(fd: int, line: dict[str, Any]) -> None:
+    with suppress(OSError):
+        os.write(fd, json.dumps(line).encode() + b"\n")
+
+
+def _stop(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return
+            time.sleep(0.005)
+
+
+def _set_title(title: str) -> None:
+    with suppress(ImportError):  # not in every project's own Python
+        from setproctitle import setproctitle
+
+        setproctitle(title)

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One state, many shards: real processes, killed and stopped in the middle of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.env_host import shared_state_limits as limits
+from openenvd.env_host.interfaces import State
+from openenvd.env_host.shared_state import (
+    WorldFactory,
+    connect_world,
+    shares_state,
+    start_state_process,
+)
+from openenvd.env_host.shared_state_bodies import DOORBELL_BYTES
+from openenvd.env_host.shared_state_errors import (
+    BodyTooLarge,
+    StateFailed,
+    WorldBusy,
+    WorldCallFailed,
+    WorldError,
+    WorldLost,
+    WorldTimeout,
+)
+from openenvd.env_host.shared_state_link import StateLink
+from openenvd.env_host.shared_state_process import StateProcess, restart_delay
+from openenvd.env_host.shared_state_world import World
+
+from .worlds import ROOT, LedgerWorld, ShardProcess
+
+MEGABYTE = 2**20
+Connect = Callable[[], Any]
+
+
+@pytest.fixture
+def state() -> Iterator[StateProcess]:
+    """A state process of a `Ledger`."""
+    process = start_state_process(LedgerWorld)
+    yield process
+    process.stop()
+    assert process.pid is None
+    assert not Path(process.address).exists()
+
+
+@pytest.fixture
+async def link(state: StateProcess) -> AsyncIterator[StateLink]:
+    """This process as a shard."""
+    link = await connect_world(state.address, "shard 0", lambda lost: None)
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+def world(link: StateLink) -> World:
+    """One session."""
+    return World(link)
+
+
+@pytest.fixture
+def shard(state: StateProcess) -> Iterator[Callable[[], ShardProcess]]:
+    """Starts shards that are processes of their own."""
+    started: list[ShardProcess] = []
+
+    def start() -> ShardProcess:
+        started.append(ShardProcess(state.address))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.process.poll() is None:
+            process.kill()
+
+
+def kill(state: StateProcess) -> int:
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGKILL)
+    return os.waitpid(state.pid, 0)[1]
+
+
+# What a call carries
+
+
+async def test_what_a_method_returns_is_what_the_call_returns(world: World) -> None:
+    assert await world.nothing() is None
+    assert await world.echo(a=1, b=[None, "ü", {"c": 0.5}]) == {
+        "a": 1,
+        "b": [None, "ü", {"c": 0.5}],
+    }
+    assert await world.echo(b"\0\xff") == b"\0\xff"
+    assert await world.echo(b"", a=1) == ({"a": 1}, b"")
+    assert await world.echo(memoryview(b"view")) == b"view"
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, DOORBELL_BYTES - 1, DOORBELL_BYTES, DOORBELL_BYTES + 1, 10 * MEGABYTE]
+)
+async def test_a_body_of_any_size_comes_back_as_it_went(world: World, size: int) -> None:
+    body = os.urandom(size)
+    assert await world.echo(body) == body
+
+
+async def test_bodies_that_find_no_place_in_shared_memory_come_back_too(world: World) -> None:
+    bodies = [os.urandom(3 * MEGABYTE) + bytes([n]) for n in range(40)]
+    assert await asyncio.gather(*(world.echo(body) for body in bodies)) == bodies
+
+
+async def test_a_body_that_is_too_large_is_not_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenvd.env_host.shared_state_wire.MAX_BODY_BYTES", 1000)
+    with pytest.raises(BodyTooLarge):
+        await world.length(bytes(1001))
+    assert await world.length(bytes(1000)) == 1000
+
+
+async def test_an_answer_that_is_too_large_fails_its_own_call(world: World) -> None:
+    with pytest.raises(WorldCallFailed, match="BodyTooLarge"):
+        await world.zeros(count=257 * MEGABYTE)
+    assert await world.echo(a=1) == {"a": 1}
+
+
+async def test_what_a_method_raises_is_told_to_its_caller_alone(world: World) -> None:
+    calls: list[Any] = [world.fail(), world.echo(a=1)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert str(found[0]) == "world.fail: LookupError: there is nothing"
+    assert found[1] == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["session_ended", "close", "no_such_thing"])
+async def test_only_public_methods_may_be_called(world: World, name: str) -> None:
+    with pytest.raises(WorldCallFailed, match="AttributeError"):
+        await world.call(name)
+    with pytest.raises(WorldCallFailed, match="AttributeError"):
+        await world.call("_private")
+
+
+async def test_wrong_arguments_and_results_fail_their_call(world: World) -> None:
+    for call in (world.note(), world.nothing(a=1), world.nothing(b"body"), world.fail_to_say()):
+        with pytest.raises(WorldCallFailed, match="TypeError"):
+            await call
+    with pytest.raises(TypeError):
+        await world.echo(a=object())
+    assert await world.note(entry="fine") == 1
+
+
+async def test_a_synchronous_environment_calls_from_its_thread(world: World) -> None:
+    found = await asyncio.to_thread(lambda: world.blocking.echo(b"x", a=1))
+    assert found == ({"a": 1}, b"x")
+
+
+# Whose reply it is
+
+
+async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
+    worlds = [World(link) for _ in range(10)]
+    calls = [
+        worlds[n % 10].after(turns=(n * 7919) % 50, token=f"{n % 10}/{n}") for n in range(2000)
+    ]
+    assert await asyncio.gather(*calls) == [f"{n % 10}/{n}" for n in range(2000)]
+
+
+async def test_sessions_have_numbers_of_their_own(state: StateProcess) -> None:
+    links = [await connect_world(state.address, "shard", lambda lost: None) for _ in range(3)]
+    numbers = [await World(link).who() for link in links for _ in range(3)]
+    assert len(set(numbers)) == 9
+    for link in links:
+        await link.close()
+
+
+async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: World) -> None:
+    given_up = asyncio.ensure_future(world.hold(token="first"))
+    await world.held(at_least=1)
+    given_up.cancel()
+    second = asyncio.ensure_future(world.hold(token="second"))
+    await world.held(at_least=2)
+    await world.release()
+    assert await second == "second"
+
+
+async def test_the_successor_of_a_killed_shard_gets_nothing_of_its_replies(
+    shard: Callable[[], ShardProcess], world: World
+) -> None:
+    victim = shard()
+    victim.order("hold", *({"token": f"victim {n}"} for n in range(50)))
+    await world.held(at_least=50)
+    victim.kill()
+    successor = await asyncio.to_thread(shard)
+    calls = [{"token": f"successor {n}"} for n in range(50)]
+    successor.order("hold", *calls)
+    await world.held(at_least=100)
+    await world.release()
+    found = await asyncio.to_thread(successor.said, "found")
+    assert found == [call["token"] for call in calls]
+
+
+# Sessions that end
+
+
+async def test_the_state_is_told_once_when_a_session_leaves(link: StateLink) -> None:
+    stays, leaves, never_called = World(link), World(link), World(link)
+    number = await leaves.who()
+    leaves.leave()
+    leaves.leave()
+    never_called.leave()
+    assert await stays.ended(at_least=1) == [number]
+
+
+async def test_a_session_ends_after_its_last_call(link: StateLink) -> None:
+    stays, leaves = World(link), World(link)
+    held = asyncio.ensure_future(leaves.hold(token=1))
+    await stays.held(at_least=1)
+    leaves.leave()
+    held.cancel()
+    assert await stays.ended(at_least=0) == []
+    await stays.release()
+    assert len(await stays.ended(at_least=1)) == 1
+
+
+async def test_the_sessions_of_a_killed_shard_end(
+    shard: Callable[[], ShardProcess], world: World
+) -> None:
+    victim = shard()
+    [number] = await asyncio.to_thread(victim.ask, "who", {})
+    victim.kill()
+    assert await world.ended(at_least=1) == [number]
+
+
+async def test_an_environment_has_its_world_before_its_constructor_runs(link: StateLink) -> None:
+    class Room(LedgerWorld):
+        world: World
+
+        def __init__(self) -> None:
+            self.seen = self.world
+            self.closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    room = WorldFactory(Room, link)()
+    number = await room.seen.who()
+    room.close()
+    assert room.closed
+    assert await World(link).ended(at_least=1) == [number]
+
+
+# The state process dies
+
+
+async def test_all_calls_in_flight_fail_at_once_when_the_state_dies(
+    state: StateProcess, link: StateLink
+) -> None:
+    world = World(link)
+    calls = [asyncio.ensure_future(world.within(3600).hold(token=n)) for n in range(100)]
+    await world.held(at_least=100)
+    kill(state)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(error) for error in found} == {WorldLost}
+    assert "epoch 1" in str(found[0])
+
+
+async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: StateProcess) -> None:
+    lost = asyncio.Event()
+    link = await connect_world(state.address, "shard 0", lambda _: lost.set())
+    old = World(link)
+    assert await old.note(entry="of the first epoch") == 1
+    state.died(kill(state))
+    await lost.wait()
+    waiting = asyncio.ensure_future(World(link).entries())  # waits for the next epoch
+    state.start(wait=False)
+    assert await waiting == []
+    new = World(link)
+    assert await new.note(entry="of the second") == 1
+    assert (old.epoch, new.epoch) == (1, 2)
+    with pytest.raises(WorldLost):
+        await old.entries()
+    await link.close()
+
+
+def test_how_the_state_process_ended_is_told(state: StateProcess) -> None:
+    pid = state.pid
+    found = state.died(kill(state))
+    assert (found.pid, found.epoch, found.signal_name) == (pid, 1, "SIGKILL")
+    assert f"(pid {pid}, epoch 1)" in found.sentence
+    assert "SIGKILL" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("lived", "short_lives", "wanted"),
+    [(60.0, 0, 0.0), (0.1, 1, 0.0), (0.1, 2, 0.1), (0.1, 3, 0.2), (0.1, 5, 0.8), (0.1, 50, 5.0)],
+)
+def test_a_state_that_dies_again_and_again_is_started_more_slowly(
+    lived: float, short_lives: int, wanted: float
+) -> None:
+    assert restart_delay(lived, short_lives) == pytest.approx(wanted)
+
+
+async def test_without_a_state_process_a_session_is_told_so(
+    state: StateProcess, link: StateLink
+) -> None:
+    state.died(kill(state))
+    while link.connection is not None:
+        await asyncio.sleep(0)
+    with pytest.raises(WorldError, match="cannot be reached"):
+        await World(link).within(0.05).nothing()
+
+
+def test_a_state_that_cannot_be_created_says_why() -> None:
+    class Broken:
+        SHARED_STATE = True
+
+        @staticmethod
+        def create_state() -> None:
+            raise LookupError("no such song")
+
+    with pytest.raises(StateFailed, match="LookupError: no such song"):
+        start_state_process(Broken)
+
+
+def test_a_class_without_create_state_says_so() -> None:
+    with pytest.raises(StateFailed, match="has no create_state"):
+        start_state_process(State)
+    assert not shares_state(State)
+    assert shares_state(LedgerWorld)
+
+
+_HOST = """
+import os, sys
+from openenvd.env_host.shared_state import start_state_process
+from tests.env_host.worlds import LedgerWorld
+print(start_state_process(LedgerWorld).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_state_process_ends_with_its_host() -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-c", _HOST],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with host:
+        assert host.stdout is not None
+        orphan = psutil.Process(int(host.stdout.readline()))
+        host.kill()
+    orphan.wait(30)
+    assert not orphan.is_running()
+
+
+# Deadlines and back-pressure
+
+
+async def test_a_call_that_is_not_answered_in_time_fails(world: World, state: StateProcess) -> None:
+    await world.nothing()
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGSTOP)
+    with pytest.raises(WorldTimeout, match="whether it had effects"):
+        await world.within(0.05).echo(a="late")
+    os.kill(state.pid, signal.SIGCONT)
+    assert await world.echo(a="next") == {"a": "next"}
+
+
+async def test_a_call_whose_time_was_over_has_no_effect(world: World) -> None:
+    blocking = asyncio.ensure_future(world.block(seconds=0.3))
+    await asyncio.sleep(0)
+    with pytest.raises(WorldTimeout):
+        await world.within(0.05).note(entry="too late")
+    await blocking
+    assert await world.entries() == []
+
+
+async def test_an_asynchronous_method_is_ended_with_its_time(world: World) -> None:
+    with pytest.raises(WorldTimeout):
+        await world.within(0.05).hold()
+    await world.release()
+    assert await world.most_held() == 1
+
+
+async def test_more_calls_than_may_be_in_flight_wait_their_turn(
+    link: StateLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CALLS", 4)
+    held = [asyncio.ensure_future(World(link).hold(token=n)) for n in range(10)]
+    while link.connection is None or link.connection.waiting < 6:
+        await asyncio.sleep(0)
+    assert link.connection.in_flight == 4
+    other = await connect_world(link._address, "shard 1", lambda lost: None)
+    found: list[Any] = []
+    while len(found) < 10:
+        await World(other).release()
+        found = [call.result() for call in held if call.done()]
+    assert found == list(range(10))
+    assert await World(other).most_held() == 4
+    await other.close()
+
+
+async def test_more_bytes_than_may_be_in_flight_wait_their_turn(
+    link: StateLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES", 250_000)
+    held = [asyncio.ensure_future(World(link).hold(bytes(100_000), token=n)) for n in range(5)]
+    while link.connection is None or link.connection.waiting < 3:
+        await asyncio.sleep(0)
+    assert link.connection.in_flight == 2
+    other = await connect_world(link._address, "shard 1", lambda lost: None)
+    while not all(call.done() for call in held):
+        await World(other).release()
+    await other.close()
+    assert [call.result() for call in held] == list(range(5))
+
+
+async def test_a_call_that_gets_no_turn_in_time_was_not_sent(
+    link: StateLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(link)
+    held = asyncio.ensure_future(world.hold())
+    await world.held(at_least=1)
+    monkeypatch.setattr(limits, "MAX_CALLS", 1)
+    with pytest.raises(WorldBusy, match="was not sent in time: 1 calls"):
+        await world.within(0.05).note(entry="never")
+    monkeypatch.setattr(limits, "MAX_CALLS", 10)
+    assert await world.entries() == []
+    await world.release()
+    await held
+
+
+async def test_calls_that_were_given_up_count_until_they_are_answered(
+    link: StateLink, state: StateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(link)
+    await world.nothing()
+    monkeypatch.setattr(limits, "MAX_CALLS", 3)
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGSTOP)
+    calls = [world.within(0.05).nothing() for _ in range(5)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in found] == [WorldTimeout] * 3 + [WorldBusy] * 2
+    assert link.connection is not None
+    assert link.connection.in_flight == 3
+    os.kill(state.pid, signal.SIGCONT)
+    assert await world.echo(a=1) == {"a": 1}
+
+
+async def test_too_many_waiting_calls_are_refused_at_once(
+    link: StateLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(link)
+    held = asyncio.ensure_future(world.hold())
+    await world.held(at_least=1)
+    monkeypatch.setattr(limits, "MAX_CALLS", 1)
+    monkeypatch.setattr(limits, "MAX_WAITING", 0)
+    with pytest.raises(WorldBusy, match="wait for their turn already"):
+        await world.nothing()
+    held.cancel()
+
+
+async def test_closing_the_link_fails_what_waits(link: StateLink) -> None:
+    world = World(link)
+    held = asyncio.ensure_future(world.hold())
+    await world.held(at_least=1)
+    await link.close()
+    with pytest.raises(WorldLost):
+        await held
+
+
+def test_no_thread_and_no_child_is_left() -> None:
+    before = threading.active_count()
+    start_state_process(LedgerWorld).stop()
+    assert threading.active_count() == before
+    assert not [c for c in psutil.Process().children() if "openenvd: state" in c.name()]

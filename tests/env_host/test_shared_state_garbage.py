@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that break the protocol: each loses its own connection, and nobody gets wrong data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host import shared_state_limits as limits
+from openenvd.env_host import shared_state_wire as wire
+from openenvd.env_host.shared_state import connect_world, start_state_process
+from openenvd.env_host.shared_state_errors import WorldError, WorldLost
+from openenvd.env_host.shared_state_link import StateLink
+from openenvd.env_host.shared_state_process import StateProcess
+from openenvd.env_host.shared_state_wire import Flag, Kind
+from openenvd.env_host.shared_state_world import World
+
+from .worlds import LedgerWorld
+
+HELLO = wire.encode(Kind.HELLO, name=b"shard 9")
+IN_RING = Flag.HAS_BODY | Flag.BODY_IN_RING
+
+
+@pytest.fixture
+def state() -> Iterator[StateProcess]:
+    """A state process of a `Ledger`."""
+    process = start_state_process(LedgerWorld)
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+async def world(state: StateProcess) -> AsyncIterator[World]:
+    """A session of a shard that behaves."""
+    link = await connect_world(state.address, "shard 0", lambda lost: None)
+    yield World(link)
+    await link.close()
+
+
+def talk(address: str, *pieces: bytes, fd: int | None = None) -> bytes:
+    """Everything a state process answers until it closes."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(address)
+        found = b""
+        try:
+            for piece in pieces:
+                socket.send_fds(peer, [piece], [] if fd is None else [fd])
+            while data := peer.recv(65536):
+                found += data
+        except ConnectionError:
+            pass
+        return found
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"GET / HTTP/1.1\r\nHost: a.example\r\nAccept: */*\r\n\r\n",),
+        (os.urandom(100_000),),
+        (wire.encode(Kind.HELLO),),  # without a name
+        (wire.encode(Kind.CALL, epoch=1, name=b"note"),),  # before HELLO
+        (HELLO, HELLO),
+        (HELLO, wire.encode(Kind.CALL, epoch=2, name=b"note", value=b'{"entry":1}')),
+        (HELLO, wire.encode(Kind.CALL, epoch=0, name=b"note", value=b'{"entry":1}')),
+        (HELLO, wire.encode(Kind.CALL, epoch=1, name=b"note", value=b"[1]")),
+        (HELLO, wire.encode(Kind.REPLY, epoch=1)),
+        (HELLO, wire.encode(Kind.RELEASE, epoch=1)),
+        (HELLO, wire.encode(Kind.CALL, epoch=1, name=b"echo", body=b"x", ring_offset=0)),
+        (HELLO, b"\0" * 44),
+    ],
+)
+async def test_a_shard_that_sends_garbage_loses_its_own_connection(
+    state: StateProcess, world: World, pieces: tuple[bytes, ...]
+) -> None:
+    await asyncio.to_thread(talk, state.address, *pieces)
+    assert await world.entries() == []
+
+
+async def test_memory_that_could_shrink_is_not_taken(state: StateProcess, world: World) -> None:
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    os.truncate(fd, 2**20)
+    assert await asyncio.to_thread(talk, state.address, HELLO, fd=fd) == b""
+    os.close(fd)
+    assert await world.echo(a=1) == {"a": 1}
+
+
+async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
+    state: StateProcess, world: World
+) -> None:
+    call = wire.encode(Kind.CALL, epoch=1, name=b"note", value=b'{"entry":1}', body=bytes(1000))
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(state.address)
+        peer.sendall(HELLO + call[:-1])
+    assert await world.entries() == []
+
+
+async def test_a_peer_that_says_nothing_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenvd.env_host.shared_state_server.GREETING_SECONDS", 0.05)
+    process = start_state_process(LedgerWorld)
+    assert await asyncio.to_thread(talk, process.address) == b""
+    process.stop()
+
+
+class Impostor:
+    """A state process that answers the first call with whatever it is told to."""
+
+    def __init__(self, folder: Path, *answer: bytes) -> None:
+        self.address = str(folder / "s")
+        self._answer = b"".join(answer)
+        self._over = asyncio.Event()
+
+    async def __aenter__(self) -> Impostor:
+        self._server = await asyncio.start_unix_server(self._serve, self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._over.wait()
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(wire.encode(Kind.HELLO, name=b"shard 0")))
+        writer.write(wire.encode(Kind.WELCOME, epoch=5, value=b'{"pid":1}'))
+        if await reader.read(1):
+            writer.write(self._answer)
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        self._over.set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        wire.encode(Kind.REPLY, epoch=4, session=1, request_id=1, body=b"of an earlier epoch"),
+        wire.encode(Kind.REPLY, epoch=5, session=1, request_id=2, body=b"to another call"),
+        wire.encode(Kind.REPLY, epoch=5, session=2, request_id=1, body=b"to another session"),
+        wire.encode(Kind.CALL, epoch=5, session=1, request_id=1, body=b"not a reply"),
+        wire.encode(Kind.REPLY, epoch=5, session=1, request_id=1, body=b"x", ring_offset=2**32 - 1),
+        wire.encode(Kind.RELEASE, epoch=5),
+        b"garbage" * 100,
+    ],
+)
+async def test_a_reply_that_is_not_the_callers_is_never_delivered(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async with Impostor(tmp_path, answer) as impostor:
+        link = StateLink(impostor.address, "shard 0")
+        await link.connect()
+        with pytest.raises(WorldLost):
+            await World(link).anything()
+        await link.close()
+
+
+async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> None:
+    reply = wire.encode(Kind.REPLY, epoch=5, session=1, request_id=1, body=b"mine")
+    async with Impostor(tmp_path, reply, reply) as impostor:
+        link = StateLink(impostor.address, "shard 0")
+        await link.connect()
+        world = World(link)
+        assert await world.first() == b"mine"
+        with pytest.raises(WorldLost):
+            await world.second()
+        await link.close()
+
+
+async def test_what_does_not_greet_is_no_state_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)
+    with pytest.raises(WorldError, match="cannot be reached"):
+        await connect_world(str(tmp_path / "nobody"), "shard 0", lambda lost: None)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames survive any cutting, and what is no frame is refused; places in shared memory."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+
+import pytest
+
+from openenvd.env_host import shared_state_bodies as bodies
+from openenvd.env_host import shared_state_wire as wire
+from openenvd.env_host.shared_state_errors import BodyTooLarge, WireError
+from openenvd.env_host.shared_state_limits import MAX_BYTES, MAX_CALLS, has_room
+from openenvd.env_host.shared_state_wire import Incoming, Kind
+
+
+def call(number: int, body: bytes | None) -> bytes:
+    value = wire.encode_value({"n": number})
+    return wire.encode(
+        Kind.CALL, epoch=3, session=7, request_id=number, name=b"mix", value=value, body=body
+    )
+
+
+@pytest.mark.parametrize("piece", [1, 7, 44, 100_000])
+def test_frames_are_the_same_however_the_stream_is_cut(piece: int) -> None:
+    sizes = [None, 0, 1, 5000, 40_000]
+    stream = b"".join(call(n, None if s is None else os.urandom(s)) for n, s in enumerate(sizes))
+    incoming = Incoming()
+    found = [
+        frame
+        for start in range(0, len(stream), piece)
+        for frame in incoming.feed(stream[start : start + piece])
+    ]
+    assert [frame.request_id for frame in found] == [0, 1, 2, 3, 4]
+    assert [None if f.body is None else len(f.body) for f in found] == sizes
+    assert {(f.epoch, f.session, f.name) for f in found} == {(3, 7, "mix")}
+    assert [frame.value for frame in found] == [{"n": n} for n in range(5)]
+
+
+def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
+    body = os.urandom(3 * wire.READ_BYTES)
+    stream, incoming = call(1, body) + call(2, b"x"), Incoming()
+    found: list[wire.Frame] = []
+    for start in range(0, len(stream), 1000):
+        found += incoming.feed(stream[start : start + 1000])
+    assert [frame.body for frame in found] == [body, b"x"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" + bytes(44),
+        bytes(44),
+        b"\xff" * 44,
+        wire.HEADER.pack(10, Kind.CALL, 0, 3, 1, 1, 3, 3, 0, 1, 0),  # 3 + 3 + 3 is not 10
+        wire.HEADER.pack(9, 99, 0, 3, 1, 1, 3, 3, 0, 1, 0),
+        wire.HEADER.pack(2**31, Kind.CALL, 0, 0, 1, 1, 0, 2**31, 0, 1, 0),
+        wire.HEADER.pack(6, Kind.CALL, 0, 3, 1, 1, 3, 0, 0, 1, 0) + b"abc{x}",
+        wire.HEADER.pack(1, Kind.CALL, 0, 1, 1, 1, 0, 0, 0, 1, 0) + b"\xff",
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        list(Incoming().feed(data))
+
+
+def test_large_data_does_not_go_as_json() -> None:
+    with pytest.raises(BodyTooLarge, match="as bytes"):
+        wire.encode_value("x" * wire.MAX_VALUE_BYTES)
+
+
+def test_places_in_shared_memory_never_overlap_and_are_freed_in_order() -> None:
+    rng, plan, taken = random.Random(1), bodies.RingPlan(1000), deque[tuple[int, int]]()
+    refused = 0
+    for _ in range(20_000):
+        if taken and rng.random() < 0.5:
+            taken.popleft()
+            plan.free_oldest()
+            continue
+        count = rng.randint(1, 400)
+        offset = plan.take(count)
+        if offset is None:
+            refused += 1
+            assert taken
+            continue
+        assert 0 <= offset <= 1000 - count
+        assert all(offset + count <= o or o + c <= offset for o, c in taken)
+        taken.append((offset, count))
+    assert refused
+
+
+def test_nothing_can_be_freed_that_was_not_taken() -> None:
+    with pytest.raises(WireError):
+        bodies.RingPlan(10).free_oldest()
+
+
+def test_a_body_larger_than_the_memory_has_no_place() -> None:
+    assert bodies.RingPlan(10).take(11) is None
+
+
+def test_memory_that_could_shrink_is_refused() -> None:
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(fd, 2**20)
+    with pytest.raises(WireError):
+        bodies.adopt(fd)
+    os.close(fd)
+
+
+def test_a_file_is_no_shared_memory(tmp_path: object) -> None:
+    fd = os.open(str(tmp_path), os.O_RDONLY)
+    with pytest.raises(WireError):
+        bodies.adopt(fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("calls", "in_flight", "body", "wanted"),
+    [
+        (0, 0, 10 * MAX_BYTES, True),  # a large body goes alone
+        (1, 0, MAX_BYTES, True),
+        (1, 1, MAX_BYTES, False),
+        (MAX_CALLS - 1, 0, 0, True),
+        (MAX_CALLS, 0, 0, False),
+    ],
+)
+def test_how_much_may_be_in_flight(calls: int, in_flight: int, body: int, wanted: bool) -> None:
+    assert has_room(calls, in_flight, body) is wanted
