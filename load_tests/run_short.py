@@ -16,6 +16,7 @@ PROGRAMS = (
     ("burst_memory", 1, "--requests 40 --seconds 15"),
     ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
+    ("scaling", 1, "--short"),
     ("full_house", 1, "--requests 1000 --house 20"),
 )
 

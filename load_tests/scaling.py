@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many sessions at once, and how long they take: the seed's protocol, beside peer and limit.
+
+    python -m load_tests.scaling --short
+    python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \\
+        --wait-grid 1,5,10 --reps 3 --mode ws --peer upstream --limit
+    python -m load_tests.scaling --compare                 WebSocket beside HTTP
+    python -m load_tests.scaling --requests-grid 256 --max-sessions 400 --peer upstream
+    python -m load_tests.scaling --url http://host:8000    a server that runs already
+
+Every session connects, resets, takes one step that waits, and closes; all of a batch at once. The
+load comes from `openenvd.bench`: several processes that report their own CPU, and count latencies
+from the start of the batch. Servers take turns within the same run. Written: `raw.jsonl` and
+`summary.csv` with the seed's fields, `summary.json`, five figures.
+
+Aims (four cores, server and generators together): 16,384 sessions at 100 %, total P99 under 10 s at
+wait = 1; 8,192 under 4 s; 2,048 under 2 s; a fifth of upstream's CPU a session; 20 kB a session
+(`--sync`: 40 kB); 4 idle shards under 150 MB; twice the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from load_tests import scaling_servers as servers
+from load_tests.report import OPENENV, machine
+from load_tests.scaling_servers import Arrangement, Started
+from openenvd.bench import figures, table
+from openenvd.bench.errors import BenchError
+from openenvd.bench.plan import Plan, parse_counts, parse_grid
+from openenvd.bench.results import Report, Summary
+from openenvd.bench.sweep import Sweep
+from openenvd.bench.target import Target
+
+DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
+SHORT = ["--requests-grid", "32,256", "--wait-grid", "0.5,1", "--reps", "1", "--limit"]
+USAGE_EXIT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        plan = plan_of(options)
+        with _started(options, plan) as started:
+            return _measure(options, plan, started)
+    except BenchError as exc:
+        hint = f"\n  {exc.hint}" if exc.hint else ""
+        print(f"error: {exc.message}{hint}", file=sys.stderr)
+        return USAGE_EXIT if exc.kind == "invalid" else 1
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line; what `--short` stands for comes before what was said."""
+    parser = argparse.ArgumentParser(description="How many sessions at once.")
+    add = parser.add_argument
+    add("--requests-grid", "--batch-size-grid", default="32,128,512,2048", metavar="N,N,…")
+    add("--wait-grid", default="1", metavar="SECONDS,…")
+    add("--reps", "--repetitions", type=int, default=3)
+    add("--mode", choices=("ws", "http"), default="ws")
+    add("--compare", action="store_true", help="both modes")
+    add("--peer", choices=("upstream",), action="append", default=[])
+    add("--peer-python", metavar="PATH", help="a Python with upstream's package; made if left out")
+    add("--limit", action="store_true", help="two bare processes under the same generators")
+    add("--sync", action="store_true", help="the environment that blocks a thread while it waits")
+    add("--shards", metavar="N|auto", help="of ours; by default as `openenv launch` decides")
+    add("--workers", type=int, help="of upstream; by default one for each core")
+    add("--max-sessions", type=int, help="slots, all processes together; by default enough")
+    add("--url", help="measure a server that runs already, instead of ours")
+    add("--generators", type=int, help="processes that make the load")
+    add("--timeout", type=float, default=120.0, help="of a session, beyond its wait")
+    add("--output-dir", type=Path, default=DEFAULT_FOLDER)
+    add("--json", type=Path, metavar="FILE", help="a copy of summary.json")
+    add("--short", action="store_true", help="half a minute: " + " ".join(SHORT))
+    is_short = "--short" in arguments
+    return parser.parse_args([*SHORT, *arguments] if is_short else arguments)
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What is to be measured.
+
+    Raises:
+        InvalidPlan
+    """
+    return Plan(
+        requests_grid=parse_counts("requests", options.requests_grid),
+        wait_grid=parse_grid("wait", options.wait_grid),
+        repetitions=options.reps,
+        modes=("http", "ws") if options.compare else (options.mode,),
+        timeout_seconds=options.timeout,
+        generators=options.generators,
+    )
+
+
+def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) -> int:
+    sweep = Sweep(plan, [one.target for one in started], options.output_dir, on_summary=_tell)
+    sweep.report.facts = {one.target.name: one.facts for one in started}
+    written = sweep.run()
+    written += figures.draw_all(sweep.report, options.output_dir)
+    for line in [*table.lines_of(sweep.report), *comparison(sweep.report)]:
+        print(line)
+    for one in started:
+        for name, seconds in one.facts.items():
+            print(f"{one.target.name}: {name.replace('_', ' ')} {seconds:.2f}")
+    if not figures.can_draw():
+        print(figures.WHY_NONE)
+    if options.json is not None:
+        shutil.copyfile(options.output_dir / "summary.json", options.json)
+    print(f"written: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+@contextmanager
+def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]:
+    """Everybody who takes part, ours first."""
+    arrangement = arrangement_of(options, plan)
+    with ExitStack() as stack:
+        started: list[Started] = []
+        if options.url is not None:
+            started.append(Started(Target("server", options.url)))
+        else:
+            started.append(stack.enter_context(servers.openenvd(arrangement)))
+        if "upstream" in options.peer:
+            python = servers.peer_python(options.peer_python)
+            peers = peer_arrangement(arrangement, is_bounded=options.max_sessions is not None)
+            started.append(stack.enter_context(servers.upstream(peers, python)))
+        if options.limit:
+            started += _limit(stack)
+        yield started
+
+
+def _limit(stack: ExitStack) -> list[Started]:
+    if why_not := servers.why_no_limit():
+        print(why_not)
+        return []
+    return [stack.enter_context(servers.limit())]
+
+
+def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
+    """Ours: as many slots as sessions, unless slots are what is under test."""
+    return Arrangement(
+        max_sessions=options.max_sessions or plan.largest,
+        processes=options.workers or int(machine()["cores"]),
+        is_synchronous=options.sync,
+        shards=options.shards or ("auto" if _knows_shards() else None),
+    )
+
+
+def peer_arrangement(ours: Arrangement, *, is_bounded: bool) -> Arrangement:
+    """The peer's: its share of the slots for each worker, when they are what is under test;
+    otherwise each worker may take every session, so that none is refused for being unlucky.
+    """
+    slots = ours.max_sessions if is_bounded else ours.max_sessions * ours.processes
+    return Arrangement(slots, ours.processes, ours.is_synchronous)
+
+
+def comparison(report: Report) -> list[str]:
+    """Ours against each of the others, at the largest batch and the shortest wait."""
+    groups = table.grouped(report.summaries)
+    lines = []
+    for mine in (group for group in groups if group[0].server == "openenvd"):
+        for other in groups:
+            same = _cell_of(other[0]) == _cell_of(mine[0])
+            if same and other[0].server != "openenvd":
+                lines.append(_against(mine, other))
+    return lines
+
+
+def _cell_of(summary: Summary) -> tuple[Any, ...]:
+    return summary.mode, summary.num_requests, summary.wait_seconds
+
+
+def _against(mine: list[Summary], other: list[Summary]) -> str:
+    pairs = list(zip(mine, other, strict=False))
+    p99 = [a.total_p99 / b.total_p99 for a, b in pairs if b.total_p99]
+    cpu = [
+        a.server_cpu_ms_per_session / b.server_cpu_ms_per_session
+        for a, b in pairs
+        if b.server_cpu_ms_per_session
+    ]
+    first = mine[0]
+    cell = f"{first.num_requests} x {first.wait_seconds:g} s {first.mode}"
+    return (
+        f"{cell}: openenvd against {other[0].server}: "
+        f"total P99 {_spread(p99)}, CPU a session {_spread(cpu)}"
+    )
+
+
+def _spread(ratios: list[float]) -> str:
+    if not ratios:
+        return "not known"
+    middle = sorted(ratios)[len(ratios) // 2]
+    return f"{middle:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _knows_shards() -> bool:
+    told = subprocess.run([OPENENV, "launch", "--help"], capture_output=True, text=True, check=True)
+    return "--shards" in told.stdout
+
+
+def _tell(summary: Summary) -> None:
+    print(table.summary_line(summary), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is measured by `scaling.py`: each a context manager that starts it and leaves nothing behind.
+
+    openenvd   `openenv launch benchmark`, by a daemon in a home of its own
+    upstream   the same environment by upstream's package: uvicorn with workers, its own Python
+    limit      bare_server.py: two processes that do nothing but answer
+
+`Started.facts` says how long it took. Processes are told apart by pid, never by name.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from load_tests.report import OPENENV, daemon
+from openenvd.bench.target import Target
+from openenvd.envs.benchmark.behaviour import SYNC_VARIABLE
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PEER_REQUIREMENT = "openenv==0.10.0"
+PEER_VENV_VARIABLE = "OPENENVD_PEER_VENV"  # kept between runs when it is set
+LIMIT_PROCESSES = 2
+START_SECONDS = 120.0
+STOP_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How the servers are to be set up, alike as far as they can be."""
+
+    max_sessions: int  # all processes together
+    processes: int  # of each server: shards, workers
+    is_synchronous: bool = False
+    shards: str | None = None  # what `--shards` is given; None leaves it out
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the environment is told."""
+        return {SYNC_VARIABLE: "1"} if self.is_synchronous else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One server that answers."""
+
+    target: Target
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def openenvd(arrangement: Arrangement) -> Iterator[Started]:
+    """Ours, as a user launches it."""
+    with daemon() as environ:
+        started = time.monotonic()
+        answer = _openenv(environ, *_launch_words(arrangement))
+        seconds = time.monotonic() - started
+        request = _openenv(environ, "wait", answer["request_id"])
+        request = request.get("request", request)
+        shown = _openenv(environ, "status", "benchmark")["environments"][0]
+        pids = tuple(replica["pid"] for replica in shown["replicas"])
+        facts = {
+            "launch_command_seconds": seconds,
+            "request_to_ready_seconds": request["finished_at"] - request["created_at"],
+        }
+        yield Started(Target("openenvd", answer["environment"]["address"], pids), facts)
+
+
+def _launch_words(arrangement: Arrangement) -> list[str]:
+    words = ["launch", "benchmark", "--max-sessions", str(arrangement.max_sessions)]
+    if arrangement.shards is not None:
+        words += ["--shards", arrangement.shards]
+    for name, value in arrangement.variables.items():
+        words += ["--env", f"{name}={value}"]
+    return words
+
+
+def _openenv(environ: dict[str, str], *words: str) -> Any:
+    command = [OPENENV, *words, "--json"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+@contextmanager
+def upstream(arrangement: Arrangement, python: Path) -> Iterator[Started]:
+    """The peer: each worker may hold as many sessions as its share, or as all of them.
+
+    Its workers refuse when *they* are full. Where `max_sessions` is a bound under test, they get
+    their share of it; who calls decides by what he passes.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenvd-peer-") as folder:
+        port = _free_port()
+        command = [
+            str(python), "-m", "uvicorn", "--app-dir", str(REPOSITORY / "envs"),
+            "benchmark.upstream_app:app", "--host", "127.0.0.1", "--port", str(port),
+            "--workers", str(arrangement.processes), "--no-access-log",
+        ]  # fmt: skip
+        share = -(-arrangement.max_sessions // arrangement.processes)
+        environ = {**os.environ, **arrangement.variables, "MAX_CONCURRENT_ENVS": str(share)}
+        log = Path(folder) / "log"
+        began = time.monotonic()
+        with _process(command, folder, log, environ) as process:
+            _until(lambda: _answers(port), process, log)
+            first = time.monotonic() - began
+            ready = "Application startup complete"
+            _until(lambda: log.read_text().count(ready) >= arrangement.processes, process, log)
+            facts = {"first_ready_seconds": first, "all_ready_seconds": time.monotonic() - began}
+            url = f"http://127.0.0.1:{port}"
+            yield Started(Target("upstream", url, (process.pid,)), facts)
+
+
+def peer_python(given: str | None) -> Path:
+    """A Python that has upstream's package: the one that was named, or one made for it now."""
+    if given is not None:
+        return Path(given)
+    folder = Path(os.environ.get(PEER_VENV_VARIABLE) or tempfile.mkdtemp(prefix="openenvd-peer-"))
+    python = folder / "bin" / "python"
+    if not python.exists():
+        uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
+        subprocess.run([uv, "venv", "--quiet", str(folder)], check=True)
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), PEER_REQUIREMENT]
+        subprocess.run(install, check=True)
+    return python
+
+
+def why_no_limit() -> str | None:
+    """Why the bare server cannot run here."""
+    if find_spec("picows") is None:
+        return "no limit: picows is not installed (pip install 'openenvd[bench]')"
+    return None
+
+
+@contextmanager
+def limit(processes: int = LIMIT_PROCESSES) -> Iterator[Started]:
+    """The bare server."""
+    with tempfile.TemporaryDirectory(prefix="openenvd-limit-") as folder:
+        port = _free_port()
+        command = [sys.executable, "-m", "load_tests.bare_server"]
+        command += ["--port", str(port), "--processes", str(processes)]
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        log = Path(folder) / "log"
+        with _process(command, folder, log, environ) as process:
+            _until(lambda: "listening" in log.read_text() and _answers(port), process, log)
+            url = f"http://127.0.0.1:{port}"
+            yield Started(Target("limit", url, (process.pid,), modes=("ws",)))
+
+
+@contextmanager
+def _process(
+    command: list[str], folder: str, log: Path, environ: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It and everything below it."""
+    family: list[psutil.Process] = []
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in family:
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(family, STOP_SECONDS)
+
+
+def _until(is_true: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not is_true():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"a server did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
