@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,8 +40,8 @@ HOLDERS = 8
 HELD_MB = 150
 HUNDRED = 100
 LAUNCH_SECONDS = 60.0
-STEP = {"small": 4, "large": 20}
-MOST = {"small": 60, "large": 300}
+STEP = {"small": 30, "large": 100}
+MOST = {"small": 90, "large": 400}
 V1 = Path("/sys/fs/cgroup")
 
 
@@ -67,6 +68,7 @@ def main() -> int:
         sizes={"nargs": "+", "choices": list(SIZES), "default": list(SIZES)},
         parts={"nargs": "+", "choices": list(PARTS), "default": list(PARTS)},
         most={"type": int, "default": 0, "help": "environments to try in (a); 0: by size"},
+        step={"type": int, "default": 0, "help": "so many more at a time in (a); 0: by size"},
     )
     if why_not := why_no_group():
         print(f"skipped: {why_not}")
@@ -76,7 +78,7 @@ def main() -> int:
     for _ in range(options.repetitions):
         for size in options.sizes:
             for part in options.parts:
-                for (name, unit), value in _inside(size, part, options.most).items():
+                for (name, unit), value in _inside(size, part, options).items():
                     key = (f"{SIZES[size].name}: {name}", unit)
                     found.setdefault(key, []).append(value)
     for (name, unit), values in found.items():
@@ -178,9 +180,10 @@ def _daemon(size: Size) -> Iterator[tuple[Group, dict[str, str]]]:
             group.remove()
 
 
-def _inside(size_name: str, part: str, most: int) -> dict[tuple[str, str], float]:
+def _inside(size_name: str, part: str, options: Namespace) -> dict[tuple[str, str], float]:
+    most, step = options.most or MOST[size_name], options.step or STEP[size_name]
     with _daemon(SIZES[size_name]) as (group, environ):
-        found = PARTS[part](group, environ, most or MOST[size_name], STEP[size_name])
+        found = PARTS[part](group, environ, most, step)
         return {
             **found,
             (f"({part}) kernel kills (aim: 0)", ""): group.kills(),
@@ -194,7 +197,7 @@ def _inside(size_name: str, part: str, most: int) -> dict[tuple[str, str], float
 def _launches(
     group: Group, environ: dict[str, str], most: int, step: int
 ) -> dict[tuple[str, str], float]:
-    """More and more, a few at a time, until one does not come up or the kernel kills."""
+    """More and more, a step at once, until one does not come up or the kernel kills."""
     up = 0
     answers: list[float] = []
     while up < most:
