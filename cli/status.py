@@ -84,7 +84,16 @@ def _headline(daemon: dict[str, Any]) -> Any:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
+    text += _lag(daemon.get("loop"))
     return _styled(faint(text))
+
+
+def _lag(loop: dict[str, Any] | None) -> str:
+    """How late its event loop is; nothing of a daemon that does not tell."""
+    if not loop or not loop["samples"]:
+        return ""
+    p99, most = (loop[f"{key}_seconds"] * 1000 for key in ("p99", "max"))
+    return f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
 
 
 def _styled(text: str) -> Any:

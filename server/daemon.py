@@ -39,6 +39,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
+from ..env_host.lag import EventLoopLagMonitor
 from ..executor import (
     BurstableExecutor,
     FirstZygote,
@@ -172,12 +173,14 @@ class _Daemon:
         executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
         reconciler = Reconciler(store, hub, self._paths)
         logs = LogWatcher(loop)
+        lag = EventLoopLagMonitor("the daemon's loop")
         submitter = Submitter(store, dispatcher, hub, self._settings)
         try:
             with _database_as_reason():
                 await reconciler.start()
             executor.start()
             dispatcher.start()
+            lag.start()
             yield Services(
                 paths=self._paths,
                 settings=self._settings,
@@ -190,6 +193,7 @@ class _Daemon:
                 submitter=submitter,
                 hub=hub,
                 logs=logs,
+                lag=lag,
                 stopping=self._stopping,
                 stop=self._stopping.set,
             )
@@ -198,6 +202,7 @@ class _Daemon:
             await reconciler.stop()
             await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
             await asyncio.to_thread(executor.stop, self._settings.cancel_grace_seconds)
+            lag.stop()
             logs.close()
             await store.close()
             dispatch_store.close()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..env_host.lag import LagSnapshot
 from ..executor.messages import ExecutorStatus
 from ..requests_db.records import Json
 
@@ -27,7 +28,10 @@ class MemoryCounts:
 
 
 def render_metrics(
-    counts: Mapping[str, int], environments: Sequence[Json], memory: MemoryCounts
+    counts: Mapping[str, int],
+    environments: Sequence[Json],
+    memory: MemoryCounts,
+    lag: LagSnapshot,
 ) -> str:
     """The whole page."""
     workers = memory.executor.workers
@@ -64,6 +68,7 @@ def render_metrics(
             [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
         ),
         *_memory_families(memory),
+        *_loop_families(lag),
     ]
     return "".join(families)
 
@@ -98,6 +103,23 @@ def _memory_families(memory: MemoryCounts) -> list[str]:
             "openenvd_out_of_memory_retries_total",
             "Of these, requests that run again with more, since the daemon started.",
             [({"operation": name}, count) for name, count in sorted(memory.retries.copy().items())],
+            "counter",
+        ),
+    ]
+
+
+def _loop_families(lag: LagSnapshot) -> list[str]:
+    quantiles = {"0.5": lag.p50_seconds, "0.9": lag.p90_seconds, "0.99": lag.p99_seconds}
+    return [
+        _family(
+            "openenvd_loop_lag_seconds",
+            "How late the event loop was over the last minute; 1 is the longest.",
+            [({"quantile": q}, s) for q, s in (quantiles | {"1": lag.max_seconds}).items()],
+        ),
+        _family(
+            "openenvd_loop_stalls_total",
+            "Times the event loop was held for a second and more, since the daemon started.",
+            [({}, lag.stalls)],
             "counter",
         ),
     ]

@@ -80,9 +80,10 @@ async def metrics(services: ServicesDep) -> PlainTextResponse:
     memory = MemoryCounts(
         services.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
     )
-    return PlainTextResponse(render_metrics(counts, environments, memory))
+    return PlainTextResponse(render_metrics(counts, environments, memory, services.lag.snapshot()))
 
 
 async def _daemon(services: Services, environments: list[Json]) -> Json:
     sessions = sum(environment["sessions"] for environment in environments)
-    return daemon_view(services.identity, await services.store.counts(), sessions)
+    counts = await services.store.counts()
+    return daemon_view(services.identity, counts, sessions, services.lag.snapshot())

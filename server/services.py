@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from ..env_host.lag import EventLoopLagMonitor
 from ..executor import BurstableExecutor
 from ..requests_db.async_store import AsyncStore
 from .dispatcher import Dispatcher
@@ -35,6 +36,7 @@ class Services:
     submitter: Submitter
     hub: EventHub
     logs: LogWatcher
+    lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
     stop: Callable[[], None]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 
+from ..env_host.lag import LagSnapshot
 from ..processes.exit_reason import ExitReason
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import ReplicaState, RequestState
@@ -140,11 +141,12 @@ def event_view(event: Event) -> Json:
     }
 
 
-def daemon_view(identity: Json, counts: dict[str, int], sessions: int) -> Json:
+def daemon_view(identity: Json, counts: dict[str, int], sessions: int, lag: LagSnapshot) -> Json:
     """The daemon itself."""
     return {
         **identity,
         "uptime_seconds": time.time() - identity["started_at"],
         "requests": counts,
         "sessions": sessions,
+        "loop": lag.to_json(),
     }

@@ -398,6 +398,15 @@ def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, path
     samples = [line for line in page.splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r'openenvd_\w+(\{(\w+="[^"]*",?)*\})? \S+', line) for line in samples)
     assert f'openenvd_environment_info{{environment="{name}",state="READY"}} 1' in samples
+    lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
+    assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.9", "0.99", "1"]
+    assert "openenvd_loop_stalls_total 0" in samples
+
+
+def test_the_daemon_tells_how_late_its_loop_is(client: DaemonClient) -> None:
+    loop = client.info()["daemon"]["loop"]
+    assert loop["state"] in ("alive", "busy")
+    assert 0 <= loop["p50_seconds"] <= loop["p99_seconds"] <= loop["max_seconds"]
 
 
 def example(page: str, begins: str) -> Json:
