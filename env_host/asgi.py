@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HostApp`: which request goes where.
 
-/ws, /mcp        ours: sessions, counted in one table
+/ws              ours, before it comes here: `session_service` is who serves it (`front_door.py`)
+/mcp             ours: sessions, counted in the same table
 everything else  the project's own app; or `HttpRoutes` when there is none
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from .asgi_socket import Receive, Send
 from .definition import Definition
 from .http_routes import HttpRoutes, Reply, answer, mcp_reply, read_body
 from .mcp import Mcp
 from .mcp_socket import McpSocket
-from .session_socket import Receive, Send, SessionSocket
+from .session_socket import Service
 from .sessions import SessionTable
+
+SESSION_PATH = "/ws"
 
 
 class HostApp:
@@ -34,6 +39,14 @@ class HostApp:
         self._mcp = Mcp(table)
         self._routes = HttpRoutes(definition, table, self._mcp, manifest)
 
+    @property
+    def session_service(self) -> Service | None:
+        """Who serves `/ws`; None when the project does."""
+        if SESSION_PATH in self._definition.own_paths:
+            return None
+        loop = asyncio.get_running_loop()
+        return Service(self._table, self._mcp, self._step_timeout_seconds, loop)
+
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
         kind, path = scope["type"], scope.get("path")
@@ -41,8 +54,8 @@ class HostApp:
             await self._serve_rest(scope, receive, send)
             return
         match kind, path:
-            case "websocket", "/ws":
-                await self._session(scope, receive, send).serve()
+            case "websocket", "/ws":  # a handshake that the front door did not take
+                await send({"type": "websocket.close"})
             case "websocket", "/mcp":
                 await McpSocket(scope, receive, send, table=self._table, mcp=self._mcp).serve()
             case "http", "/mcp" if scope["method"] == "POST":
@@ -50,16 +63,6 @@ class HostApp:
                 await answer(send, Reply(response))
             case _:
                 await self._serve_rest(scope, receive, send)
-
-    def _session(self, scope: dict[str, Any], receive: Receive, send: Send) -> SessionSocket:
-        return SessionSocket(
-            scope,
-            receive,
-            send,
-            table=self._table,
-            mcp=self._mcp,
-            step_timeout_seconds=self._step_timeout_seconds,
-        )
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -63,14 +65,23 @@ class Definition:
         """Whether every session of it must run on the same thread."""
         return bool(getattr(self.env_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether its calls may run on any thread, so that sessions can share some."""
+        return bool(getattr(self.env_class, "THREAD_SAFE", False))
+
     def parse_action(self, data: dict[str, Any]) -> Any:
         """The action that `data` describes.
 
         Raises:
             pydantic.ValidationError: it describes none.
         """
-        if self.mcp is not None and (special := self.mcp.action_type(data, self.action_cls)):
-            return special.model_validate(data)
+        if "type" in data and self.mcp is not None:
+            tool = with_parsed_arguments(data)
+            if special := self.mcp.action_type(tool, self.action_cls):
+                return special.model_validate(tool)
+        if "tokens" in data or "action_id" in data:
+            data = with_upstream_conversions(data)
         return self.action_cls.model_validate(data)
 
     def schemas(self) -> dict[str, Any]:
@@ -103,10 +114,62 @@ def definition_of_class(reference: str, name: str) -> Definition:
 
 def base_methods() -> frozenset[Any]:
     """`reset_async` and `step_async` as the base classes define them: inherited, not overridden."""
-    bases = [interfaces.Environment]
+    return frozenset(m for base in _bases() for m in (base.reset_async, base.step_async))
+
+
+def base_closes() -> frozenset[Any]:
+    """`close` as the base classes define it: it does nothing."""
+    return frozenset(base.close for base in _bases())
+
+
+def _bases() -> list[Any]:
+    bases: list[Any] = [interfaces.Environment]
     if (upstream := sys.modules.get(UPSTREAM_INTERFACES)) is not None:
         bases.append(upstream.Environment)
-    return frozenset(m for base in bases for m in (base.reset_async, base.step_async))
+    return bases
+
+
+def with_parsed_arguments(data: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a tool that came as JSON text, as the web interface sends them, as values."""
+    arguments = data.get("arguments")
+    if data.get("type") != "call_tool" or not isinstance(arguments, str):
+        return data
+    try:
+        return {**data, "arguments": json.loads(arguments)}
+    except ValueError:
+        return data
+
+
+def with_upstream_conversions(data: dict[str, Any]) -> dict[str, Any]:
+    """What upstream makes of two fields, whatever the action's type: `tokens` becomes a tensor
+    where torch is installed, `action_id` a number where it is one (source: upstream 0.10.0,
+    `core/env_server/serialization.py`, `deserialize_action`)."""
+    converted = dict(data)
+    if isinstance(tokens := data.get("tokens"), (list, str)):
+        converted["tokens"] = _tensor(_json_or_empty(tokens))
+    if isinstance(number := data.get("action_id"), str):
+        with suppress(ValueError):
+            converted["action_id"] = int(number)
+    return converted
+
+
+def _json_or_empty(tokens: list[Any] | str) -> Any:
+    if not isinstance(tokens, str):
+        return tokens
+    try:
+        return json.loads(tokens)
+    except ValueError:
+        return []
+
+
+def _tensor(values: Any) -> Any:
+    if not isinstance(values, list):
+        return values
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return values
+    return torch.tensor(values, dtype=torch.long)
 
 
 def _import_class(reference: str) -> type:

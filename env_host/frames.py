@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of `/ws`: text to message, reply to text.
+"""The frames of `/ws`: text to message, reply to text. What an environment says: `written.py`.
 
 Parsing is jiter's (through pydantic), and the standard library's where the two differ: for the
 error text that clients know, and for what only the latter accepts. A well-formed message passes
@@ -12,12 +12,12 @@ import json
 from contextlib import suppress
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaSerializer, core_schema, from_json
 
 from .protocol import WSErrorCode
 
-_dump = TypeAdapter(dict[str, Any]).dump_json
+to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by its type
 
 
 class _Message(BaseModel):
@@ -56,25 +56,26 @@ _MODELS: dict[str, type[_Message]] = {
 }
 
 
-def decode(text: str) -> Any:
+def decode(text: str | bytes) -> Any:
     """The JSON value in `text`.
 
     Raises:
         json.JSONDecodeError: there is none.
+        UnicodeDecodeError: it is not text.
     """
     try:
         return from_json(text)
     except ValueError:
-        return json.loads(text)
+        return json.loads(text.decode() if isinstance(text, bytes) else text)
 
 
-def encode(value: dict[str, Any]) -> str:
+def encode(value: dict[str, Any]) -> bytes:
     """`value` as JSON text, by pydantic's rules (bytes, dates, enums and models are fine).
 
     Raises:
         ValueError: something in it has no JSON form.
     """
-    return _dump(value).decode()
+    return to_json(value)
 
 
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
@@ -90,27 +91,17 @@ def data_of(message: dict[str, Any]) -> dict[str, Any]:
     return getattr(checked, "data", {})
 
 
-def observation_frame(data: dict[str, Any]) -> str:
-    """The answer to a reset or a step."""
-    return encode({"type": "observation", "data": data})
-
-
-def state_frame(data: dict[str, Any]) -> str:
-    """The answer to a state message."""
-    return encode({"type": "state", "data": data})
-
-
-def mcp_frame(data: dict[str, Any]) -> str:
+def mcp_frame(data: dict[str, Any]) -> bytes:
     """The answer to an MCP message."""
     return encode({"type": "mcp", "data": data})
 
 
-def error_frame(message: str, code: WSErrorCode, **details: Any) -> str:
+def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     """What went wrong."""
     return encode({"type": "error", "data": {"message": message, "code": code, **details}})
 
 
-def validation_frame(exc: ValidationError) -> str:
+def validation_frame(exc: ValidationError) -> bytes:
     """Which fields of a message or an action are wrong."""
     return error_frame("Invalid message", WSErrorCode.VALIDATION_ERROR, errors=plain_errors(exc))
 

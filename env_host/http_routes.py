@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from .asgi_socket import Receive, Send
 from .calls import keep_accepted, serialize
 from .definition import Definition
 from .frames import decode, plain_errors
 from .mcp import Mcp
 from .mcp_types import RpcCode, rpc_error
-from .session_socket import Receive, Send
 from .sessions import SessionTable
 
 _dump = TypeAdapter(Any).dump_json

@@ -8,11 +8,12 @@ import json
 from typing import Any
 
 from . import frames
+from .asgi_socket import ClientLeft, Receive, Send, SocketDoor
 from .errors import SessionEnded, SessionError
 from .mcp import Mcp
 from .mcp_types import RpcCode, rpc_error
-from .session_socket import NORMAL_CLOSE, ClientLeft, Receive, Send, SocketDoor
 from .sessions import Session, SessionTable
+from .ws_frames import NORMAL_CLOSE
 
 
 class McpSocket(SocketDoor):
@@ -34,7 +35,8 @@ class McpSocket(SocketDoor):
         try:
             await self._open()
             while True:
-                await self.send_text(await self._answer(await self.next_text()))
+                answer = await self._answer(await self.next_text())
+                await self.send_text(answer.decode())
         except ClientLeft:
             pass
         except SessionError as exc:
@@ -46,14 +48,15 @@ class McpSocket(SocketDoor):
             if self._session is not None:
                 closing = self._table.close(self._session, abandoned=self._abandoned)
                 await asyncio.shield(closing)
-            await self.finish(last_word, NORMAL_CLOSE)
+            await self.finish(last_word.decode() if last_word else None, NORMAL_CLOSE)
 
     async def _open(self) -> None:
         session = self._session = await self._table.reserve(self)
-        await self._call(session.create())
+        if (creation := session.create()) is not None:
+            await self._call(creation)
         await session.enter()
 
-    async def _answer(self, text: str) -> str:
+    async def _answer(self, text: str) -> bytes:
         try:
             data = frames.decode(text)
         except json.JSONDecodeError as exc:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves an ASGI application on the inherited socket until SIGTERM.
 
-uvicorn does HTTP and the WebSocket handshake. Ours are the signals (uvicorn would raise them again
-and die of them, while a host that was asked to stop exits with 0) and what happens before it
-closes: sessions are told why.
+uvicorn does HTTP, `front_door.py` says what sessions are served over. Ours are also the signals
+(uvicorn would raise them again and die of them, while a host that was asked to stop exits with 0)
+and what happens before it closes: sessions are told why.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.config import Config
 
+from .front_door import http_protocol, uvicorn_websockets, websocket_protocol
 from .protocol import MAX_MESSAGE_BYTES
+from .session_socket import Service
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for sessions to close their environments, and again for HTTP requests
@@ -105,8 +107,13 @@ async def serve(
         stopping.cancel()
 
 
-def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
-    """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
+def run_loop(
+    main: Awaitable[None] | Callable[[], Awaitable[None]], on_end: Callable[[], None]
+) -> None:
+    """Run `main` (or what it gives, inside the loop) on the fastest event loop there is.
+
+    `on_end` is called before the loop is taken down.
+    """
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -114,7 +121,7 @@ def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
         factory = uvloop.new_event_loop
 
     async def run() -> None:
-        await main
+        await (main() if callable(main) else main)
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())
@@ -122,10 +129,11 @@ def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
 
 
 def _config(app: Any) -> Config:
+    service: Service | None = getattr(app, "session_service", None)
     return Config(
         app,
-        http="auto",
-        ws=_websocket_protocol(),
+        http="auto" if service is None else cast(Any, http_protocol(service)),
+        ws=uvicorn_websockets() if service is None else cast(Any, websocket_protocol(service)),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="auto",
@@ -134,12 +142,6 @@ def _config(app: Any) -> Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
-
-
-def _websocket_protocol() -> Any:
-    """The sans-I/O one where uvicorn has it (0.35): less memory and time per frame."""
-    modern = importlib.util.find_spec("uvicorn.protocols.websockets.websockets_sansio_impl")
-    return "websockets-sansio" if modern is not None else "websockets"
 
 
 def _on_signal(server: HostServer, on_stop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

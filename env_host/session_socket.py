@@ -1,303 +1,399 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client on `/ws`: the hot path.
+"""One client on `/ws`: the hot path. No ASGI and no task of its own: frames and outcomes drive it.
 
-One frame is always being read ahead. Its arrival is how a client that leaves in the middle of a
-call is noticed at once; its answer waits until the call is done, so that calls never overlap.
+    begin ──▶ slot ──▶ environment ──▶ │ READY ──frame──▶ CALLING ──outcome──▶ answer ─┐ │
+                                       │   ▲      (what comes meanwhile waits)         │ │
+                                       │   └───────────────────────────────────────────┘ │
+    whatever ends it: the client leaves, `close`, an error, time is up, `end`  ──▶ `_finish`
 
-    receive ──▶ answer ──▶ send          `_wait` is the only place that waits,
-       ▲           │                     and `end` and a departing client the
-       └───────────┘                     only two that interrupt it
+`_call` is what is being waited for; an outcome that comes when it is not (any more) is dropped.
+`_finish` happens once: it gives the slot up first, since a client that sees the close must find
+room for its next session, and says the last word then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
 
 from pydantic import ValidationError
 
 from . import frames
-from .calls import Calls, keep_accepted, serialize
+from .calls import keep_accepted
 from .errors import SessionEnded, SessionError
 from .mcp import Mcp
 from .protocol import WSErrorCode
-from .sessions import Session, SessionTable
+from .session import Session
+from .sessions import SessionTable
+from .written import observation_data, state_data
+from .ws_frames import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
+from .ws_protocol import WebSocketProtocol
 
-NORMAL_CLOSE = 1000
-INTERNAL_ERROR_CLOSE = 1011
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+MOST_WAITING = 256  # messages of a client that does not wait for answers; then it is not read
 
 log = logging.getLogger("openenvd.env_host")
 
 
-class ClientLeft(Exception):
-    """The client has closed the connection."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all sessions of one process share."""
+
+    table: SessionTable
+    mcp: Mcp
+    step_timeout_seconds: float | None
+    loop: asyncio.AbstractEventLoop
 
 
-class SocketDoor:
-    """One WebSocket: accepting, reading ahead, waiting, ending. Knows no messages."""
+class Call:
+    """Something of the environment that is being waited for."""
 
-    def __init__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._incoming: asyncio.Task[dict[str, Any]] | None = None
-        self._waiting: asyncio.Future[Any] | None = None
-        self._over: ClientLeft | SessionEnded | None = None
+    __slots__ = ("future", "settle", "socket", "timer")
 
-    @property
-    def transport(self) -> Any:
-        """The connection's transport: uvicorn's `send` is a method of the protocol that has it."""
-        return getattr(getattr(self._send, "__self__", None), "transport", None)
+    def __init__(self, socket: SessionSocket, settle: Settle) -> None:
+        self.socket = socket
+        self.settle = settle
+        self.future: asyncio.Future[Any] | None = None  # None: it runs on a thread
+        self.timer: asyncio.TimerHandle | None = None
 
-    def query(self, name: str) -> str | None:
-        """A parameter of the address."""
-        found = parse_qs(self._scope.get("query_string", b"").decode("latin-1")).get(name)
-        return found[0] if found else None
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """Take the outcome of `future` for the call's."""
+        self.future = future
+        future.add_done_callback(self._done)
 
-    def end(self, reason: ClientLeft | SessionEnded) -> None:
-        """Interrupt whatever is being waited for; the first reason counts."""
-        self._over = self._over or reason
-        if self._waiting is not None:
-            self._waiting.cancel()
+    def settled(self, result: Any, error: BaseException | None) -> None:
+        """The outcome is here."""
+        if self.socket.is_waiting_for(self):
+            self.settle(result, error)
+        elif error is not None:
+            log.info("a call that nobody waits for any more failed: %r", error)
 
-    async def accept(self) -> None:
-        """Complete the handshake and begin to read ahead."""
-        await self._receive()  # websocket.connect
-        await self._send({"type": "websocket.accept"})
-        self._read_ahead()
-
-    async def next_text(self) -> str:
-        """The next text frame.
-
-        Raises:
-            ClientLeft, SessionEnded: there will be none.
-            SessionError: the frame is binary.
-        """
-        assert self._incoming is not None
-        message = await self.wait(self._incoming)
-        if message["type"] == "websocket.disconnect":
-            raise ClientLeft
-        self._read_ahead()
-        text: str | None = message.get("text")
-        if text is None:
-            raise SessionError("Expected a text frame, got a binary one")
-        return text
-
-    async def wait(self, call: asyncio.Future[Any]) -> Any:
-        """The result of `call`, which is cancelled when the client leaves or `end` is called.
-
-        Raises:
-            ClientLeft, SessionEnded: instead of a cancelled call's error.
-        """
-        self._waiting = call
-        if self._over is not None:
-            call.cancel()
-        try:
-            return await call
-        except asyncio.CancelledError:
-            if self._over is not None:
-                raise self._over from None
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RuntimeError("the environment cancelled its own call") from None
-        finally:
-            self._waiting = None
-
-    async def send_text(self, text: str) -> None:
-        """Send one frame.
-
-        Raises:
-            ClientLeft: nobody is there any more.
-        """
-        try:
-            await self._send({"type": "websocket.send", "text": text})
-        except (OSError, RuntimeError) as exc:  # which one depends on the server's version
-            raise ClientLeft from exc
-
-    async def finish(self, text: str | None = None, code: int = NORMAL_CLOSE) -> None:
-        """Say a last word, if any, and close; tolerates that the client is gone."""
-        if self._incoming is not None and not self._incoming.done():
-            self._incoming.cancel()
-        try:
-            if text is not None:
-                await self.send_text(text)
-            await self._send({"type": "websocket.close", "code": code})
-        except (ClientLeft, OSError, RuntimeError):
-            return
-
-    def _read_ahead(self) -> None:
-        self._incoming = self._loop.create_task(self._read())
-        self._incoming.add_done_callback(self._arrived)
-
-    async def _read(self) -> dict[str, Any]:
-        return await self._receive()
-
-    def _arrived(self, incoming: asyncio.Task[dict[str, Any]]) -> None:
-        if incoming.cancelled() or incoming is self._waiting:
-            return
-        if incoming.exception() or incoming.result()["type"] == "websocket.disconnect":
-            self.end(ClientLeft())
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self.settled(None, RuntimeError("the environment cancelled its own call"))
+        else:
+            error = future.exception()
+            self.settled(None if error else future.result(), error)
 
 
-class SessionSocket(SocketDoor):
+Settle = Callable[[Any, BaseException | None], None]
+
+
+class SessionSocket(WebSocketProtocol):
     """One session over one WebSocket: reset, step, state, mcp, close."""
 
-    def __init__(
-        self,
-        scope: dict[str, Any],
-        receive: Receive,
-        send: Send,
-        *,
-        table: SessionTable,
-        mcp: Mcp,
-        step_timeout_seconds: float | None,
-    ) -> None:
-        super().__init__(scope, receive, send)
-        self._table = table
-        self._mcp = mcp
-        self._step_timeout_seconds = step_timeout_seconds
+    path = "/ws"
+
+    __slots__ = ("_call", "_is_attached", "_is_over", "_service", "_session", "_waiting")
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.loop)
+        self._service = service
         self._session: Session | None = None
-        self._attached = False  # to a session that somebody else began
-        self._abandoned = False  # a call was still running when the session ended
+        self._call: Call | None = None
+        self._waiting: deque[bytes] | None = None
+        self._is_attached = False  # to a session that somebody else began
+        self._is_over = False
 
-    async def serve(self) -> None:
-        """Serve the client until either side ends the session."""
-        await self.accept()
-        last_word, code = None, NORMAL_CLOSE
-        try:
-            await self._open()
-            await self._converse()
-        except ClientLeft:
-            pass
-        except SessionError as exc:
-            last_word = frames.error_frame(str(exc), exc.code, **exc.details())
-            code = exc.close_code if isinstance(exc, SessionEnded) else code
-        except Exception as exc:
-            log.warning("a session ended with an error", exc_info=True)
-            last_word = frames.error_frame(str(exc), WSErrorCode.SESSION_ERROR)
-        finally:
-            # The slot first: a client that sees the close must find room for its next session.
-            # Shielded: a server that cancels us on its way out must not leave one behind.
-            await asyncio.shield(self._let_go())
-            await self.finish(last_word, code)
+    # Beginning
 
-    async def _open(self) -> None:
+    def begin(self, wanted: str | None) -> None:
         """Attach to the session that the address names, or begin a new one."""
-        if wanted := self.query("session_id"):
-            self._attached = True
-            self._session = self._table.attach(wanted, self)
-            return
-        session = self._session = await self._table.reserve(self)
-        await self._call(session.create())
-        await session.enter()
-
-    async def _converse(self) -> None:
-        while (reply := await self._answer(await self.next_text())) is not None:
-            await self.send_text(reply)
-
-    async def _answer(self, text: str) -> str | None:
-        """The frame that answers `text`; None ends the session."""
+        table = self._service.table
         try:
-            message = frames.decode(text)
-        except json.JSONDecodeError as exc:
-            return frames.error_frame(f"Invalid JSON: {exc}", WSErrorCode.INVALID_JSON)
-        kind = message.get("type", "")  # not an object: the session ends, as upstream's does
-        try:
-            return await self._dispatch(kind, message)
-        except (ClientLeft, SessionError):
-            raise
-        except ValidationError as exc:
-            return frames.validation_frame(exc)
+            if wanted:
+                self._session = table.attach(wanted, self)
+                self._is_attached = True
+            elif (session := table.take(self)) is not None:
+                self._create(session)
+            else:
+                task = self._loop.create_task(table.reserve(self))
+                self._wait_for(Call(self, self._reserved)).watch(task)
         except Exception as exc:
-            log.warning("%s failed", kind, exc_info=True)
-            return frames.error_frame(str(exc), WSErrorCode.EXECUTION_ERROR)
+            self._fail(exc)
 
-    async def _dispatch(self, kind: Any, message: dict[str, Any]) -> str | None:
+    def _reserved(self, session: Session, error: BaseException | None) -> None:
+        self._call = None
+        if error is not None:
+            self._fail(error)
+        else:
+            self._create(session)
+
+    def _create(self, session: Session) -> None:
+        self._session = session
+        creation = session.create()
+        if creation is None:
+            self._created(None, None)
+        else:
+            self._wait_for(Call(self, self._created)).watch(creation)
+
+    def _created(self, _: Any, error: BaseException | None) -> None:
+        self._call = None
+        session = self._session
+        assert session is not None
+        if error is not None:
+            self._fail(error)
+        elif session.enter_at_once():
+            self._go_on()
+        else:
+            entering = self._loop.create_task(session.enter())
+            self._wait_for(Call(self, self._entered)).watch(entering)
+
+    def _entered(self, _: Any, error: BaseException | None) -> None:
+        self._call = None
+        if error is not None:
+            self._fail(error)
+        else:
+            self._go_on()
+
+    # Conversing
+
+    def text_received(self, payload: bytes) -> None:
+        """Answer it, or let it wait for its turn."""
+        if self._is_over:
+            return
+        if self._call is None and not self.is_paused and not self._waiting:
+            self._take(payload)
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(payload)
+        if len(self._waiting) == MOST_WAITING:
+            self.transport.pause_reading()
+
+    def binary_received(self) -> None:
+        """End the session, as upstream does."""
+        self._fail(SessionError("Expected a text frame, got a binary one"))
+
+    def resume_writing(self) -> None:
+        """The client reads again: go on."""
+        super().resume_writing()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer what has waited."""
+        waiting = self._waiting
+        while waiting and self._call is None and not self.is_paused and not self._is_over:
+            if len(waiting) == MOST_WAITING:
+                self.transport.resume_reading()
+            self._take(waiting.popleft())
+
+    def _take(self, payload: bytes) -> None:
+        """Begin to answer one message."""
+        kind: Any = None
+        try:
+            message = frames.decode(payload)
+            kind = message.get("type", "")
+        except json.JSONDecodeError as exc:
+            self.send_text(frames.error_frame(f"Invalid JSON: {exc}", WSErrorCode.INVALID_JSON))
+            return
+        except UnicodeDecodeError:
+            self.fail_text()
+            return
+        except AttributeError as exc:  # not an object: the session ends, as upstream's does
+            self._fail(exc)
+            return
+        try:
+            self._dispatch(kind, message)
+        except Exception as exc:
+            self._refuse(kind, exc)
+
+    def _dispatch(self, kind: Any, message: dict[str, Any]) -> None:
         match kind:
             case "step":
-                return await self._step(frames.data_of(message))
+                self._step(frames.data_of(message))
             case "reset":
-                return await self._reset(frames.data_of(message))
+                self._reset(frames.data_of(message))
             case "state":
                 frames.data_of(message)
-                return await self._state()
+                self._state()
             case "mcp":
-                return await self._speak_mcp(frames.data_of(message))
+                self._speak_mcp(frames.data_of(message))
             case "close":
                 frames.data_of(message)
-                return None
+                self._finish(None, NORMAL_CLOSE)
             case _:
                 text = f"Unknown message type: {kind}"
-                return frames.error_frame(text, WSErrorCode.UNKNOWN_TYPE)
+                self.send_text(frames.error_frame(text, WSErrorCode.UNKNOWN_TYPE))
 
-    async def _step(self, data: dict[str, Any]) -> str:
-        session, calls = self._ready()
-        action = self._table.definition.parse_action(data)
-        call = session.begin(calls.step, calls.step_is_async, action)
-        observation = await self._call(call, "step")
-        return frames.observation_frame(serialize(observation))
-
-    async def _reset(self, data: dict[str, Any]) -> str:
-        session, calls = self._ready()
-        arguments = keep_accepted(calls.reset, data)
-        call = session.begin(calls.reset, calls.reset_is_async, **arguments)
-        observation = await self._call(call, "reset")
-        return frames.observation_frame(serialize(observation))
-
-    async def _state(self) -> str:
-        session, calls = self._ready()
-        if calls.state_is_threaded:
-            return frames.state_frame(await self._call(session.thread.run(calls.read_state)))
-        return frames.state_frame(calls.read_state())
-
-    async def _speak_mcp(self, data: dict[str, Any]) -> str:
-        session, _ = self._ready()
-        call = asyncio.ensure_future(self._mcp.answer(data, session))
-        return frames.mcp_frame(await self._call(call))
-
-    def _ready(self) -> tuple[Session, Calls]:
-        session = self._session
-        assert session is not None
-        return session, session.ready_calls
-
-    async def _call(self, call: asyncio.Future[Any], timed: str | None = None) -> Any:
-        """Wait for one call of the environment; `timed` names it in the time-out's message."""
-        session = self._session
-        assert session is not None
-        limit = self._step_timeout_seconds if timed else None
-        timer = self._loop.call_later(limit, self._time_out, str(timed), limit) if limit else None
-        session.busy += 1
-        try:
-            return await self.wait(call)
-        except (ClientLeft, SessionEnded):
-            self._abandoned = not isinstance(call, asyncio.Task)  # a thread cannot be interrupted
-            raise
-        finally:
-            session.busy -= 1
-            session.touch()
-            if timer is not None:
-                timer.cancel()
-
-    def _time_out(self, what: str, limit: float) -> None:
-        session = self._session
-        log.warning("session %s: %s ran past %g s", session.id if session else "?", what, limit)
-        text = f"The {what} did not finish within {limit:g} s; the session has ended."
-        self.end(SessionEnded(text, INTERNAL_ERROR_CLOSE))
-
-    async def _let_go(self) -> None:
-        session = self._session
-        if session is None:
-            return
-        if self._attached:
-            await self._table.detach(session)
+    def _step(self, data: dict[str, Any]) -> None:
+        session = self._ready()
+        calls = session.ready_calls
+        action = session.definition.parse_action(data)
+        if calls.step_is_async:
+            self._begin("step", session.start(calls.step(action)), self._observed)
         else:
-            await self._table.close(session, abandoned=self._abandoned)
+            self._submit("step", functools.partial(calls.step, action), self._observed)
+
+    def _reset(self, data: dict[str, Any]) -> None:
+        session = self._ready()
+        calls = session.ready_calls
+        reset = calls.reset
+        arguments = keep_accepted(reset, data)
+        if calls.reset_is_async:
+            self._begin("reset", session.start(reset(**arguments)), self._observed)
+        else:
+            self._submit("reset", functools.partial(reset, **arguments), self._observed)
+
+    def _state(self) -> None:
+        session = self._ready()
+        calls = session.ready_calls
+        if calls.state_is_threaded:
+            self._submit("state", lambda: calls.env.state, self._stated)
+        else:
+            self._say_state(calls.env.state)
+
+    def _speak_mcp(self, data: dict[str, Any]) -> None:
+        session = self._ready()
+        task = self._loop.create_task(self._service.mcp.answer(data, session))
+        self._begin("mcp", task, self._spoken)
+
+    def _ready(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    # Calling
+
+    def is_waiting_for(self, call: Call) -> bool:
+        """Whether the outcome of `call` is still wanted."""
+        return self._call is call
+
+    def _wait_for(self, call: Call) -> Call:
+        self._call = call
+        return call
+
+    def _begin(self, name: str, future: asyncio.Future[Any], settle: Settle) -> None:
+        self._note(name, settle).watch(future)
+
+    def _submit(self, name: str, call: Callable[[], Any], settle: Settle) -> None:
+        self._ready().thread.submit(self._note(name, settle).settled, call)
+
+    def _note(self, name: str, settle: Settle) -> Call:
+        """Wait for a call of the environment, for as long as it may take."""
+        call = self._wait_for(Call(self, settle))
+        session = self._ready()
+        session.busy += 1
+        session.call_name, session.call_began = name, self._loop.time()
+        limit = self._service.step_timeout_seconds
+        if limit and name in ("step", "reset"):
+            call.timer = self._loop.call_later(limit, self._time_out, call, name, limit)
+        return call
+
+    def _forget_call(self) -> Call | None:
+        """Nothing is being waited for any more."""
+        call, self._call = self._call, None
+        session = self._session
+        if call is None or session is None or not session.call_name:
+            return call
+        session.busy -= 1
+        session.call_name = ""
+        session.touch()
+        if call.timer is not None:
+            call.timer.cancel()
+        return call
+
+    def _observed(self, observation: Any, error: BaseException | None) -> None:
+        self._answer(b'{"type":"observation","data":%b}', observation_data, observation, error)
+
+    def _stated(self, state: Any, error: BaseException | None) -> None:
+        self._answer(b'{"type":"state","data":%b}', state_data, state, error)
+
+    def _say_state(self, state: Any) -> None:
+        self.send_text(b'{"type":"state","data":%b}' % state_data(state))
+
+    def _spoken(self, response: Any, error: BaseException | None) -> None:
+        self._answer(b'{"type":"mcp","data":%b}', frames.encode, response, error)
+
+    def _answer(
+        self,
+        frame: bytes,
+        write: Callable[[Any], bytes],
+        result: Any,
+        error: BaseException | None,
+    ) -> None:
+        """Send what came of a call, and go on."""
+        name = self._ready().call_name
+        self._forget_call()
+        try:
+            if error is not None:
+                raise error
+            self.send_text(frame % write(result))
+        except Exception as exc:
+            self._refuse(name, exc)
+        self._go_on()
+
+    def _refuse(self, kind: Any, exc: Exception) -> None:
+        """Say what is wrong with a message, or what came of it; the session goes on."""
+        match exc:
+            case SessionError():
+                self._fail(exc)
+            case ValidationError():
+                self.send_text(frames.validation_frame(exc))
+            case _:
+                log.warning("%s failed", kind, exc_info=exc)
+                self.send_text(frames.error_frame(str(exc), WSErrorCode.EXECUTION_ERROR))
+
+    # Ending
+
+    def end(self, reason: SessionEnded) -> None:
+        """Tell the client, and close."""
+        self._fail(reason)
+
+    def client_left(self) -> None:
+        """Give the slot up; nobody is left to tell."""
+        self._finish(None, NORMAL_CLOSE)
+
+    def _time_out(self, call: Call, name: str, limit: float) -> None:
+        if self._call is not call:
+            return
+        log.warning("session %s: %s ran past %g s", self._ready().id, name, limit)
+        text = f"The {name} did not finish within {limit:g} s; the session has ended."
+        self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
+
+    def _fail(self, exc: BaseException) -> None:
+        """End the session with an error frame."""
+        if self._is_over:
+            return
+        if isinstance(exc, SessionError):
+            code = exc.close_code if isinstance(exc, SessionEnded) else NORMAL_CLOSE
+            self._finish(frames.error_frame(str(exc), exc.code, **exc.details()), code)
+            return
+        log.warning("a session ended with an error", exc_info=exc)
+        self._finish(frames.error_frame(str(exc), WSErrorCode.SESSION_ERROR), NORMAL_CLOSE)
+
+    def _finish(self, last_word: bytes | None, code: int) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._waiting = None
+        ending = self._let_go(self._forget_call())
+        if ending is None:
+            self._say_last(last_word, code)
+        else:
+            ending.add_done_callback(lambda _: self._say_last(last_word, code))
+
+    def _let_go(self, call: Call | None) -> asyncio.Future[None] | None:
+        """Give up what is held; a future of its end, when it takes a while."""
+        future = None if call is None else call.future
+        if isinstance(future, asyncio.Task):
+            self._loop.call_soon(future.cancel)  # a step that has been asked for has been begun
+        if (session := self._session) is None:
+            return future if isinstance(future, asyncio.Task) else None
+        table = self._service.table
+        if self._is_attached:
+            return table.detach(session)
+        if call is None:
+            return table.release(session)
+        if isinstance(future, asyncio.Task):
+            return table.release(session, after=future)
+        return table.release(session, abandoned=True)  # a thread cannot be interrupted
+
+    def _say_last(self, last_word: bytes | None, code: int) -> None:
+        if last_word is not None:
+            self.send_text(last_word)
+        self.close(code)

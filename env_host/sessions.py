@@ -12,17 +12,19 @@ slot stays taken until its environment is closed, and a newcomer waits a moment 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Protocol
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol
 
 from .calls import Calls
+from .creation import Maker
 from .definition import Definition
-from .errors import CapacityReached, FactoryFailed, SessionEnded, UnknownSession
-from .session_thread import SessionThread
+from .errors import CapacityReached, SessionEnded, UnknownSession
+from .session import Attached, Session, Threads
+
+__all__ = ["Admission", "Attached", "Hooks", "NoHooks", "Session", "SessionTable"]
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 HAND_OVER_SECONDS = 5.0  # how long a newcomer waits for a session that is closing already
@@ -31,22 +33,15 @@ MAX_PASSING = 32  # environments at once that serve one HTTP request each
 log = logging.getLogger("openenvd.env_host")
 
 
-class Attached(Protocol):
-    """The WebSocket that a session is served over."""
-
-    @property
-    def transport(self) -> Any:
-        """The connection's asyncio transport; None where it cannot be had."""
-
-    def end(self, reason: SessionEnded) -> None:
-        """Tell the client, and close."""
-
-
 class Admission(Protocol):
     """Who waits for a slot, and for how long (`admission.py`)."""
 
-    async def wait_for_room(self, has_room: Callable[[], bool]) -> None:
-        """Return when there is room, or when it has been waited for long enough."""
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
+        """Return True when there is room, False when it has been waited for long enough."""
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Sessions and slots, of all processes that serve this environment."""
 
 
 class Hooks(Protocol):
@@ -84,85 +79,6 @@ class NoHooks:
         pass
 
 
-class Session:
-    """One environment instance with its thread, from reservation to close."""
-
-    def __init__(self, session_id: str, definition: Definition, thread: SessionThread) -> None:
-        self.id = session_id
-        self.definition = definition
-        self.thread = thread
-        self.env: Any = None
-        self.calls: Calls | None = None  # None until the environment is ready
-        self.socket: Attached | None = None
-        self.close_when_detached = False
-        self.busy = 0  # calls in progress; a busy session is never idle
-        self.last_used = asyncio.get_running_loop().time()
-        self._stack = AsyncExitStack()
-
-    @property
-    def ready_calls(self) -> Calls:
-        """How to call its environment.
-
-        Raises:
-            UnknownSession: it is still being created.
-        """
-        if self.calls is None:
-            raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
-        return self.calls
-
-    def create(self) -> asyncio.Future[None]:
-        """A future of the environment having been created on the session's thread."""
-        return self.thread.run(self._create)
-
-    async def enter(self) -> None:
-        """Hold the environment's MCP connection, if it has one, until the session ends."""
-        calls = Calls(self.env)
-        factory = getattr(self.env, "mcp_session", None)
-        if callable(factory):
-            await self._stack.enter_async_context(factory())
-        self.calls = calls
-
-    def touch(self) -> None:
-        """Note that the session was used just now."""
-        self.last_used = asyncio.get_running_loop().time()
-
-    async def leave(self) -> asyncio.Future[None]:
-        """Give up the MCP connection and queue the environment's `close`; a future of that."""
-        with suppress(Exception):  # a broken connection must not keep the environment open
-            await self._stack.aclose()
-        return self.thread.run(self._close)
-
-    async def call(self, method: Callable[..., Any], is_async: bool, *args: Any, **kw: Any) -> Any:
-        """The result of one call, on the loop or on the session's thread."""
-        return await self.begin(method, is_async, *args, **kw)
-
-    def begin(
-        self, method: Callable[..., Any], is_async: bool, *args: Any, **kwargs: Any
-    ) -> asyncio.Future[Any]:
-        """A future of one call, on the loop or on the session's thread."""
-        if is_async:
-            task: asyncio.Future[Any] = asyncio.ensure_future(method(*args, **kwargs))
-            return task
-        return self.thread.run(method, *args, **kwargs)
-
-    def _create(self) -> None:
-        try:
-            self.env = self.definition.factory()
-        except BaseException as exc:
-            raise FactoryFailed(self.definition.factory_name, exc) from exc
-
-    def _close(self) -> None:
-        env, self.env = self.env, None
-        close = getattr(env, "close", None)
-        if close is None:
-            return
-        try:
-            if inspect.iscoroutine(result := close()):
-                asyncio.run(result)
-        except Exception:
-            log.warning("session %s: closing its environment failed", self.id, exc_info=True)
-
-
 class SessionTable:
     """All sessions, and the room for more. On the event loop only."""
 
@@ -183,10 +99,12 @@ class SessionTable:
         self._sessions: dict[str, Session] = {}
         self._taken = 0
         self._closing = 0
+        self._endings: set[asyncio.Task[None]] = set()  # a loop keeps no hold of its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
         self._passing = asyncio.Semaphore(MAX_PASSING)
-        self._shared = SessionThread("sessions") if definition.shares_one_thread else None
+        self._threads = Threads(definition)
+        self._maker = Maker(definition.factory, may_use_loop=self._threads.shared is None)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -199,6 +117,12 @@ class SessionTable:
         """How many slots are taken; one whose environment is closing may still take one."""
         return self._taken
 
+    def take(self, socket: Attached) -> Session | None:
+        """What `reserve` gives, when nobody has to be asked or waited for; otherwise None."""
+        if self._stopping or self._admission or self._taken >= self.max_sessions:
+            return None
+        return self._begin(socket)
+
     async def reserve(self, socket: Attached | None = None) -> Session:
         """A slot for a new session, whose environment is still to be created.
 
@@ -206,25 +130,21 @@ class SessionTable:
             CapacityReached, SessionEnded: there is no room, or we are stopping.
         """
         await self._wait_for_hand_over()
-        if self._admission is not None:
-            await self._admission.wait_for_room(lambda: self._taken < self.max_sessions)
+        let_in = self._admission is None or await self._admission.wait_for_room(self._has_room)
         if self._stopping:
             raise self._stopping
+        if self._admission is not None and not let_in:
+            raise CapacityReached(*self._admission.totals)
         if self._taken >= self.max_sessions:
             raise CapacityReached(self._taken, self.max_sessions)
-        self._taken += 1
-        session = self._new()
-        self._sessions[session.id] = session
-        self._hooks.on_change(len(self._sessions))
-        if socket is not None:
-            self._join(session, socket)
-        return session
+        return self._begin(socket)
 
     async def open(self) -> Session:
         """A new session, ready to be called."""
         session = await self.reserve()
         try:
-            await session.create()
+            if (creation := session.create()) is not None:
+                await creation
             await session.enter()
         except BaseException:
             await self.close(session)
@@ -256,27 +176,46 @@ class SessionTable:
         session.touch()
         return session
 
-    async def detach(self, session: Session) -> None:
-        """Take an attached session back from its WebSocket."""
+    def detach(self, session: Session) -> asyncio.Future[None] | None:
+        """Take an attached session back from its WebSocket; a future of its end, if it ends so."""
         self._part(session)
-        if session.close_when_detached:
-            await self.close(session)
+        return self.release(session) if session.close_when_detached else None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session. `abandoned`: a call of it is still running; do not wait for it."""
+        """End a session and wait for it. `abandoned`: a call of it is still running; do not."""
+        if (ending := self.release(session, abandoned=abandoned)) is not None:
+            await ending
+
+    def release(
+        self,
+        session: Session,
+        *,
+        after: asyncio.Future[None] | None = None,
+        abandoned: bool = False,
+    ) -> asyncio.Future[None] | None:
+        """End a session: None when that is done, otherwise a future of it. Its slot is free at
+        once, save of a class for one session at a time.
+
+        Args:
+            after: a call that is being cancelled, and comes to its end first.
+            abandoned: a call that cannot be cancelled is still running; do not wait for it.
+        """
         if self._sessions.pop(session.id, None) is None:
-            return
+            return None
         self._closing += 1
         if not self._exclusive:
             self._taken -= 1
         self._hooks.on_change(len(self._sessions))
         self._part(session)
-        closed = await session.leave()
-        closed.add_done_callback(lambda _: self._closed(session))
         if abandoned:
             log.warning("session %s ended while a call of it is still running", session.id)
-        else:
-            await asyncio.wait({closed}, timeout=CLOSE_SECONDS)
+        if after is None and not abandoned and not session.needs_closing:
+            self._closed(session)
+            return None
+        task = asyncio.get_running_loop().create_task(self._end(session, after, abandoned))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[Session]:
@@ -284,12 +223,13 @@ class SessionTable:
         async with self._passing:
             session = self._new()
             try:
-                await session.create()
+                if (creation := session.create()) is not None:
+                    await creation
                 session.calls = Calls(session.env)
                 yield session
             finally:
                 await asyncio.wait({await session.leave()}, timeout=CLOSE_SECONDS)
-                self._release_thread(session)
+                session.release_thread()
 
     async def stop(self, reason: SessionEnded) -> None:
         """Refuse new sessions and end all there are; returns when they are gone."""
@@ -302,9 +242,16 @@ class SessionTable:
         while self._sessions or self._closing:
             await self._changed.wait()
 
+    def warn_of_unclosed(self, seconds: float) -> None:
+        """Say that `stop` was not waited for."""
+        log.warning("some environments did not close within %g s", seconds)
+
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
         """The sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
+
+    def _has_room(self) -> bool:
+        return self._taken < self.max_sessions
 
     def _join(self, session: Session, socket: Attached) -> None:
         session.socket = socket
@@ -316,21 +263,34 @@ class SessionTable:
             self._hooks.on_end(session)
 
     def _new(self) -> Session:
-        session_id = self._hooks.new_id()
-        thread = self._shared or SessionThread(f"session-{session_id[:8]}")
-        return Session(session_id, self.definition, thread)
+        return Session(self._hooks.new_id(), self.definition, self._maker, self._threads)
+
+    def _begin(self, socket: Attached | None) -> Session:
+        self._taken += 1
+        session = self._new()
+        self._sessions[session.id] = session
+        self._hooks.on_change(len(self._sessions))
+        if socket is not None:
+            self._join(session, socket)
+        return session
+
+    async def _end(
+        self, session: Session, after: asyncio.Future[None] | None, abandoned: bool
+    ) -> None:
+        if after is not None:
+            await asyncio.wait({after}, timeout=CLOSE_SECONDS)
+        closed = await session.leave()
+        closed.add_done_callback(lambda _: self._closed(session))
+        if not abandoned:
+            await asyncio.wait({closed}, timeout=CLOSE_SECONDS)
 
     def _closed(self, session: Session) -> None:
         self._closing -= 1
-        self._release_thread(session)
+        session.release_thread()
         if self._exclusive:
             self._taken -= 1
             self._hooks.on_change(len(self._sessions))
         self._tell_change()
-
-    def _release_thread(self, session: Session) -> None:
-        if session.thread is not self._shared:
-            session.thread.stop()
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of a WebSocket's handshake, without a socket: bytes to `Upgrade`, and the answer.
+
+Only what is well-formed beyond doubt is taken; everything else is left to uvicorn, which says what
+is wrong with it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote
+
+END_OF_HEAD = b"\r\n\r\n"
+MAX_HEAD_BYTES = 64 * 1024
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+_KEY_BYTES = 16
+_VERSION = b"13"
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A client that asks for a WebSocket."""
+
+    path: str
+    query: str
+    key: bytes
+
+    def parameter(self, name: str) -> str | None:
+        """A parameter of the address."""
+        if not self.query:
+            return None
+        found = parse_qs(self.query).get(name)
+        return found[0] if found else None
+
+
+def parse_upgrade(head: bytes) -> Upgrade | None:
+    """The handshake in `head`, which ends with an empty line; None when it is not plainly one."""
+    lines = head.removesuffix(END_OF_HEAD).split(b"\r\n")
+    request = lines[0].split(b" ")
+    if len(request) != 3 or request[0] != b"GET" or request[2] != b"HTTP/1.1":
+        return None
+    headers: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or name[-1:] in (b"", b" ", b"\t"):
+            return None
+        headers[name.lower()] = value.strip()
+    key = headers.get(b"sec-websocket-key", b"")
+    if not (_asks_for_websocket(headers) and b"host" in headers and _is_key(key)):
+        return None
+    path, _, query = request[1].decode("latin-1").partition("?")
+    return Upgrade(unquote(path), query, key)
+
+
+def acceptance(upgrade: Upgrade) -> bytes:
+    """The answer: from here on it is a WebSocket."""
+    digest = hashlib.sha1(upgrade.key + _GUID, usedforsecurity=False).digest()
+    token = binascii.b2a_base64(digest, newline=False)
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: " + token + END_OF_HEAD
+    )
+
+
+def _asks_for_websocket(headers: dict[bytes, bytes]) -> bool:
+    return (
+        headers.get(b"upgrade", b"").lower() == b"websocket"
+        and b"upgrade" in headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
+        and headers.get(b"sec-websocket-version") == _VERSION
+        and b"content-length" not in headers
+        and b"transfer-encoding" not in headers
+    )
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(binascii.a2b_base64(key, strict_mode=True)) == _KEY_BYTES
+    except binascii.Error:
+        return False

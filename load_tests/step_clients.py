@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that step as fast as they are answered, in one light process.
+
+    python -m load_tests.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES [--wait S] [--steps N]
+
+Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
+or it has done N steps; then it closes. What it sends is prepared once, with a mask of zeros, and
+what it receives is counted but not decoded (the first frame of each session is looked at), so that
+the clients are not what is measured. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import sys
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+CONNECTING_AT_ONCE = 64
+ANSWER_SECONDS = 60.0
+TEXT, CLOSE = 0x81, 0x88
+
+
+@dataclass
+class Plan:
+    """What all sessions do."""
+
+    reset: bytes
+    step: bytes
+    steps: int | None
+    ends_at: float = 0.0
+
+
+@dataclass
+class Tally:
+    """What all sessions have seen."""
+
+    latencies: array[float] = field(default_factory=lambda: array("d"))
+    sessions: int = 0
+    failed: int = 0
+    first_failure: str = ""
+
+    def fail(self, why: str) -> None:
+        """One session is lost."""
+        self.failed += 1
+        self.first_failure = self.first_failure or why
+
+
+class StepClient(asyncio.Protocol):
+    """One session."""
+
+    def __init__(self, plan: Plan, tally: Tally, done: asyncio.Future[None]) -> None:
+        self._plan = plan
+        self._tally = tally
+        self._done = done
+        self._transport: Any = None
+        self._head: bytes | None = b""  # of the handshake; None once it is over
+        self._buffer = b""  # the beginning of a frame's header
+        self._missing = 0  # bytes of the frame that is arriving
+        self._kind = 0
+        self._steps = -1  # the reset is not one
+        self._sent_at = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        """Ask for the upgrade."""
+        self._transport = transport
+        key = base64.b64encode(os.urandom(16)).decode()
+        transport.write(
+            b"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: " + key.encode() + b"\r\n\r\n"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """The handshake's answer, then frames."""
+        if self._head is not None:
+            data = self._handshake(self._head + data)
+        while data:
+            data = self._skip(data) if self._missing else self._begin(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whatever the reason: this session is over."""
+        if not self._done.done():
+            self._tally.fail(f"connection lost: {exc!r}")
+            self._done.set_result(None)
+
+    def _handshake(self, head: bytes) -> bytes:
+        end = head.find(b"\r\n\r\n")
+        if end < 0:
+            self._head = head
+            return b""
+        self._head = None
+        if not head.startswith(b"HTTP/1.1 101"):
+            self._give_up(head[:80].decode("latin-1"))
+            return b""
+        self._send(self._plan.reset)
+        return head[end + 4 :]
+
+    def _begin(self, data: bytes) -> bytes:
+        data = self._buffer + data
+        size, offset = data[1] if len(data) > 1 else 127, 2
+        if size >= 126:
+            offset = 4 if size == 126 else 10
+            if len(data) < offset:
+                self._buffer = data
+                return b""
+            size = int.from_bytes(data[2:offset])
+        self._buffer = b""
+        self._kind, self._missing = data[0], size
+        if self._steps < 0 or self._kind != TEXT:
+            self._look_at(data[offset:])
+        if not size:
+            self._arrived()
+        return data[offset:]
+
+    def _skip(self, data: bytes) -> bytes:
+        taken = min(len(data), self._missing)
+        self._missing -= taken
+        if not self._missing:
+            self._arrived()
+        return data[taken:]
+
+    def _look_at(self, data: bytes) -> None:
+        if self._kind == TEXT and b'"error"' in data[:40]:
+            self._give_up(data[:200].decode())
+
+    def _arrived(self) -> None:
+        if self._kind != TEXT or self._done.done():
+            return
+        now = time.perf_counter()
+        if self._steps >= 0:
+            self._tally.latencies.append(now - self._sent_at)
+        else:
+            self._tally.sessions += 1
+        self._steps += 1
+        if now < self._plan.ends_at and self._steps != self._plan.steps:
+            self._send(self._plan.step)
+        else:
+            self._leave()
+
+    def _send(self, frame: bytes) -> None:
+        self._sent_at = time.perf_counter()
+        self._transport.write(frame)
+
+    def _leave(self) -> None:
+        self._transport.write(frame_of(b"\x03\xe8", CLOSE))
+        self._done.set_result(None)
+
+    def _give_up(self, why: str) -> None:
+        if not self._done.done():
+            self._tally.fail(why)
+            self._done.set_result(None)
+        self._transport.close()
+
+
+def frame_of(payload: bytes, kind: int = TEXT) -> bytes:
+    """A client's frame whose mask is zero, so that its payload stays as it is."""
+    size = len(payload)
+    if size < 126:
+        head = bytes((kind, 0x80 | size))
+    elif size < 65536:
+        head = bytes((kind, 0x80 | 126)) + size.to_bytes(2)
+    else:
+        head = bytes((kind, 0x80 | 127)) + size.to_bytes(8)
+    return head + bytes(4) + payload
+
+
+def plan_of(payload_bytes: int, wait_seconds: float, steps: int | None) -> Plan:
+    """The frames: a step is as heavy on its way in as its answer is on its way out."""
+    action = {
+        "wait_seconds": wait_seconds,
+        "payload": "x" * payload_bytes,
+        "answer_bytes": payload_bytes,
+    }
+    step = json.dumps({"type": "step", "data": action})
+    return Plan(frame_of(b'{"type":"reset","data":{}}'), frame_of(step.encode()), steps)
+
+
+async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str, Any]:
+    """All sessions, from the first connection to the last answer."""
+    loop = asyncio.get_running_loop()
+    tally, turns = Tally(), asyncio.Semaphore(CONNECTING_AT_ONCE)
+    plan.ends_at = time.perf_counter() + seconds
+    started, cpu = time.perf_counter(), time.process_time()
+
+    async def one() -> None:
+        done: asyncio.Future[None] = loop.create_future()
+        try:
+            async with turns:
+                client = StepClient(plan, tally, done)
+                transport, _ = await loop.create_connection(lambda: client, "127.0.0.1", port)
+            async with asyncio.timeout(seconds + ANSWER_SECONDS):
+                await done
+            transport.close()
+        except (OSError, TimeoutError) as exc:
+            tally.fail(repr(exc))
+
+    await asyncio.gather(*(one() for _ in range(sessions)))
+    return {
+        "sessions": tally.sessions,
+        "failed": tally.failed,
+        "first_failure": tally.first_failure,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu,
+        "latencies": [round(value, 6) for value in tally.latencies],
+    }
+
+
+def main() -> int:
+    """What the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("sessions", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("payload_bytes", type=int)
+    parser.add_argument("--wait", type=float, default=0.0)
+    parser.add_argument("--steps", type=int)
+    given = parser.parse_args()
+    plan = plan_of(given.payload_bytes, given.wait, given.steps)
+    outcome = uvloop.run(run(given.port, given.sessions, given.seconds, plan))
+    json.dump(outcome, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
