@@ -4,7 +4,7 @@
 The LONG ones launch an environment whose import sleeps (`envs_for_load/`): a real launch, that
 holds its worker. Then the SHORT ones (`probe` of a running environment) are submitted over several
 connections, and while they run a process of its own asks `/v1/health`, which does nothing but wait
-for its turn on the event loop: what it takes beyond its median when idle is the loop's lag.
+for its turn on the event loop. How late that loop is, the daemon measures itself.
 
 Aims: loop lag p99 under 10 ms; no request lost.
 """
@@ -74,6 +74,7 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
     submitted = time.monotonic() - began
     await _all_ended(client)
     seconds = time.monotonic() - began
+    loop = (await client.call("GET", "/v1/info"))["daemon"]["loop"]
     over.set()
     waits = await asyncio.to_thread(answered.get)
     asking.join()
@@ -89,9 +90,9 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
         ("API p99, /v1/health, idle", "ms"): percentile(idle, 0.99),
         ("API p50, /v1/health", "ms"): percentile(waits, 0.50),
         ("API p99, /v1/health", "ms"): percentile(waits, 0.99),
-        ("loop lag p99: beyond the idle median (aim: 10)", "ms"): max(
-            0.0, percentile(waits, 0.99) - percentile(idle, 0.50)
-        ),
+        ("loop lag p50 (over a minute at most)", "ms"): loop["p50_seconds"] * 1000,
+        ("loop lag p99 (aim: 10)", "ms"): loop["p99_seconds"] * 1000,
+        ("loop lag, longest", "ms"): loop["max_seconds"] * 1000,
         ("LONG requests running meanwhile", ""): running["RUNNING"],
         ("LONG requests waiting meanwhile", ""): running["PENDING"],
         ("accepted", "req/s"): len(ids) / submitted,
