@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters: which episodes of a group are not trained on.
+
+A filter is any callable from a group to one answer each: True drops the episode. What is dropped is
+written down as finished, with the filter's name and without its steps, so that nobody collects it
+again. Filters run in order; a later one sees only what the earlier ones kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..episodes import Episode, EpisodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An episode of a group. Its steps may be on disk: here is how many they are."""
+
+    episode: Episode
+    steps: int
+
+
+Filter = Callable[[Sequence[Finished]], Sequence[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What lies within two bounds, both included."""
+
+    least: float = float("-inf")
+    most: float = float("inf")
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most
+
+
+def by_length(least: int = 0, most: float = float("inf")) -> Filter:
+    """Drops episodes of fewer or more steps."""
+    bounds = Between(least, most)
+    return lambda group: [not bounds.holds(one.steps) for one in group]
+
+
+def by_reward(least: float = float("-inf"), most: float = float("inf")) -> Filter:
+    """Drops episodes whose total reward lies outside."""
+    bounds = Between(least, most)
+    return lambda group: [not bounds.holds(one.episode.total_reward) for one in group]
+
+
+def failed(group: Sequence[Finished]) -> list[bool]:
+    """Drops what did not come to an end by itself."""
+    return [one.episode.status is EpisodeStatus.FAILED for one in group]
+
+
+def without_signal(group: Sequence[Finished]) -> list[bool]:
+    """Drops a whole group in which all rewards are the same: no advantage comes of it."""
+    same = len({one.episode.total_reward for one in group}) <= 1
+    return [same] * len(group)
+
+
+def sift(
+    group: Sequence[Finished], filters: Mapping[str, Filter]
+) -> tuple[list[Finished], dict[str, str]]:
+    """What is kept; and by which filter each of the others, by its id, was dropped."""
+    kept, dropped = list(group), dict[str, str]()
+    for name, drops in filters.items():
+        answers = list(zip(kept, drops(kept), strict=True))
+        kept = [one for one, drop in answers if not drop]
+        dropped |= {one.episode.id: name for one, drop in answers if drop}
+    return kept, dropped

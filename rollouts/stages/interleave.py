@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of an episode as training samples: what was said to the model, and what it said.
+
+Each step has the whole prompt, and the completion. Where a prompt begins with everything that came
+before it, the step goes on with the same sample: what is new of the prompt is context (mask 0), the
+completion is trained on (mask 1). Where it does not (the history was cut, or written anew), another
+sample begins.
+
+    step 0   [prompt 0][completion 0]
+    step 1   [prompt 0][completion 0][new of prompt 1][completion 1]
+    mask      0 0 0 0   1 1 1 1 1 1   0 0 0 0 0 0 0    1 1 1 1 1
+
+Arrays with a row per token (routed experts) may cover less than the step's tokens: engines have no
+row for the last one. Each step contributes the rows that no step before had. Pieces are views,
+noted down and joined once at the end: linear in the bytes, where joining at each step is quadratic.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..episodes import Array
+from ..errors import StageError
+
+TOKENS = "q"  # 64 bits, as torch likes them
+INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStep:
+    """One call of the model. `arrays` have a row per token, from the first one of the prompt."""
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float] = ()  # of the completion; empty where nobody knows them
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One sequence. All but `advantage` have a row per token."""
+
+    token_ids: array[int]  # 64 bits
+    mask: bytes  # 1: trained on
+    logprobs: array[float]  # 32 bits; 0 where masked
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    advantage: float | None = None
+
+
+class _HasTokens(Protocol):
+    """A `Step` or a `StepRow`."""
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+    @property
+    def arrays(self) -> Mapping[str, Array]: ...
+
+
+def tokens_of(step: _HasTokens) -> TokenStep:
+    """What the policy noted of its call: `prompt_ids`, `completion_ids` and `logprobs`, as arrays
+    or in the step's info. All other arrays are taken to have a row per token.
+
+    Raises:
+        StageError: there are no ids.
+    """
+    arrays = dict(step.arrays)
+    told = {name: arrays.pop(name, None) for name in ("prompt_ids", "completion_ids", "logprobs")}
+    if told["prompt_ids"] is None or told["completion_ids"] is None:
+        info = step.info
+        for name in told:
+            told[name] = told[name] if told[name] is not None else info.get(name)
+    if told["prompt_ids"] is None or told["completion_ids"] is None:
+        raise StageError("a step has no prompt_ids and completion_ids, in its arrays or its info")
+    prompt, completion = _integers(told["prompt_ids"]), _integers(told["completion_ids"])
+    return TokenStep(prompt, completion, _reals(told["logprobs"]), arrays)
+
+
+def interleave(
+    steps: Iterable[TokenStep], *, advantage: float | None = None
+) -> list[TrainingSample]:
+    """The training samples of an episode; most have one.
+
+    Raises:
+        StageError: an array does not fit its step, or changes its form between steps.
+    """
+    growing: list[_Growing] = []
+    for step in steps:
+        if not (growing and growing[-1].goes_on_with(step)):
+            growing.append(_Growing())
+        growing[-1].add(step)
+    return [sample.finished(advantage) for sample in growing]
+
+
+class _Growing:
+    """A sample until all of its steps are known."""
+
+    def __init__(self) -> None:
+        self._ids = array(TOKENS)
+        self._mask = bytearray()
+        self._logprobs = array("f")
+        self._rows: dict[str, _Rows] = {}
+
+    def goes_on_with(self, step: TokenStep) -> bool:
+        """Whether the step's prompt begins with all of this."""
+        before = len(self._ids)
+        prompt = step.prompt_ids
+        return len(prompt) >= before and _same(prompt[:before], self._ids)
+
+    def add(self, step: TokenStep) -> None:
+        before = len(self._ids)
+        context = len(step.prompt_ids) - before
+        answers = len(step.completion_ids)
+        if len(step.logprobs) not in (0, answers):
+            raise StageError(f"{len(step.logprobs)} logprobs for {answers} tokens")
+        self._ids.extend(array(TOKENS, step.prompt_ids[before:]))
+        self._ids.extend(array(TOKENS, step.completion_ids))
+        self._mask += bytes(context) + b"\x01" * answers
+        self._logprobs.frombytes(bytes(4 * context))
+        self._logprobs.extend(array("f", step.logprobs or [0.0] * answers))
+        for name, rows in step.arrays.items():
+            self._rows.setdefault(name, _Rows(name, rows)).add(rows, len(self._ids))
+
+    def finished(self, advantage: float | None) -> TrainingSample:
+        arrays = {name: rows.joined(len(self._ids)) for name, rows in self._rows.items()}
+        return TrainingSample(self._ids, bytes(self._mask), self._logprobs, arrays, advantage)
+
+
+class _Rows:
+    """An array of a sample, in pieces."""
+
+    def __init__(self, name: str, first: Array) -> None:
+        self._name = name
+        self._form = (first.dtype, first.shape[1:])
+        self._row_bytes = first.size_bytes // first.shape[0] if first.shape[0] else 0
+        self._pieces: list[memoryview] = []
+        self._covered = 0  # tokens that have a row
+
+    def add(self, rows: Array, tokens: int) -> None:
+        """The rows that are new."""
+        if (rows.dtype, rows.shape[1:]) != self._form:
+            raise StageError(f"{self._name} changes its form: {rows.dtype} {rows.shape[1:]}")
+        if rows.shape[0] > tokens:
+            raise StageError(f"{self._name} has {rows.shape[0]} rows for {tokens} tokens")
+        self._row_bytes = self._row_bytes or rows.size_bytes // max(1, rows.shape[0])
+        if rows.shape[0] > self._covered:
+            view = memoryview(rows.data).cast("B")
+            self._pieces.append(view[self._covered * self._row_bytes :])
+            self._covered = rows.shape[0]
+
+    def joined(self, tokens: int) -> Array:
+        """All of it, copied once; tokens without a row have zeros."""
+        missing = bytes((tokens - self._covered) * self._row_bytes)
+        dtype, shape = self._form
+        return Array(b"".join([*self._pieces, missing]), dtype, (tokens, *shape))
+
+
+def _same(one: Sequence[int], other: array[int]) -> bool:
+    return (one if isinstance(one, array) else array(TOKENS, one)) == other
+
+
+def _integers(value: Any) -> Sequence[int]:
+    if not isinstance(value, Array):
+        return array(TOKENS, value)
+    code = INTEGERS.get(value.dtype)
+    if code is None:
+        raise StageError(f"token ids of type {value.dtype}; known are {', '.join(INTEGERS)}")
+    found = array(code)
+    found.frombytes(value.data)
+    return found if code == TOKENS else array(TOKENS, found)
+
+
+def _reals(value: Any) -> Sequence[float]:
+    if value is None or not isinstance(value, Array):
+        return array("f", value or ())
+    found = array("d" if value.dtype in ("float64", "<f8") else "f")
+    if value.dtype not in ("float64", "<f8", "float32", "<f4"):
+        raise StageError(f"logprobs of type {value.dtype}; known are float32 and float64")
+    found.frombytes(value.data)
+    return found
