@@ -13,6 +13,7 @@ from contextlib import suppress
 MODULES = (
     "asyncio.runners",
     "concurrent.futures.thread",
+    "encodings.ascii",
     "encodings.idna",
     "faulthandler",
     "httptools",
@@ -22,17 +23,16 @@ MODULES = (
     "uuid",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.protocols.websockets.websockets_sansio_impl",
     "uvicorn.server",
     "uvloop",
-    "openenvd.env_host.asgi",
     "openenvd.env_host.definition",
     "openenvd.env_host.interfaces",
-    "openenvd.env_host.limits",
     "openenvd.env_host.main",
-    "openenvd.env_host.serve",
-    "openenvd.env_host.sessions",
+    "openenvd.env_host.shard",
+    "openenvd.env_host.zygote",
 )
 
 
