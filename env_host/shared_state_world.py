@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from .shared_state_limits import CALL_SECONDS
 from .shared_state_link import Connection, StateLink
 from .shared_state_wire import Buffer, encode_value
+
+Result = TypeVar("Result")
 
 
 class World:
@@ -68,6 +70,10 @@ class World:
         value = encode_value(arguments) if arguments else b""
         return await connection.call(self._session, method, value, body, deadline)
 
+    def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine that uses this world; from a thread, never on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._link.loop).result()
+
     def leave(self) -> None:
         """The session is over; may be called from any thread, and again."""
         self._link.loop.call_soon_threadsafe(self._leave)
@@ -110,6 +116,4 @@ class BlockingWorld:
         return functools.partial(self._wait, method)
 
     def _wait(self, method: str, body: Buffer | None = None, /, **arguments: Any) -> Any:
-        loop = self._world._link.loop  # noqa: SLF001  the two are one thing in two manners
-        call = self._world.call(method, body, **arguments)
-        return asyncio.run_coroutine_threadsafe(call, loop).result()
+        return self._world.wait_for(self._world.call(method, body, **arguments))

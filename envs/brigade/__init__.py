@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`brigade`: people sing together, each hearing those ahead of them; many clients, one state.
+
+    opus.py         Opus frames to PCM and back; it has a memory, so it stays with the session
+    mixing.py       the mixing buffer and the song: the state process's, numpy alone
+    environment.py  the environment: decode, `world.mix`, encode
+
+After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install 'openenvd[brigade]'`.
+"""
