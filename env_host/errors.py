@@ -5,7 +5,8 @@ HostError
 ├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
 │   ├── ConfigError         its configuration is missing or broken
 │   ├── LoadError           the environment does not import
-│   └── NotConcurrent       several sessions asked of a class that allows one
+│   ├── NotConcurrent       several sessions in a process asked of a class that allows one
+│   └── ShardFailed         a process that was to serve could not start
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
@@ -42,10 +43,18 @@ class NotConcurrent(StartError):
     def __init__(self, class_name: str, max_sessions: int) -> None:
         super().__init__(
             f"{class_name} does not set SUPPORTS_CONCURRENT_SESSIONS = True, so one process can "
-            f"serve one session at a time, and {max_sessions} were asked for. Launch it with "
-            "--max-sessions 1, start more replicas, or mark the class if each instance keeps its "
-            "state to itself."
+            f"serve one session at a time, and {max_sessions} were asked for. Launch it without "
+            "--no-isolate, with --max-sessions 1, with more replicas, or mark the class if "
+            "each instance keeps its state to itself."
         )
+
+
+class ShardFailed(StartError):
+    """A process that was to serve could not start; `log_tail` is what it said last."""
+
+    def __init__(self, message: str, log_tail: list[str]) -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
 
 
 class SessionError(HostError):

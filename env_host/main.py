@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The env host's life: read the doors, load the environment, serve it, leave.
+"""The env host's life: read the doors, load the environment, have it served, leave.
+
+    read the doors ─▶ load ─┬─▶ `zygote.Host`, which forks the processes that serve
+                            ├─▶ one of those, when it had to be started as a program
+                            └─▶ the project's own app, as it is: one process, no shards
 
 Nothing heavy is imported before the environment itself has been asked for, and a failure to start
 is told twice: to the log for people, and through the notify pipe for whoever waits.
@@ -7,7 +11,8 @@ is told twice: to the log for people, and through the notify pipe for whoever wa
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import contextlib
 import json
 import logging
 import os
@@ -16,10 +21,10 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from . import gradio_guard
-from .errors import ConfigError, LoadError, SessionEnded, StartError
+from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .notify import Notifier
 from .protocol import (
     EXIT_FAILED_TO_START,
@@ -27,16 +32,16 @@ from .protocol import (
     HOST_CONFIG_VARIABLE,
     LISTEN_FD_VARIABLE,
     NOTIFY_FD_VARIABLE,
+    ORDERS_VARIABLE,
     HostConfig,
     Serving,
 )
 
 if TYPE_CHECKING:
+    from .board import Board
     from .definition import Definition
-    from .sessions import SessionTable
+    from .shard import Orders
 
-GOING_AWAY_CLOSE = 1001
-MIN_REAP_SECONDS = 1.0
 EXIT_SECONDS = 2.0  # for the interpreter's own end: atexit, threads of executors
 
 log = logging.getLogger("openenvd.env_host")
@@ -49,6 +54,7 @@ class Doors:
     config: HostConfig
     notify_fd: int | None
     listen_fd: int | None
+    orders: dict[str, Any] | None = None  # from a host, when we are one of its children
 
 
 def main() -> int:
@@ -85,6 +91,9 @@ def read_doors() -> Doors:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
+    orders = os.environ.pop(ORDERS_VARIABLE, None)
+    if orders is not None:
+        return Doors(config, None, None, json.loads(orders))
     doors = Doors(config, _fd(NOTIFY_FD_VARIABLE), _fd(LISTEN_FD_VARIABLE))
     for fd in (doors.notify_fd, doors.listen_fd):
         if fd is not None:  # what the environment starts must not keep our socket open
@@ -104,9 +113,12 @@ def _run(doors: Doors, notifier: Notifier) -> None:
         if gradio_guard.was_missed(exc):
             _start_again_with_gradio(doors)
         raise
-    from .serve import run_loop
-
-    run_loop(_serve(doors, notifier, definition, app), _exit_soon)
+    if definition is None:
+        _serve_as_it_is(doors, notifier, app)
+    elif doors.orders is not None:
+        _serve_as_ordered(config, definition, doors.orders)
+    else:
+        _host(doors, notifier, definition)
 
 
 def _load(config: HostConfig) -> tuple[Definition | None, Any]:
@@ -125,63 +137,78 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
     return definition, None
 
 
-async def _serve(doors: Doors, notifier: Notifier, definition: Definition | None, app: Any) -> None:
-    from .serve import serve
+def _serve_as_it_is(doors: Doors, notifier: Notifier, app: Any) -> None:
+    """One process and no shards: it may keep what it knows in memory."""
+    from .serve import run_loop, serve
 
-    listener = _listener(doors.listen_fd)
-    if definition is None:
-        await serve(
-            app,
-            listener,
-            on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
-            on_stop=_nothing,
-        )
-        return
-    await _serve_sessions(doors.config, notifier, definition, listener)
-
-
-async def _serve_sessions(
-    config: HostConfig, notifier: Notifier, definition: Definition, listener: socket.socket
-) -> None:
-    from .asgi import HostApp
-    from .limits import session_limit, supports_concurrency
-    from .serve import serve
-    from .sessions import NoHooks, SessionTable
-
-    is_concurrent, name = await asyncio.to_thread(supports_concurrency, definition)
-    limit = session_limit(config.max_sessions, is_concurrent=is_concurrent, class_name=name)
-    hooks = NoHooks(notifier.sessions)
-    table = SessionTable(definition, limit, exclusive=not is_concurrent, hooks=hooks)
-    host = HostApp(
-        definition,
-        table,
-        manifest=config.manifest,
-        step_timeout_seconds=config.step_timeout_seconds,
+    serving = serve(
+        app,
+        _listener(doors.listen_fd),
+        on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
+        on_stop=_nothing,
     )
-    idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
-    reaper = asyncio.create_task(reap_idle(table, idle_seconds)) if idle_seconds else None
-    stopping = SessionEnded("The environment is stopping.", GOING_AWAY_CLOSE)
-    await serve(
-        host,
-        listener,
-        on_ready=lambda: notifier.ready(max_sessions=limit, serving=Serving.SESSIONS),
-        on_stop=lambda: table.stop(stopping),
-    )
-    if reaper is not None:
-        reaper.cancel()
+    run_loop(serving, _exit_soon)
 
 
-async def reap_idle(table: SessionTable, limit_seconds: float) -> None:
-    """End sessions that nobody has used for `limit_seconds`, telling those who are connected."""
-    loop = asyncio.get_running_loop()
-    text = f"The session was idle for more than {limit_seconds:g} s."
-    while True:
-        await asyncio.sleep(max(limit_seconds / 4, MIN_REAP_SECONDS))
-        for session in table.idle(loop.time(), limit_seconds):
-            if session.socket is not None:
-                session.socket.end(SessionEnded(text, GOING_AWAY_CLOSE))
-            else:
-                await table.close(session)
+def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
+    """Be the parent of the processes that serve."""
+    from . import fds
+    from .limits import plan_of, supports_concurrency, this_machine
+    from .preload import preload
+    from .zygote import Host
+
+    preload()
+    config = doors.config
+    max_fds = fds.raise_limit()
+    is_concurrent, class_name = supports_concurrency(definition)
+    machine = this_machine(config, max_fds)
+    plan = plan_of(config, machine, is_concurrent=is_concurrent, class_name=class_name)
+    if config.max_sessions is not None:
+        fds.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
+
+    def serve_as(orders: Orders, board: Board, head: bytes) -> Never:
+        sys.exit(_serve_here(config, definition, orders, board, head))
+
+    Host(config, plan, _listener(doors.listen_fd), notifier, serve_as, max_fds).run()
+
+
+def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
+    """A process that was started rather than forked: `zygote.what_forbids_forking`."""
+    from . import child, fds
+    from .board import Board
+    from .shard import Orders
+
+    child.die_with(os.getppid())
+    fds.raise_limit()
+    head = base64.b64decode(told.pop("head"))
+    orders = Orders.from_json(told)
+    for fd in orders.fds:
+        os.set_inheritable(fd, False)
+    board = Board(orders.board_fd, orders.shards, orders.slots - orders.shards)
+    sys.exit(_serve_here(config, definition, orders, board, head))
+
+
+def _serve_here(
+    config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
+) -> int:
+    """Serve as one of the host's children; the exit code."""
+    from .handover import Message, send
+    from .serve import run_loop
+    from .shard import run_process
+
+    try:
+        run_loop(run_process(config, definition, orders, board, head), _exit_soon)
+    except SystemExit:  # uvicorn: the application's own start-up failed, and the log says how
+        text = "the application failed to start (its lifespan ended with an error)"
+        failed = {"failed": text, "log_tail": []}
+    except Exception as exc:
+        lines = _traceback(exc)
+        failed = {"failed": f"{type(exc).__name__}: {exc}", "log_tail": lines[-FAILURE_LOG_LINES:]}
+    else:
+        return 0
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(orders.link_fd)) as link:
+        send(link, Message(failed))
+    return EXIT_FAILED_TO_START
 
 
 def _listener(fd: int | None) -> socket.socket:
@@ -213,10 +240,16 @@ def _start_again_with_gradio(doors: Doors) -> None:
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
-    lines = "".join(traceback.format_exception(cause)).splitlines()
-    sys.stderr.write("\n".join([*lines, ""]))
+    lines = cause.log_tail if isinstance(cause, ShardFailed) else _traceback(cause)
     notifier.failed(message, lines[-FAILURE_LOG_LINES:])
     return EXIT_FAILED_TO_START
+
+
+def _traceback(cause: BaseException) -> list[str]:
+    """To the log, and its lines."""
+    lines = "".join(traceback.format_exception(cause)).splitlines()
+    sys.stderr.write("\n".join([*lines, ""]))
+    return lines
 
 
 def _log_to_stderr() -> None:

@@ -6,11 +6,16 @@ Two doors. Towards clients: OpenEnv's WebSocket protocol, whose error codes are 
 Towards whoever started it (a keeper): the environment variables it reads, and the *notify pipe*,
 one JSON object a line, host to keeper:
 
-    {"ready": true, "max_sessions": 64, "serving": "sessions"}   once, when sessions are accepted
+    {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
+     "shards": 4, "isolate": false}
     {"sessions": 3}                                              whenever the number has changed
+    {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
+     "peak_bytes", "isolated": false, "out_of_memory": null, "limit_bytes": null}}
+                                                                 a process below it has died
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
 
-`serving` is a `Serving`; `max_sessions` is null when nobody counts them (`as_is`).
+`serving` is a `Serving`; `max_sessions` is null when nobody counts them (`as_is`: there are no
+shards then). `sessions` of a `shard_exit` is how many ended with it.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Any
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
+ORDERS_VARIABLE = "OPENENVD_SHARD_ORDERS"  # host to a shard that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
@@ -71,6 +77,8 @@ class HostConfig:
     isolate: bool | None = None  # a process for each session; None: where the class needs it
     gpus: int = 0  # devices; shard i is given device i modulo gpus
     session_memory_bytes: int | None = None  # of one isolated session
+    memory_bytes: int | None = None  # what all of it may use, where it is known
+    cores: int | None = None  # the same; None: as many as it may run on
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; `from_json` reads it back."""

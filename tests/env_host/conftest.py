@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.env_host.protocol import HostConfig
 
-from .hosts import Host
+from .hosts import WAIT_SECONDS, Host
 from .samples import SAMPLES
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
@@ -22,7 +22,8 @@ StartHost = Callable[..., Host]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartHost]:
-    """Starts a host of a class in `samples.py`, of a bundled one, or of apps."""
+    """Starts a host of a class in `samples.py`, of a bundled one, or of apps; one shard, unless
+    said otherwise, and nobody waits for a slot."""
     hosts: list[Host] = []
     (tmp_path / "samples.py").write_text(SAMPLES)
 
@@ -30,7 +31,10 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
         what: str | None = "Counter", *, env: dict[str, str] | None = None, **config: Any
     ) -> Host:
         reference = what if what is None or ":" in what else f"samples:{what}"
-        fields = {"name": "sample", "env_class": reference, "import_paths": (str(tmp_path),)}
+        fields = {
+            "name": "sample", "env_class": reference, "import_paths": (str(tmp_path),),
+            "shards": 1, "admission_timeout_seconds": 0.0,
+        }  # fmt: skip
         host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env)
         hosts.append(host)
         return host
@@ -39,7 +43,8 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     families = [child for host in hosts for child in _children(host)]
     for host in hosts:
         host.close()
-    assert not [child for child in families if child.is_running()]
+    _, left = psutil.wait_procs(families, timeout=WAIT_SECONDS)  # the kernel ends them, soon
+    assert not left
 
 
 def _children(host: Host) -> list[psutil.Process]:

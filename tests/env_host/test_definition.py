@@ -13,10 +13,9 @@ from pydantic import BaseModel, ValidationError
 from openenvd.env_host import frames, gradio_guard
 from openenvd.env_host.calls import Calls, keep_accepted
 from openenvd.env_host.definition import AnyAction, Definition, definition_of_class
-from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.interfaces import Action, Environment, Observation, State
-from openenvd.env_host.limits import session_limit, supports_concurrency
-from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
+from openenvd.env_host.limits import supports_concurrency
+from openenvd.env_host.protocol import HostConfig
 from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 
 
@@ -75,21 +74,6 @@ def test_types_are_taken_from_attributes_arguments_or_annotations(
 ) -> None:
     definition = definition_of_class(f"{__name__}:{env_class.__name__}", "sample")
     assert (definition.action_cls, definition.observation_cls, definition.state_cls) == types
-
-
-@pytest.mark.parametrize(
-    ("asked", "is_concurrent", "limit"),
-    [(None, True, DEFAULT_SESSIONS), (7, True, 7), (None, False, 1), (1, False, 1)],
-)
-def test_the_session_limit_is_what_was_asked_within_what_the_class_allows(
-    asked: int | None, is_concurrent: bool, limit: int
-) -> None:
-    assert session_limit(asked, is_concurrent=is_concurrent, class_name="C") == limit
-
-
-def test_a_class_for_one_session_refuses_to_serve_several() -> None:
-    with pytest.raises(NotConcurrent, match=r"--max-sessions 1"):
-        session_limit(2, is_concurrent=False, class_name="C")
 
 
 def made(factory: Any) -> Definition:

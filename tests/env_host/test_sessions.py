@@ -256,7 +256,7 @@ def test_a_client_that_leaves_while_its_environment_is_made_frees_its_slot(
 def test_a_class_for_one_session_at_a_time_is_handed_over(start: StartHost, tmp_path: Path) -> None:
     """The next client waits for the environment to be closed instead of being refused."""
     closing = Gate(tmp_path, "closing")
-    host = start("SlowToClose")
+    host = start("SlowToClose", isolate=False)
     assert host.ready()["max_sessions"] == 1
     with host.open() as first:
         first.ask("reset")

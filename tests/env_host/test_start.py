@@ -74,6 +74,8 @@ def test_ready_tells_how_many_sessions_there_may_be(start: StartHost) -> None:
         "ready": True,
         "max_sessions": DEFAULT_SESSIONS,
         "serving": "sessions",
+        "shards": 1,
+        "isolate": False,
     }
 
 
@@ -84,8 +86,8 @@ def test_it_starts_without_upstreams_package(start: StartHost) -> None:
     assert host.log.read_text() == ""
 
 
-def test_several_sessions_of_a_class_for_one_fail_the_start(start: StartHost) -> None:
-    message, _ = failure(start("Single", max_sessions=4))
+def test_several_sessions_in_a_process_of_a_class_for_one_fail_the_start(start: StartHost) -> None:
+    message, _ = failure(start("Single", max_sessions=4, isolate=False))
     assert "SUPPORTS_CONCURRENT_SESSIONS" in message
 
 
@@ -154,7 +156,7 @@ def test_upstreams_check_for_concurrency_does_not_fail_a_project(
     start: StartHost, upstream: Path
 ) -> None:
     (upstream / "app.py").write_text(APP.format(name="Single"))
-    host = start(None, app_candidates=("app:app",))
+    host = start(None, app_candidates=("app:app",), isolate=False)
     assert host.ready()["max_sessions"] == 1
 
 

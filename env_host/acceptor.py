@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accepts connections of the shared socket, reads their heads, and sends them where they belong.
+
+    shared socket ──accept, when `may_accept`──▶ `Arrival` reads the head ──▶ on_head
+    inbox (from another shard) ─────────────────▶ `Arrival` that was read already ──▶ on_head
+
+All shards wait for the same socket, and the kernel wakes all of them. Who should not take the
+connection (it has no room while another has, or is ahead of the others) looks away for a moment;
+should nobody else have come by then, it takes it all the same, so that a shard that hangs costs
+the others milliseconds, not their clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from .board import Slot, Word, now_microseconds
+from .heads import END_OF_HEAD, MAX_HEAD_BYTES
+
+BATCH = 16  # connections accepted in one go
+SLACK = 16  # sessions that a shard may be ahead of the one with the fewest
+LOOK_AWAY_SECONDS = 0.002
+PATIENCE_SECONDS = 0.05  # then a connection that nobody else took is ours
+FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+HEAD_SECONDS = 30.0  # to send a request's head
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Arrival(asyncio.Protocol):
+    """A connection whose first request has not been answered: what was read of it so far."""
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        on_head: Callable[[Arrival], None],
+        on_lost: Callable[[Arrival], None],
+        *,
+        data: bytes = b"",
+        since: int = 0,
+    ) -> None:
+        self.since = since or now_microseconds()
+        self.data = bytearray(data)
+        self._was_read = bool(data)
+        self._on_head = on_head
+        self._on_lost = on_lost
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_ours = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if self._was_read:
+            self._on_head(self)
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.pause_reading()  # until somebody answers
+        if not self._was_read and (END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES):
+            self._was_read = True
+            self._on_head(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
+        if self._is_ours:
+            self._on_lost(self)
+
+    def serve_by(self, protocol: asyncio.Protocol) -> None:
+        """From now on the connection is `protocol`'s."""
+        self._let_go()
+        if self.transport.is_closing():
+            return
+        self._is_ours = False
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.resume_reading()
+        protocol.data_received(bytes(self.data))
+
+    def take_descriptor(self) -> int | None:
+        """A descriptor of the connection, which is not ours any more; None when it has ended."""
+        self._let_go()
+        if self.transport.is_closing():
+            return None
+        self._is_ours = False
+        fd = duplicate(self.transport)
+        self.transport.abort()  # our descriptor only: the connection has another
+        return fd
+
+    def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Acceptor:
+    """One shard's turn at the shared socket."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        own: Slot,
+        others: Sequence[Slot],
+        make_protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._listener = listener
+        self._own = own
+        self._others = others
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._away_since: float | None = None
+        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._was_full = False
+        self._opening: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener.fileno(), self._wake)
+
+    def stop(self) -> None:
+        """Accept no more; what waits in the socket's queue is the other shards'."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def open(self, connection: socket.socket, make_protocol: Callable[[], Any]) -> None:
+        """Begin with a connection."""
+        opening = self._loop.connect_accepted_socket(make_protocol, connection)
+        task = self._loop.create_task(self._opened(opening))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _opened(self, opening: Any) -> None:
+        with contextlib.suppress(OSError):  # it has left
+            await opening
+
+    def _wake(self) -> None:
+        if may_accept(self._own, self._others, now_microseconds()) or self._was_patient():
+            self._away_since = None
+            self._accept()
+        else:
+            self._look_away(LOOK_AWAY_SECONDS)
+
+    def _was_patient(self) -> bool:
+        """Whether the same connection seems to have been left to the others for long enough."""
+        now = self._loop.time()
+        if self._away_since is None or now - self._looked_at > 10 * LOOK_AWAY_SECONDS:
+            self._away_since = now
+        self._looked_at = now
+        return now - self._away_since >= PATIENCE_SECONDS
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                self._tell_full(exc)
+                self._look_away(FULL_SECONDS)
+                return
+            self._was_full = False
+            self._own.add(Word.CONNECTIONS)
+            self.open(connection, self._make_protocol)
+
+    def _look_away(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._timer = self._loop.call_later(seconds, self.start)
+
+    def _tell_full(self, exc: OSError) -> None:
+        if not self._was_full:
+            self._was_full = True
+            log.warning("no more connections can be accepted for now: %s", exc)
+
+
+def may_accept(own: Slot, others: Sequence[Slot], now: int) -> bool:
+    """Whether this shard should take the next connection, rather than leave it to another."""
+    roomy = [slot for slot in others if slot.room and slot.is_turning(now)]
+    if not roomy:
+        return True  # also when all are full: HTTP is answered, and sessions wait their turn
+    return own.room > 0 and own.load - min(slot.load for slot in roomy) <= SLACK
+
+
+def duplicate(transport: asyncio.BaseTransport) -> int | None:
+    """Another descriptor of a transport's socket; None when it has none."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return None
+    try:
+        return os.dup(connection.fileno())
+    except OSError:
+        return None

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many descriptors a process may have, raised as far as it goes; what that is enough for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+
+SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environments
+
+log = logging.getLogger("openenvd.env_host")
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one; how many descriptors there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def fitting_sessions(asked: int, limit: int, shards: int) -> int:
+    """As many of the sessions as the descriptors of `shards` processes are enough for."""
+    if limit == resource.RLIM_INFINITY:
+        return asked
+    return max(1, min(asked, (limit - SPARE_FDS) * shards))
+
+
+def warn_of_few(asked: int, fitting: int, limit: int, shards: int) -> None:
+    """Say that there will be fewer sessions than were asked for."""
+    if fitting < asked:
+        log.warning(
+            "%d sessions were asked for, and %d will be had: each needs a file descriptor, and "
+            "each of %d processes may have %d (ulimit -n). Raise the limit, or use more --shards.",
+            asked, fitting, shards, limit,
+        )  # fmt: skip

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Guard`: lets the host know which connections have sessions, so that it can speak for the dead.
+
+    a session begins ──▶ a copy of its socket's descriptor ──▶ host, which keeps it
+    it ends          ──▶ its token                         ──▶ host, which closes the copy
+    we die           ──▶ the host writes each a last word, and closes
+
+What happens in one turn of the loop goes in one message. A connection is not over before the host
+has closed its copy; that is a matter of microseconds, unless the host is forking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from .acceptor import duplicate
+from .handover import MAX_FDS, Message, Post, close_all
+from .heads import Owner, new_session_id
+from .sessions import Attached, Session
+
+
+class Guard:
+    """The `Hooks` of a shard's session table."""
+
+    def __init__(self, link: Post, owner: Owner, on_count: Callable[[], None]) -> None:
+        self._link = link
+        self._owner = owner
+        self._on_count = on_count
+        self._loop = asyncio.get_running_loop()
+        self._numbers = count(1)
+        self._tokens: dict[str, int] = {}  # by session
+        self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
+        self._ended: list[int] = []
+        self._is_due = False
+        self._all_ended = asyncio.Event()
+
+    def new_id(self) -> str:
+        return new_session_id(self._owner)
+
+    def on_change(self, count: int) -> None:
+        self._on_count()
+        self._tell_soon()
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        self._all_ended.clear()
+        if socket.transport is None or (fd := duplicate(socket.transport)) is None:
+            return
+        token = self._tokens[session.id] = next(self._numbers)
+        self._begun[token] = fd, getattr(socket, "path", "/ws")
+        self._tell_soon()
+
+    def on_end(self, session: Session) -> None:
+        token = self._tokens.pop(session.id, None)
+        if not self._tokens:
+            self._all_ended.set()
+        if token is None:
+            return
+        if token in self._begun:  # the host has never heard of it
+            close_all(self._begun.pop(token)[:1])
+        else:
+            self._ended.append(token)
+            self._tell_soon()
+
+    async def until_ended(self) -> None:
+        """Wait until no session has a connection."""
+        await self._all_ended.wait()
+
+    def flush(self) -> None:
+        """Tell what there is to tell."""
+        self._is_due = False
+        begun, self._begun = list(self._begun.items()), {}
+        ended, self._ended = self._ended, []
+        for start in range(0, len(begun) or 1, MAX_FDS):
+            part = begun[start : start + MAX_FDS]
+            head: dict[str, Any] = {"begun": [[token, path] for token, (_, path) in part]}
+            if not start:
+                head["ended"] = ended
+            self._link.send(Message(head, fds=tuple(fd for _, (fd, _) in part)))
+
+    def _tell_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.flush)

@@ -1,0 +1,564 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host: imports the environment once, forks the processes that serve it, speaks for the dead.
+
+    keeper ──▶ host ──fork──▶ shard 0 … n-1          accept from the shared socket
+      ▲         │ ▲  └─fork──▶ isolated sessions      one connection each (`--isolate`)
+      └─notify──┘ └── a link from each: ready, sockets that have sessions, sockets to isolate
+
+It has one thread, one `select`, and no event loop, and serves nothing itself: whatever it has
+imported its children share, and nothing that an environment does can hurt it.
+
+What happens when
+
+    a shard dies           its clients are told (`last_words`), the keeper too, and its successor is
+                           forked at once; later each time when it dies young again and again
+    an isolated one dies   its client is told, the keeper too; its slot is free
+    a shard never starts   the host fails, with what the shard said, as if it had failed itself
+    the host dies          the kernel kills its children (PDEATHSIG); their links end, too
+    SIGTERM                children are asked to end, then killed; exit code 0
+    threads after import   a fork would copy locks that nobody lets go: children are started as
+                           programs that import for themselves; so also when the import started
+                           processes
+    too few descriptors    copies of sockets are not kept: such clients see only the end of the
+                           connection when their shard dies
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gc
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+from . import child, last_words
+from .board import Board, Word
+from .errors import ShardFailed
+from .fds import SPARE_FDS
+from .handover import Message, packet_pair, receive, send
+from .limits import Plan
+from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig, Serving
+from .session_cgroup import SessionGroup, SessionGroups
+from .session_memory import cap_sentence, held_bytes
+from .shard import Orders
+
+if TYPE_CHECKING:
+    from .notify import Notifier
+
+PROGRAM = Path(__file__).resolve().parent / "__main__.py"
+STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
+YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
+MAX_BACK_OFF_SECONDS = 5.0
+FIRST_BACK_OFF_SECONDS = 0.1
+TELL_SECONDS = 0.05  # between two numbers of sessions told
+LOOK_SECONDS = 0.25  # at the memory of isolated sessions, where no cgroup caps them
+
+ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
+
+log = logging.getLogger("openenvd.env_host")
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that serves sessions."""
+
+    pid: int
+    orders: Orders
+    link: socket.socket
+    started: float  # monotonic
+    connection_fd: int | None = None  # an isolated session's, until its session has begun
+    group: SessionGroup | None = None
+    is_ready: bool = False
+    failure: Message | None = None
+    killed_for: str | None = None  # we did it, and why
+    held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
+
+    @property
+    def is_isolated(self) -> bool:
+        return self.orders.connection_fd is not None
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        kind = "isolated session" if self.is_isolated else f"shard {self.orders.index}"
+        return f"{kind} (pid {self.pid})"
+
+
+class Host:
+    """The parent of all that serve one environment. `run` returns when it has been stopped."""
+
+    def __init__(
+        self,
+        config: HostConfig,
+        plan: Plan,
+        listener: socket.socket,
+        notifier: Notifier,
+        serve_as: ServeAs,
+        max_fds: int,
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._listener = listener
+        self._notifier = notifier
+        self._notify_fd = notifier.fd
+        self._serve_as = serve_as
+        self._max_held = max(0, max_fds - 2 * SPARE_FDS)
+        self._held = 0
+        extra = plan.max_sessions + plan.shards if plan.isolates else 0
+        self._board = Board.create(plan.shards, extra)
+        self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
+        self._children: dict[int, Child] = {}  # by pid
+        self._due: dict[int, float] = {}  # shards to be started, and when
+        self._deaths: dict[int, int] = dict.fromkeys(range(plan.shards), 0)  # young, in a row
+        self._selector = selectors.DefaultSelector()
+        self._is_ready = False
+        self._stop_by: float | None = None
+        self._told_at = 0.0
+        self._number = 0
+        self._groups: SessionGroups | None = None
+        self._next_look = 0.0
+        self._can_fork = False
+
+    # The agenda
+
+    def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            ShardFailed: none could be started.
+        """
+        self._watch_signals()
+        self._open_groups()
+        self._get_ready_to_fork()
+        for index in range(self._plan.shards):
+            self._start_shard(index)
+        while not (self._stop_by is not None and not self._children):
+            self._handle_events(self._seconds_to_wait())
+            self._start_due()
+            self._tell_sessions()
+            self._look_at_memory()
+            self._act_on_deadline()
+
+    def _handle_events(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _seconds_to_wait(self) -> float | None:
+        now = time.monotonic()
+        moments = [*self._due.values()]
+        if self._stop_by is not None:
+            moments.append(self._stop_by)
+        if self._sessions_changed():
+            moments.append(self._told_at + TELL_SECONDS)
+        if self._must_look():
+            moments.append(self._next_look)
+        return max(0.0, min(moments) - now) if moments else None
+
+    # Opening
+
+    def _watch_signals(self) -> None:
+        reading, writing = os.pipe()
+        for fd in (reading, writing):
+            os.set_blocking(fd, False)
+        self._signal_fds = (reading, writing)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in child.HELD_BACK:
+            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
+        self._selector.register(reading, selectors.EVENT_READ, self._on_signal)
+
+    def _open_groups(self) -> None:
+        if not (self._plan.isolates and self._config.session_memory_bytes):
+            return
+        self._groups = SessionGroups()
+        if not self._groups.are_available:
+            log.warning(
+                "isolated sessions have no memory cgroups (%s); what they hold is looked at "
+                "instead, %d times a second",
+                self._groups.why_not,
+                1 / LOOK_SECONDS,
+            )
+
+    def _get_ready_to_fork(self) -> None:
+        obstacle = what_forbids_forking()
+        self._can_fork = obstacle is None
+        if obstacle is not None:
+            log.warning(
+                "%s; so each process that serves imports the environment for itself", obstacle
+            )
+        child.set_name(f"host {self._config.name}")
+        gc.collect()
+        gc.freeze()
+
+    # Starting
+
+    def _start_shard(self, index: int) -> None:
+        slot = self._board[index]
+        slot[Word.GENERATION] += 1
+        isolated = sum(c.is_isolated for c in self._children.values()) if index == 0 else 0
+        ours, theirs = packet_pair()
+        orders = Orders(
+            index=index,
+            generation=slot[Word.GENERATION],
+            shards=self._plan.shards,
+            slots=len(self._board),
+            max_sessions=self._plan.share(index),
+            exclusive=self._plan.exclusive,
+            board_fd=self._board.fd,
+            link_fd=theirs.detach(),
+            inbox_fd=self._inboxes[index][0].fileno(),
+            inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
+            listen_fd=self._listener.fileno(),
+            isolates=self._plan.isolates,
+            isolated=isolated,
+        )
+        self._start(Child(0, orders, ours, time.monotonic()), b"")
+
+    def _start_isolated(self, message: Message) -> None:
+        """A process for the session of one connection."""
+        fd = message.fds[0]
+        index = next((s.index for s in self._free_slots()), None)
+        if index is None or self._stop_by is not None:
+            last_words.say_before_handshake(fd, "no room for another session")
+            self._tell_front(1)
+            return
+        slot = self._board[index]
+        slot[Word.GENERATION] += 1
+        ours, theirs = packet_pair()
+        orders = Orders(
+            index=index,
+            generation=slot[Word.GENERATION],
+            shards=self._plan.shards,
+            slots=len(self._board),
+            max_sessions=1,
+            exclusive=self._plan.exclusive,
+            board_fd=self._board.fd,
+            link_fd=theirs.detach(),
+            connection_fd=fd,
+            since=message.head["since"],
+        )
+        slot[Word.PID] = -1  # taken
+        started = Child(0, orders, ours, time.monotonic(), connection_fd=fd, group=self._group())
+        self._start(started, message.body)
+
+    def _free_slots(self) -> list[Any]:
+        return [
+            slot for slot in self._board if slot.index >= self._plan.shards and not slot[Word.PID]
+        ]
+
+    def _group(self) -> SessionGroup | None:
+        limit = self._config.session_memory_bytes
+        if limit is None or self._groups is None or not self._groups.are_available:
+            return None
+        self._number += 1
+        try:
+            return self._groups.create(self._number, limit)
+        except OSError as exc:
+            log.warning("a session has no memory cgroup: %s", exc)
+            return None
+
+    def _start(self, started: Child, head: bytes) -> None:
+        parent = os.getpid()
+        if not self._can_fork:
+            started.pid = _spawn(self._config, started.orders, head)
+        elif (pid := child.fork()) == 0:
+            self._become(started, head, parent)
+        else:
+            started.pid = pid
+        os.close(started.orders.link_fd)
+        self._children[started.pid] = started
+        self._watch(started)
+
+    def _become(self, started: Child, head: bytes, parent: int) -> Never:
+        """In the child: leave everything that is the host's behind."""
+        if started.group is not None:
+            started.group.enter()
+        self._notifier.silence()
+        orders = started.orders
+        child.settle_in(parent, _name_of(orders, self._config.name), self._fds_without(orders))
+        self._serve_as(orders, self._board, head)
+
+    def _fds_without(self, orders: Orders) -> list[int]:
+        """All descriptors of the host's own, without those of the orders."""
+        fds = [*self._signal_fds, self._selector.fileno(), self._listener.fileno()]
+        fds += [end.fileno() for pair in self._inboxes for end in pair]
+        for other in self._children.values():
+            fds += [other.link.fileno(), *(fd for fd, _ in other.held.values())]
+            fds += [other.connection_fd] if other.connection_fd is not None else []
+        if self._notify_fd is not None:
+            fds.append(self._notify_fd)  # what we forked must not keep it open
+        return list(set(fds) - set(orders.fds))
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for index in [index for index, due in self._due.items() if due <= now]:
+            del self._due[index]
+            if self._stop_by is None:
+                self._start_shard(index)
+
+    # Hearing
+
+    def _watch(self, watched: Child) -> None:
+        self._selector.register(watched.link, selectors.EVENT_READ, lambda: self._hear(watched))
+
+    def _hear(self, speaker: Child) -> None:
+        with contextlib.suppress(EOFError):
+            while (message := receive(speaker.link)) is not None:
+                self._take_in(speaker, message)
+            return
+        self._selector.unregister(speaker.link)  # its end: SIGCHLD tells the rest
+
+    def _take_in(self, speaker: Child, message: Message) -> None:
+        head = message.head
+        if head.get("isolate"):
+            self._start_isolated(message)
+            return
+        if head.get("ready"):
+            speaker.is_ready = True
+            self._tell_ready()
+        if "failed" in head:
+            speaker.failure = message
+        self._hold(speaker, head.get("begun", ()), message.fds)
+        for token in head.get("ended", ()):
+            self._let_go(speaker, token)
+
+    def _hold(self, speaker: Child, begun: Any, fds: tuple[int, ...]) -> None:
+        for (token, path), fd in zip(begun, fds, strict=False):
+            if self._held >= self._max_held:
+                os.close(fd)
+                continue
+            self._held += 1
+            speaker.held[token] = fd, path
+        if begun and speaker.connection_fd is not None:
+            os.close(speaker.connection_fd)
+            speaker.connection_fd = None
+
+    def _let_go(self, speaker: Child, token: int) -> None:
+        if token in speaker.held:
+            self._held -= 1
+            os.close(speaker.held.pop(token)[0])
+
+    # Deaths
+
+    def _on_signal(self) -> None:
+        numbers = os.read(self._signal_fds[0], 4096)
+        if {signal.SIGTERM, signal.SIGINT} & set(numbers):
+            self._stop()
+        if signal.SIGCHLD in numbers:
+            self._reap()
+
+    def _reap(self) -> None:
+        """Only our own children: what the environment started at its import is its to wait for."""
+        for pid in list(self._children):
+            try:
+                ended, status, usage = os.wait4(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended, status, usage = pid, 0, None
+            if ended:
+                peak = usage.ru_maxrss * 1024 if usage is not None else None
+                self._bury(self._children.pop(pid), status, peak)
+
+    def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
+        self._hear_last(dead)
+        memory = self._out_of_memory(dead)
+        sessions = len(dead.held) + (dead.connection_fd is not None)
+        self._speak_for(dead, last_words.how_it_died(status, out_of_memory=memory))
+        self._board[dead.orders.index].clear()
+        if dead.group is not None:
+            peak_bytes = dead.group.peak_bytes() or peak_bytes
+            dead.group.remove()
+        if dead.is_isolated:
+            self._tell_front(1)
+        if self._stop_by is not None or (dead.is_isolated and status == 0):
+            return
+        self._raise_if_never_ready(dead, status)
+        self._notifier.shard_exit(
+            shard=dead.orders.index,
+            pid=dead.pid,
+            generation=dead.orders.generation,
+            wait_status=status,
+            sessions=sessions,
+            seconds=time.monotonic() - dead.started,
+            peak_bytes=peak_bytes,
+            isolated=dead.is_isolated,
+            out_of_memory=memory,
+            limit_bytes=self._config.session_memory_bytes if dead.is_isolated else None,
+        )
+        log.warning("%s %s", dead.what, last_words.how_it_died(status, out_of_memory=memory))
+        if not dead.is_isolated:
+            self._replace(dead)
+
+    def _hear_last(self, dead: Child) -> None:
+        with contextlib.suppress(EOFError):
+            while (message := receive(dead.link)) is not None:
+                self._take_in(dead, message)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(dead.link)
+        dead.link.close()
+
+    def _speak_for(self, dead: Child, how: str) -> None:
+        if self._stop_by is not None:
+            text = "The environment is stopping."
+        else:
+            text = f"The process of this session, {dead.what}, {how}; the session has ended."
+        for fd, path in dead.held.values():
+            last_words.say(fd, path, text)
+        self._held -= len(dead.held)
+        dead.held.clear()
+        if dead.connection_fd is not None:
+            last_words.say_before_handshake(dead.connection_fd, text)
+            dead.connection_fd = None
+
+    def _out_of_memory(self, dead: Child) -> str | None:
+        if dead.killed_for is not None:
+            return dead.killed_for
+        if dead.group is not None and dead.group.oom_kills():
+            return cap_sentence(self._config.session_memory_bytes)
+        return None
+
+    def _raise_if_never_ready(self, dead: Child, status: int) -> None:
+        """Before anybody has served, a shard that ends is the host's own failure."""
+        if self._is_ready or dead.is_isolated:
+            return
+        self._kill_all(signal.SIGKILL)
+        if dead.failure is not None:
+            head = dead.failure.head
+            raise ShardFailed(head["failed"], head["log_tail"])
+        how = last_words.how_it_died(status)
+        raise ShardFailed(f"{dead.what} {how} before it could serve", [])
+
+    def _replace(self, dead: Child) -> None:
+        now = time.monotonic()
+        index = dead.orders.index
+        is_young = now - dead.started < YOUNG_SECONDS
+        self._deaths[index] = self._deaths[index] + 1 if is_young else 0
+        self._due[index] = now + back_off_seconds(self._deaths[index])
+        self._start_due()
+
+    # Telling
+
+    def _tell_ready(self) -> None:
+        shards = [c for c in self._children.values() if not c.is_isolated]
+        if self._is_ready or not all(shard.is_ready for shard in shards):
+            return
+        self._is_ready = True
+        self._notifier.ready(
+            max_sessions=self._plan.max_sessions,
+            serving=Serving.SESSIONS,
+            shards=self._plan.shards,
+            isolate=self._plan.isolates,
+        )
+
+    def _sessions(self) -> int:
+        return sum(slot[Word.SESSIONS] for slot in self._board.serving_slots())
+
+    def _sessions_changed(self) -> bool:
+        return self._is_ready and self._sessions() != self._notifier.told
+
+    def _tell_sessions(self) -> None:
+        now = time.monotonic()
+        if self._sessions_changed() and now - self._told_at >= TELL_SECONDS:
+            self._told_at = now
+            self._notifier.sessions(self._sessions())
+
+    def _tell_front(self, ended: int) -> None:
+        """Its slots are free again. The first shard counts for all: see `Orders.isolated`."""
+        front = next((c for c in self._children.values() if c.orders.index == 0), None)
+        if front is not None:
+            with contextlib.suppress(OSError):
+                send(front.link, Message({"isolated_ended": ended}))
+
+    # Memory of isolated sessions, where no cgroup caps them
+
+    def _must_look(self) -> bool:
+        limit = self._config.session_memory_bytes
+        return limit is not None and any(
+            c.is_isolated and c.group is None for c in self._children.values()
+        )
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        limit = self._config.session_memory_bytes
+        if limit is None or now < self._next_look or not self._must_look():
+            return
+        self._next_look = now + LOOK_SECONDS
+        for watched in self._children.values():
+            if watched.is_isolated and watched.group is None and held_bytes(watched.pid) > limit:
+                watched.killed_for = cap_sentence(limit)
+                os.kill(watched.pid, signal.SIGKILL)
+
+    # Stopping
+
+    def _stop(self) -> None:
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + STOP_SECONDS
+            self._due.clear()
+            self._kill_all(signal.SIGTERM)
+
+    def _act_on_deadline(self) -> None:
+        if self._stop_by is not None and time.monotonic() >= self._stop_by:
+            self._stop_by = time.monotonic() + STOP_SECONDS
+            self._kill_all(signal.SIGKILL)
+
+    def _kill_all(self, number: int) -> None:
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def back_off_seconds(deaths: int) -> float:
+    """How long to wait for a successor after so many young deaths in a row; not for the first."""
+    if deaths <= 1:
+        return 0.0
+    return float(min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (deaths - 2)))
+
+
+def what_forbids_forking() -> str | None:
+    """Why this process cannot be forked safely; None when it can.
+
+    Threads of Python may hold its locks. Those that C libraries keep to themselves (BLAS) are
+    theirs to deal with, and they do (`pthread_atfork`).
+    """
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    if threads:
+        return f"importing it left threads running ({', '.join(threads)})"
+    if (children := _children_of_ours()) > 0:
+        return f"importing it left {children} processes running"
+    return None
+
+
+def _children_of_ours() -> int:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return len(file.read().split())
+    except OSError:
+        return 0
+
+
+def _spawn(config: HostConfig, orders: Orders, head: bytes) -> int:
+    """Start the process of these orders as a program of its own."""
+    told = json.dumps(orders.to_json() | {"head": base64.b64encode(head).decode()})
+    environ = os.environ | {
+        HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
+        ORDERS_VARIABLE: told,
+    }
+    arguments = [sys.executable, "-P", str(PROGRAM)]
+    process = subprocess.Popen(arguments, env=environ, pass_fds=orders.fds)
+    process.returncode = 0  # it is `_reap` that waits
+    return process.pid
+
+
+def _name_of(orders: Orders, name: str) -> str:
+    kind = "session" if orders.connection_fd is not None else f"shard {orders.index}"
+    return f"{kind} {name}"

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who accepts, who waits, who is isolated, and how many: plain values, no processes."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from openenvd.env_host.acceptor import SLACK, may_accept
+from openenvd.env_host.admission import FAIR_SECONDS, place_of
+from openenvd.env_host.board import ALIVE_SECONDS, MICROSECONDS, Board, Word
+from openenvd.env_host.errors import NotConcurrent
+from openenvd.env_host.fds import SPARE_FDS
+from openenvd.env_host.heads import Head, Owner, new_session_id, owner_of, read_head
+from openenvd.env_host.last_words import how_it_died
+from openenvd.env_host.limits import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
+from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
+from openenvd.env_host.zygote import MAX_BACK_OFF_SECONDS, back_off_seconds
+
+NOW = 1_000 * MICROSECONDS
+MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)
+UPGRADE = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n"
+
+
+def board(*sessions: int, most: int = 100) -> Board:
+    """A board of as many turning shards, each with so many sessions."""
+    made = Board.create(len(sessions))
+    for slot, count in zip(made, sessions, strict=True):
+        slot[Word.PID] = slot[Word.READY] = 1
+        slot[Word.MAX_SESSIONS] = most
+        slot[Word.SESSIONS] = count
+        slot[Word.HEARTBEAT] = NOW
+    return made
+
+
+def stop_turning(made: Board, index: int) -> None:
+    made[index][Word.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
+
+
+def accepts(made: Board, index: int) -> bool:
+    return may_accept(made[index], made.others(index), NOW)
+
+
+def test_a_shard_alone_accepts_always() -> None:
+    assert accepts(board(0), 0)
+    assert accepts(board(100), 0)
+
+
+def test_a_full_shard_leaves_connections_to_those_with_room() -> None:
+    made = board(100, 0)
+    assert not accepts(made, 0)
+    assert accepts(made, 1)
+
+
+def test_when_all_are_full_all_accept() -> None:
+    made = board(100, 100)
+    assert accepts(made, 0)
+    assert accepts(made, 1)
+
+
+def test_a_shard_far_ahead_waits_for_the_others() -> None:
+    made = board(SLACK + 1, 0, 3)
+    assert not accepts(made, 0)
+    assert accepts(made, 1)
+    assert accepts(board(SLACK, 0, 3), 0)
+
+
+def test_nobody_waits_for_a_shard_that_hangs_or_is_gone() -> None:
+    made = board(100, 0)
+    stop_turning(made, 1)
+    assert accepts(made, 0)
+    made = board(100, 0)
+    made[1].clear()
+    assert accepts(made, 0)
+
+
+def test_a_promised_slot_is_no_room() -> None:
+    made = board(99)
+    made[0][Word.PROMISED] = 1
+    assert made[0].room == 0
+
+
+def place(made: Board, index: int, since: int = NOW) -> int | None:
+    return place_of(since, made[index], made.others(index), NOW)
+
+
+def test_who_wants_a_session_gets_it_here_or_where_there_is_most_room() -> None:
+    assert place(board(99, 0), 0) == 0
+    assert place(board(100, 98, 20), 0) == 2
+    assert place(board(100, 100), 0) is None
+
+
+def test_who_has_waited_longer_elsewhere_goes_first() -> None:
+    made = board(99, 100)
+    made[1][Word.OLDEST_WAIT] = NOW - int(2 * FAIR_SECONDS * MICROSECONDS)
+    assert place(made, 0) is None
+    assert place(made, 1, made[1][Word.OLDEST_WAIT]) == 0
+    stop_turning(made, 1)  # nobody can help those, so they hold nobody up
+    assert place(made, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "meaning"),
+    [
+        (UPGRADE % b"/ws", Head(wants_session=True)),
+        (UPGRADE % b"/mcp?x=1", Head(wants_session=True)),
+        (UPGRADE % b"/ws?session_id=abc", Head(session_id="abc")),
+        (UPGRADE % b"/elsewhere", Head()),
+        (b"GET /ws HTTP/1.1\r\nHost: x\r\n\r\n", Head()),
+        (b"POST /mcp?session_id=abc HTTP/1.1\r\n\r\n", Head(session_id="abc")),
+        (b"\x16\x03\x01 garbage", Head()),
+        (b"", Head()),
+    ],
+)
+def test_a_head_says_where_its_connection_belongs(head: bytes, meaning: Head) -> None:
+    assert read_head(head) == meaning
+
+
+def test_a_session_id_names_its_owner_and_is_otherwise_random() -> None:
+    ids = {new_session_id(Owner(3, 70_000)) for _ in range(100)}
+    assert len(ids) == 100
+    assert {owner_of(text) for text in ids} == {Owner(3, 70_000 % 2**16)}
+    assert all(str(uuid.UUID(text)) == text for text in ids)
+    assert owner_of("mine") is None
+
+
+def plan(*, is_concurrent: bool = True, machine: Machine = MACHINE, **config: object) -> Plan:
+    said = HostConfig(**{"name": "x", "env_class": "m:C", **config})  # type: ignore[arg-type]
+    return plan_of(said, machine, is_concurrent=is_concurrent, class_name="C")
+
+
+def test_there_are_as_many_shards_as_cores_but_not_more_than_sessions() -> None:
+    assert plan() == Plan(4, DEFAULT_SESSIONS, isolates=False, exclusive=False)
+    assert plan(max_sessions=3).shards == 3
+    assert plan(shards=2, max_sessions=400).shards == 2
+
+
+def test_the_sessions_are_shared_evenly() -> None:
+    shared = plan(max_sessions=402)
+    assert [shared.share(index) for index in range(4)] == [101, 101, 100, 100]
+
+
+def test_a_class_for_one_session_is_isolated_when_it_is_to_have_several() -> None:
+    assert plan(is_concurrent=False, max_sessions=16) == Plan(1, 16, isolates=True, exclusive=True)
+    assert plan(is_concurrent=False).isolates
+    assert plan(is_concurrent=False, max_sessions=1) == Plan(1, 1, isolates=False, exclusive=True)
+
+
+def test_a_class_for_one_session_that_is_not_to_be_isolated_has_one() -> None:
+    assert plan(is_concurrent=False, isolate=False) == Plan(1, 1, isolates=False, exclusive=True)
+    with pytest.raises(NotConcurrent, match="--max-sessions 1"):
+        plan(is_concurrent=False, isolate=False, max_sessions=2)
+
+
+def test_any_class_is_isolated_on_demand() -> None:
+    assert plan(isolate=True, max_sessions=5) == Plan(1, 5, isolates=True, exclusive=False)
+
+
+def test_isolated_sessions_that_nobody_counted_fit_into_memory() -> None:
+    small = Machine(cores=4, fds=1024, memory_bytes=6 * ISOLATED_SESSION_BYTES)
+    assert plan(is_concurrent=False, machine=small).max_sessions == 3
+    assert plan(is_concurrent=False).max_sessions == 64
+
+
+def test_there_are_no_more_sessions_than_descriptors() -> None:
+    machine = Machine(cores=2, fds=SPARE_FDS + 10, memory_bytes=None)
+    assert plan(machine=machine).max_sessions == 20
+
+
+def test_a_successor_waits_longer_each_time_but_the_first() -> None:
+    assert [back_off_seconds(deaths) for deaths in (0, 1, 2, 3)] == [0.0, 0.0, 0.1, 0.2]
+    assert back_off_seconds(100) == MAX_BACK_OFF_SECONDS
+
+
+def test_a_death_is_told_by_the_names_of_signals() -> None:
+    assert how_it_died(9) == "was killed by SIGKILL"
+    assert how_it_died(11) == "crashed with SIGSEGV"
+    assert how_it_died(7 << 8) == "exited with code 7"
