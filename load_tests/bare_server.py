@@ -52,12 +52,16 @@ class BareSession(WSListener):
             self._see(0.0)
         elif kind == "step":
             self._step_count += 1
-            seconds = message["data"].get("wait_seconds", 0.0)
-            self._loop.call_later(seconds, self._see, seconds)
+            data = message["data"]
+            seconds, size = data.get("wait_seconds", 0.0), data.get("answer_bytes", 0)
+            if seconds:
+                self._loop.call_later(seconds, self._see, seconds, size)
+            else:
+                self._see(seconds, size)
         elif kind == "close":
             self._is_open = False
 
-    def _see(self, waited_seconds: float) -> None:
+    def _see(self, waited_seconds: float, size: int = 0) -> None:
         if not self._is_open:
             return
         observation = {
@@ -67,6 +71,7 @@ class BareSession(WSListener):
             "host_url": "bare",
             "step_count": self._step_count,
             "timestamp": time.time(),
+            "payload": "x" * size,
         }
         data = {"observation": observation, "reward": None, "done": False}
         answer = orjson.dumps({"type": "observation", "data": data})

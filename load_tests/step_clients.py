@@ -45,6 +45,8 @@ class Tally:
 
     latencies: array[float] = field(default_factory=lambda: array("d"))
     sessions: int = 0
+    first_step_at: float = 0.0
+    last_answer_at: float = 0.0
     failed: int = 0
     first_failure: str = ""
 
@@ -138,8 +140,10 @@ class StepClient(asyncio.Protocol):
         now = time.perf_counter()
         if self._steps >= 0:
             self._tally.latencies.append(now - self._sent_at)
+            self._tally.last_answer_at = now
         else:
             self._tally.sessions += 1
+            self._tally.first_step_at = self._tally.first_step_at or now
         self._steps += 1
         if now < self._plan.ends_at and self._steps != self._plan.steps:
             self._send(self._plan.step)
@@ -209,6 +213,7 @@ async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str,
         "failed": tally.failed,
         "first_failure": tally.first_failure,
         "seconds": time.perf_counter() - started,
+        "stepping_seconds": tally.last_answer_at - tally.first_step_at,
         "cpu_seconds": time.process_time() - cpu,
         "latencies": [round(value, 6) for value in tally.latencies],
     }

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps per second and what one takes, by sessions and by the weight of a message.
+
+    python -m load_tests.steps [--short] [--json FILE] [--upstream PYTHON]
+
+Every session has one step in flight; each step carries so many bytes to the environment, and as
+many back. Ours (`openenv launch benchmark`), upstream's server with the same environment, and the
+bare server, which is the limit, are started once and take turns in each repetition, so that a
+machine that changes its pace does so for all three. Each is given `--processes` processes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from load_tests import scaling_servers
+from load_tests.report import Measure, Report, parse_arguments, percentile
+from openenvd.bench.target import Target
+
+SESSIONS = (1, 64, 1024)
+PAYLOADS = {"200 B": 200, "20 kB": 20_000, "2 MB": 2_000_000}
+SHORT_SESSIONS = (1, 64)
+SHORT_PAYLOADS = {"200 B": 200, "20 kB": 20_000}
+MAX_SESSIONS = 4096
+CLIENTS = 2  # processes, where there are sessions for them
+WARM_UP_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the matrix."""
+
+    sessions: int
+    payload: str
+    payload_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.sessions} x {self.payload}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one server did in one case."""
+
+    steps_per_second: float
+    p50_ms: float
+    p99_ms: float
+    server_us: float  # of CPU, a step
+    client_us: float
+
+
+def measure(target: Target, case: Case, seconds: float) -> Found:
+    """Let the clients loose on one server."""
+    before = _cpu_seconds(target.root_pids)
+    outcomes = _run_clients(target.port, case, seconds)
+    spent = _cpu_seconds(target.root_pids) - before
+    if failed := sum(o["failed"] for o in outcomes):
+        why = next(o["first_failure"] for o in outcomes if o["failed"])
+        raise SystemExit(f"{target.name}, {case.name}: {failed} sessions failed: {why}")
+    latencies = [value for o in outcomes for value in o["latencies"]]
+    return Found(
+        steps_per_second=sum(len(o["latencies"]) / o["stepping_seconds"] for o in outcomes),
+        p50_ms=percentile(latencies, 0.5) * 1e3,
+        p99_ms=percentile(latencies, 0.99) * 1e3,
+        server_us=spent / len(latencies) * 1e6,
+        client_us=sum(o["cpu_seconds"] for o in outcomes) / len(latencies) * 1e6,
+    )
+
+
+def _run_clients(port: int, case: Case, seconds: float) -> list[dict[str, Any]]:
+    count = min(CLIENTS, case.sessions)
+    command = [sys.executable, "-m", "load_tests.step_clients", str(port)]
+    command += [str(case.sessions // count), str(seconds), str(case.payload_bytes)]
+    clients = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    outputs = [client.communicate()[0] for client in clients]
+    if any(client.returncode for client in clients):
+        raise SystemExit(f"{' '.join(command)} failed")
+    return [json.loads(output) for output in outputs]
+
+
+def _cpu_seconds(pids: Sequence[int]) -> float:
+    """Of the server's processes and all below them, so far."""
+    family = [p for pid in pids for p in _family(pid)]
+    return sum(sum(process.cpu_times()[:2]) for process in family)
+
+
+def _family(pid: int) -> Iterator[psutil.Process]:
+    root = psutil.Process(pid)
+    yield root
+    yield from root.children(recursive=True)
+
+
+def _cases(*, short: bool) -> list[Case]:
+    sessions = SHORT_SESSIONS if short else SESSIONS
+    payloads = SHORT_PAYLOADS if short else PAYLOADS
+    return [Case(n, name, size) for name, size in payloads.items() for n in sessions]
+
+
+def _targets(stack: ExitStack, options: Any, report: Report) -> list[Target]:
+    arrangement = scaling_servers.Arrangement(
+        max_sessions=MAX_SESSIONS, processes=options.processes, shards=str(options.processes)
+    )
+    servers = [scaling_servers.openenvd(arrangement)]
+    if not options.alone:
+        python = scaling_servers.peer_python(options.upstream)
+        servers.append(scaling_servers.upstream(arrangement, python))
+    if why := scaling_servers.why_no_limit():
+        report.note(why)
+    else:
+        servers.append(scaling_servers.limit(options.processes))
+    return [stack.enter_context(server).target for server in servers]
+
+
+def _tell(report: Report, case: Case, found: dict[str, list[Found]]) -> None:
+    rates: dict[str, Measure] = {}
+    for name, values in found.items():
+        line = f"{case.name} {name}"
+        rates[name] = report.add(line, "st/s", [f.steps_per_second for f in values])
+        report.add(f"{line} p50", "ms", [f.p50_ms for f in values])
+        report.add(f"{line} p99", "ms", [f.p99_ms for f in values])
+        report.add(f"{line} server CPU", "us", [f.server_us for f in values])
+        report.add(f"{line} client CPU", "us", [f.client_us for f in values])
+    ours, *others = rates
+    for other in others:
+        report.ratio(f"{case.name} {ours} / {other}", rates[ours], rates[other])
+
+
+def main() -> int:
+    """All cases."""
+    options = parse_arguments(
+        "Steps per second: ours, upstream's, the limit.",
+        3,
+        short={"action": "store_true", "help": "less of everything"},
+        seconds={"type": float, "help": "of each measurement (default 5; short: 0.5)"},
+        processes={"type": int, "default": 2, "help": "of each server"},
+        upstream={"metavar": "PYTHON", "help": "one that has upstream's package"},
+        alone={"action": "store_true", "help": "do without upstream's server"},
+    )
+    seconds = options.seconds or (0.5 if options.short else 5.0)
+    report = Report("Steps per second, by sessions and bytes each way")
+    cases = _cases(short=options.short)
+    with ExitStack() as stack:
+        targets = _targets(stack, options, report)
+        found: dict[Case, dict[str, list[Found]]] = {
+            case: {target.name: [] for target in targets} for case in cases
+        }
+        for target in targets:
+            measure(target, Case(CLIENTS, "a little", 10), WARM_UP_SECONDS)
+        for number in range(options.repetitions):
+            for case in cases:
+                turn = number % len(targets)
+                for target in targets[turn:] + targets[:turn]:
+                    found[case][target.name].append(measure(target, case, seconds))
+    for case in cases:
+        _tell(report, case, found[case])
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
