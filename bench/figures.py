@@ -106,7 +106,8 @@ def _scaling_curves(pyplot: Any, data: _Lines) -> Any:
     left.axhline(100 * SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
     left.set(ylabel="success (%)", ylim=(0, 105), title=f"Success, wait = {wait:g} s")
     right.axhline(wait, color="grey", linestyle=":", label="the wait itself")
-    right.set(ylabel="total P99 (s)", yscale="log", title=f"Total P99, wait = {wait:g} s")
+    right.set(ylabel="total P99 (s)", title=f"Total P99, wait = {wait:g} s")
+    _log_scale(right)
     for axes in (left, right):
         _batch_axis(axes, data.batches)
         axes.legend()
@@ -163,12 +164,14 @@ def _comparison(pyplot: Any, data: _Lines) -> Any:
         batches, beyond = data.points(line, wait, lambda s: max(0.0, s.total_p99 - s.wait_seconds))
         middle.plot(batches, beyond, marker="o", label=data.label(line))
     left.set(ylabel="ms", title="Server CPU a session")
-    middle.set(ylabel="seconds", yscale="log", title=f"Total P99 beyond the wait of {wait:g} s")
+    middle.set(ylabel="seconds", title=f"Total P99 beyond the wait of {wait:g} s")
+    _log_scale(middle)
     for axes in (left, middle):
         _batch_axis(axes, data.batches)
         axes.legend()
-    kilobytes = [weight.bytes_per_session / 1024 for weight in data.weights]
-    names = [weight.server for weight in data.weights]
+    weights = {w.server: w.bytes_per_session for w in data.weights}
+    names = [name for name, each in weights.items() if each is not None]
+    kilobytes = [(weights[name] or 0.0) / 1024 for name in names]
     _bars(right, names, kilobytes, [f"{value:.1f}" for value in kilobytes])
     right.set(ylabel="kB", title="Memory a session" if names else "Memory a session: not measured")
     return figure
@@ -179,6 +182,12 @@ def _batch_axis(axes: Any, batches: Sequence[int]) -> None:
     axes.set_xticks(batches, [f"{n:,}" for n in batches])
     axes.set_xlabel("sessions at once")
     axes.grid(visible=True, alpha=0.3)
+
+
+def _log_scale(axes: Any) -> None:
+    """Where there is anything that has a logarithm; all may have failed."""
+    if any(value > 0 for line in axes.get_lines() for value in line.get_ydata()):
+        axes.set_yscale("log", nonpositive="mask")
 
 
 def _bars(axes: Any, names: Sequence[str], heights: Sequence[float], labels: Iterable[str]) -> None:

@@ -87,18 +87,24 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a target holds: idle, and with sessions open and reset."""
+    """What a target holds (PSS): idle, with a few sessions open and reset, and with all of them.
+
+    The kernel's own memory for sockets is nobody's PSS.
+    """
 
     server: str
     sessions: int
     processes: int
     idle_pss_bytes: int
+    few_sessions: int
+    few_pss_bytes: int
     held_pss_bytes: int
 
     @property
-    def bytes_per_session(self) -> float:
-        """What one session adds."""
-        return (self.held_pss_bytes - self.idle_pss_bytes) / max(1, self.sessions)
+    def bytes_per_session(self) -> float | None:
+        """What one more session adds; None where only a few were tried."""
+        more = self.sessions - self.few_sessions
+        return (self.held_pss_bytes - self.few_pss_bytes) / more if more > 0 else None
 
 
 @dataclass(slots=True)

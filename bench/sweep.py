@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agenda of a measurement: every target is weighed, then every cell tried on each in turn.
 
-    for each target: idle memory ─▶ hold the largest batch open ─▶ memory again
+    for each target: memory, idle ─▶ with a few sessions open ─▶ with the largest batch open
     for each cell:   for each target (the order turns with every repetition): one batch
 
 Targets alternate within the same minute, so that a machine that drifts drifts for all of them.
@@ -21,6 +21,7 @@ from .results import Report, ResultFolder, Summary, Weight, rows_of, summary_of
 from .target import Target
 
 PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
+WARMING_SESSIONS = 64
 _TICKS_APART_SECONDS = 1.0
 
 OnProgress = Callable[[str, float, float], None]  # what is done now; so much of so much
@@ -77,14 +78,20 @@ class Sweep:
 
     def _weigh(self, crew: Crew, target: Target) -> Weight:
         idle = targets_module.pss_bytes(target)
+        # What the first sessions make a server import and allocate is no session's weight.
+        few, warm = self._hold(crew, target, min(WARMING_SESSIONS, self._plan.sessions_to_weigh))
+        good, held = self._hold(crew, target, self._plan.sessions_to_weigh)
+        return Weight(target.name, good, len(idle), sum(idle.values()), few, warm, held)
+
+    def _hold(self, crew: Crew, target: Target, sessions: int) -> tuple[int, int]:
+        """How many sessions were open at once, and what the target held then, in bytes."""
         held: dict[int, int] = {}
-        cell = Cell("ws", self._plan.sessions_to_weigh, 0.0, 0)
         harvest = crew.run(
-            self._batch(cell, target, hold=True),
+            self._batch(Cell("ws", sessions, 0.0, 0), target, hold=True),
             on_held=lambda: held.update(targets_module.pss_bytes(target)),
         )
         good = sum(outcome["error_kind"] is None for outcome in harvest.outcomes)
-        return Weight(target.name, good, len(idle), sum(idle.values()), sum(held.values()))
+        return good, sum(held.values())
 
     def _measure(self, crew: Crew, cell: Cell, target: Target, number: int, total: int) -> None:
         words = f"{target.name}: {cell.words}"

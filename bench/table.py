@@ -83,9 +83,11 @@ def summary_line(summary: Summary) -> str:
 
 def weight_line(weight: Weight) -> str:
     """What a server holds."""
+    each = weight.bytes_per_session
+    more = "" if each is None else f", {each / 1024:.1f} kB a session ({weight.sessions} open)"
     return (
-        f"{weight.server}: {weight.idle_pss_bytes / 2**20:.0f} MB PSS idle in {weight.processes} "
-        f"processes, {weight.bytes_per_session / 1024:.1f} kB a session ({weight.sessions} open)"
+        f"{weight.server}: {weight.idle_pss_bytes / 2**20:.0f} MB PSS idle in "
+        f"{weight.processes} processes{more}"
     )
 
 

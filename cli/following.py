@@ -22,6 +22,7 @@ from . import phrases
 from .failures import request_failure
 from .options import reconnect
 from .output import Output, is_coloured, new_console
+from .progress_bar import bar
 
 SECOND_CHANCE_SECONDS = 2.0
 _REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
@@ -139,7 +140,7 @@ def _show_events(client: DaemonClient, request: dict[str, Any], log: _Log) -> di
 
 def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:
     told = progress.get("message") or request.get("waiting") or request["state"].lower()
-    return f"{request['label']}: {told}"
+    return f"{bar(progress)}{request['label']}: {told}"
 
 
 @contextmanager

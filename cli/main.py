@@ -29,6 +29,7 @@ COMMANDS = {
     "requests": ("requests", "The queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
     "cancel": ("requests", "Cancel requests at once."),
+    "bench": ("bench", "Measure how many sessions an environment holds."),
     "down": ("down", "Take environments down."),
     "stop": ("up", "Stop the daemon; environments go on."),
     "check": ("up", "Check this machine."),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .base import Operation, OperationContext
+from .benchmark import Benchmark
 from .check import Check
 from .describe import Describe
 from .down import Down
@@ -19,6 +20,7 @@ from .probe import Probe
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Launch,
+    Benchmark,
     Down,
     Check,
     Describe,
@@ -54,11 +56,12 @@ def dotted_name(operation: type[Operation]) -> str:
 
 
 def expected_bytes() -> dict[str, int]:
-    """By schedule, the most that one of its operations is expected to use."""
+    """By schedule, what its first operation is expected to use: the plan sets that much aside for
+    each guaranteed worker. Those that need more wait until there is room (`executor.admission`).
+    """
     expected: dict[str, int] = {}
     for operation in OPERATIONS:
-        before = expected.get(operation.schedule, 0)
-        expected[operation.schedule] = max(before, operation.expected_bytes)
+        expected.setdefault(operation.schedule, operation.expected_bytes)
     return expected
 
 

@@ -18,9 +18,10 @@ from openenvd.operations.launch import LaunchPayload
 all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
 
 
-def test_launches_are_long_and_everything_else_is_short() -> None:
+def test_launches_and_measurements_are_long_and_everything_else_is_short() -> None:
     schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
     assert schedules.pop("launch") == "LONG"
+    assert schedules.pop("benchmark") == "LONG"
     assert set(schedules) == {"down", "check", "describe", "probe"}
     assert set(schedules.values()) == {"SHORT"}
 

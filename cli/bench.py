@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv bench`: queue a measurement, follow it with a progress bar, tell where results are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import exit_codes
+from .following import Detached, follow_request
+from .options import connect, json_option
+from .output import Output, good
+from .source import working_folder
+
+_COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
+
+
+@click.command()
+@click.argument("name")
+@click.option("--requests-grid", metavar=_COUNTS, help="Sessions at once [32,128,512].")
+@click.option("--wait-grid", metavar=_SECONDS, help="How long a step waits [1].")
+@click.option("--reps", type=click.IntRange(1, 100), help="How often each batch is measured [3].")
+@click.option("--mode", type=click.Choice(["ws", "http"]), help="WebSocket or HTTP [ws].")
+@click.option("--compare", is_flag=True, help="Both, beside each other.")
+@click.option("--action", metavar="JSON", help="What a step does, where it cannot just wait.")
+@click.option("--generators", type=click.IntRange(1, 256), help="Processes that make the load.")
+@click.option(
+    "--session-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+    help="Longest a session may take, beyond its wait [120].",
+)  # fmt: skip
+@click.option(
+    "--output-dir", type=click.Path(file_okay=False, path_type=Path),
+    help="Where results go; by default below OPENENV_HOME.",
+)  # fmt: skip
+@click.option("--async", "is_async", is_flag=True, help="Print the request's id, and return.")
+@json_option
+def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
+    """Measure how many sessions an environment holds at once, and how long they take.
+
+    Connect, reset, one step that waits, close; all sessions of a batch at once. Writes raw.jsonl,
+    summary.csv and five figures. Ctrl-C detaches, a second one cancels.
+    """
+    output = Output(as_json=as_json)
+    payload = _payload(name, options)
+    client = connect(output)
+    client.environment(name)  # one that does not exist is told at once, with what is near
+    request = client.submit("benchmark", payload)
+    if is_async:
+        if not as_json:
+            click.echo(request["id"])
+        output.json({"request_id": request["id"]})
+        return exit_codes.OK
+    return _follow(client, request, output)
+
+
+def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Only what was said is sent."""
+    folder = options["output_dir"]
+    mode = options["mode"]
+    said = {
+        "requests_grid": _numbers("--requests-grid", options["requests_grid"], int),
+        "wait_grid": _numbers("--wait-grid", options["wait_grid"], float),
+        "repetitions": options["reps"],
+        "modes": ["http", "ws"] if options["compare"] else mode and [mode],
+        "action": _action(options["action"]),
+        "generators": options["generators"],
+        "session_timeout_seconds": options["session_timeout"],
+        "output_dir": None if folder is None else str(working_folder() / folder),
+    }
+    return {"name": name, **{key: value for key, value in said.items() if value is not None}}
+
+
+def _numbers(option: str, text: str | None, kind: type[int] | type[float]) -> list[Any] | None:
+    if text is None:
+        return None
+    try:
+        values = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = []
+    if not values:
+        what = "whole numbers" if kind is int else "numbers"
+        raise click.BadParameter(f"{text!r} is no list of {what}; write 1,5,10", param_hint=option)
+    return values
+
+
+def _action(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        action = json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"that is not JSON: {exc}", param_hint="--action") from None
+    if not isinstance(action, dict):
+        raise click.BadParameter("an action is a JSON object: {…}", param_hint="--action")
+    return action
+
+
+def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
+    try:
+        final = follow_request(client, request, output)
+    except Detached:
+        output.json({"request_id": request["id"]})
+        return exit_codes.INTERRUPTED
+    result = final.get("result")
+    answer = {"request_id": final["id"], "result": result}
+    if final.get("error") is not None:
+        answer["error"] = final["error"]
+    output.json(answer)
+    for line in _where(result) if result else ():
+        output.result(line)
+    return exit_codes.of_request(final)
+
+
+def _where(result: dict[str, Any]) -> list[str]:
+    largest = (f"{most:,} sessions ({what})" for what, most in result["max_batch"].items())
+    return [
+        f"{good('✓')} {result['name']} holds {', '.join(largest)}",
+        "",
+        *(f"  {path}" for path in [*result["files"], *result["figures"]]),
+    ]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmark`: how many sessions an environment holds at once, and how long they take.
+
+    find address and processes ─▶ see that it can wait ─▶ sweep the grid ─▶ files, figures, table
+
+The load comes from generators, processes of their own (`bench/`); this one waits for them, and ends
+them when it is cancelled. What it prints, batch by batch, is the request's log.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ..bench.errors import InvalidPlan
+from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
+from ..environments import run_files
+from ..environments.asking import address_by_name, ask
+from ..environments.layout import Layout, make_private
+from ..processes.keeper_link import KeeperGone, KeeperLink
+from . import base
+
+if TYPE_CHECKING:
+    from ..bench.results import Report, Summary
+    from ..bench.target import Target
+
+Json = dict[str, Any]
+
+MEGABYTE = 2**20
+SCHEMA_SECONDS = 30.0
+
+
+class BenchmarkPayload(base.Payload):
+    """What is to be measured, and how."""
+
+    name: str = Field(min_length=1, description="The environment's name.")
+    requests_grid: list[int] = Field(
+        [32, 128, 512], description="Sessions at once, batch by batch."
+    )
+    wait_grid: list[float] = Field([1.0], description="Seconds that a step waits.")
+    repetitions: int = Field(3, description="How often each batch is measured.")
+    modes: list[str] = Field(["ws"], description=f"Over what: {', '.join(MODES)}.")
+    action: Json | None = Field(
+        None, description="What a step does; left out, it waits: {'wait_seconds': …}."
+    )
+    session_timeout_seconds: float = Field(
+        DEFAULT_TIMEOUT_SECONDS,
+        gt=0,
+        le=base.MAX_SECONDS,
+        description="Longest a session may take, beyond its wait.",
+    )
+    generators: int | None = Field(
+        None, ge=1, le=256, description="Processes that make the load; by the cores if left out."
+    )
+    output_dir: str | None = Field(
+        None,
+        max_length=base.MAX_TEXT,
+        description="Where results go, an absolute path; below the daemon's home if left out.",
+    )
+
+    @field_validator("output_dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_absolute():
+            raise ValueError(f"{value!r} is not an absolute path")
+        return value
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Self:
+        try:
+            self.plan()
+        except InvalidPlan as exc:
+            raise ValueError(exc.message) from exc
+        return self
+
+    def plan(self) -> Plan:
+        """The grid.
+
+        Raises:
+            InvalidPlan
+        """
+        return Plan(
+            requests_grid=tuple(self.requests_grid),
+            wait_grid=tuple(self.wait_grid),
+            repetitions=self.repetitions,
+            modes=tuple(self.modes),
+            action=self.action,
+            timeout_seconds=self.session_timeout_seconds,
+            generators=self.generators,
+        )
+
+
+class Benchmark:
+    """Measures one environment that runs."""
+
+    name: ClassVar[str] = "benchmark"
+    summary: ClassVar[str] = "Measure how many sessions an environment holds at once."
+    schedule: ClassVar[str] = "LONG"
+    idempotent: ClassVar[bool] = True  # a second run measures again, into the same folder
+    max_attempts: ClassVar[int] = 1  # but not by itself: half an hour of load is nobody's surprise
+    expected_bytes: ClassVar[int] = 160 * MEGABYTE  # generators, results and matplotlib
+    leaves_bytes: ClassVar[int] = 0
+    Payload: ClassVar[type[base.Payload]] = BenchmarkPayload
+
+    @staticmethod
+    def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
+        """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`.
+
+        Raises:
+            NotAnswering, BenchError
+        """
+        return _Measuring(payload, context).run()
+
+
+class _Measuring:
+    """One measurement on its way."""
+
+    def __init__(self, payload: BenchmarkPayload, context: base.OperationContext) -> None:
+        self._payload = payload
+        self._context = context
+        self._layout = Layout(context.home)
+        self._plan = payload.plan()
+        self._folder = _folder_of(payload, context)
+
+    def run(self) -> Json:
+        from ..bench import figures, table  # in the worker that measures, not in every worker
+        from ..bench.sweep import Sweep
+
+        address = address_by_name(self._layout.runs, self._payload.name)
+        self._check_action(address)
+        target = self._target(address)
+        base.say(f"{self._payload.name} is measured at {address}; results go to {self._folder}")
+        sweep = Sweep(
+            self._plan,
+            [target],
+            self._folder,
+            on_progress=self._on_progress,
+            on_summary=_tell,
+        )
+        files = sweep.run()
+        drawn = figures.draw_all(sweep.report, self._folder)
+        lines = table.lines_of(sweep.report)
+        if not figures.can_draw():
+            lines.append(figures.WHY_NONE)
+        for line in lines:
+            base.say(line)
+        return {
+            "name": self._payload.name,
+            "address": address,
+            "folder": str(self._folder),
+            "files": [str(path) for path in files],
+            "figures": [str(path) for path in drawn],
+            "max_batch": _max_batches(sweep.report),
+            "table": lines,
+        }
+
+    def _check_action(self, address: str) -> None:
+        """An environment that cannot wait has to be told what else to do.
+
+        Raises:
+            NotAnswering
+            InvalidPlan: its actions know no `wait_seconds`, and none was given.
+        """
+        schema = ask(address, "/schema", SCHEMA_SECONDS).get("action") or {}
+        known = schema.get("properties") or {}
+        if self._payload.action is None and "wait_seconds" not in known:
+            fields = ", ".join(name for name in known if name != "metadata") or "none"
+            raise InvalidPlan(
+                f"{self._payload.name} cannot wait: its actions have no wait_seconds ({fields})",
+                "say what a step does with --action '{…}', or measure the bundled one: "
+                "openenv launch benchmark",
+            )
+
+    def _target(self, address: str) -> Target:
+        from ..bench.target import Target
+
+        replicas = run_files.of_environment(self._layout.runs, self._payload.name)
+        pids = tuple(pid for replica in replicas if (pid := _server_pid(replica)) is not None)
+        return Target(self._payload.name, address, pids)
+
+    def _on_progress(self, message: str, done: float, total: float) -> None:
+        self._context.progress(
+            {"phase": "measuring", "message": message, "done": round(done, 2), "total": total}
+        )
+
+
+def _folder_of(payload: BenchmarkPayload, context: base.OperationContext) -> Path:
+    if payload.output_dir is not None:
+        return Path(payload.output_dir)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    parent = make_private(context.home / "benchmarks")
+    return parent / f"{payload.name}-{stamp}-{context.request_id[:8]}"
+
+
+def _server_pid(replica: run_files.RunFile) -> int | None:
+    try:
+        with KeeperLink.connect(replica.socket_path) as link:
+            pid: int | None = link.status.get("pid")
+            return pid or None
+    except (KeeperGone, TimeoutError):
+        return None
+
+
+def _max_batches(report: Report) -> Json:
+    """By mode and wait, the largest batch of which 95 % succeeded."""
+    from ..bench.table import max_batch
+
+    keys = sorted({(s.mode, s.wait_seconds, s.server) for s in report.summaries})
+    return {
+        f"{mode}, wait {wait:g} s": max_batch(report.summaries, server, wait, mode)
+        for mode, wait, server in keys
+    }
+
+
+def _tell(summary: Summary) -> None:
+    from ..bench.table import summary_line
+
+    base.say(f"{summary_line(summary)} (load average {os.getloadavg()[0]:.1f})")

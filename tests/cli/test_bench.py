@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv bench`: what is asked for, and what is refused before it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.cli.progress_bar import WIDTH, bar
+
+from .conftest import Command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--requests-grid", ""], "no list of whole numbers"),
+        (["--requests-grid", "1.5"], "no list of whole numbers"),
+        (["--wait-grid", "soon"], "no list of numbers"),
+        (["--reps", "0"], "--reps"),
+        (["--mode", "smoke"], "--mode"),
+        (["--action", "{"], "not JSON"),
+        (["--action", "[1]"], "JSON object"),
+    ],
+)
+def test_nonsense_is_refused_without_a_daemon(
+    command: Command, arguments: list[str], words: str
+) -> None:
+    answer = command("bench", "echo", *arguments)
+    assert answer.code == 2
+    assert words in answer.err
+
+
+@pytest.mark.parametrize(
+    ("progress", "filled", "words"),
+    [
+        ({"done": 0, "total": 4}, 0, "0 %"),
+        ({"done": 1, "total": 4}, WIDTH // 4, "25 %"),
+        ({"done": 9, "total": 4}, WIDTH, "100 %"),
+    ],
+)
+def test_the_bar_is_as_long_as_the_work_is_done(
+    progress: dict[str, float], filled: int, words: str
+) -> None:
+    assert bar(progress).count("━") == filled
+    assert words in bar(progress)
+
+
+@pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])
+def test_there_is_no_bar_where_nobody_said_how_much_there_is(progress: dict[str, float]) -> None:
+    assert bar(progress) == ""
