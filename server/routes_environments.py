@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from ..requests_db.records import Environment, Json
+from ..requests_db.records import Environment, Json, Replica
 from .errors import NotFound
 from .routes_requests import TEXT, Tail
 from .services import Services, ServicesDep
@@ -51,7 +52,11 @@ async def environment_views(services: Services, *, include_stopped: bool = False
     """All of them, by name."""
     await services.reconciler.settled()
     found = await services.store.environments(include_stopped=include_stopped)
-    return [await _view(services, environment) for environment in found]
+    replicas: dict[str, list[Replica]] = defaultdict(list)
+    for replica in await services.store.replicas():
+        replicas[replica.environment].append(replica)
+    live = services.reconciler.live
+    return [environment_view(each, replicas[each.name], live) for each in found]
 
 
 async def _view(services: Services, environment: Environment) -> Json:
