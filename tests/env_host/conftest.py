@@ -13,7 +13,7 @@ import pytest
 from openenvd.env_host.protocol import HostConfig
 
 from .hosts import WAIT_SECONDS, Host
-from .samples import SAMPLES
+from .samples import SAMPLES, THREADED
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
 
@@ -26,6 +26,7 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     said otherwise, and nobody waits for a slot."""
     hosts: list[Host] = []
     (tmp_path / "samples.py").write_text(SAMPLES)
+    (tmp_path / "threaded.py").write_text(THREADED)
 
     def start_host(
         what: str | None = "Counter", *, env: dict[str, str] | None = None, **config: Any

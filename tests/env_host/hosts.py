@@ -95,6 +95,10 @@ class Host:
         """A new connection."""
         return Client(f"ws://127.0.0.1:{self.port}{path}")
 
+    def open_within(self, seconds: float) -> None:
+        """Begin a connection, and leave when the handshake has not been answered by then."""
+        connect(f"ws://127.0.0.1:{self.port}/ws", open_timeout=seconds).close()
+
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and decoded body of one HTTP request; a string is sent as it is."""
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -131,7 +135,7 @@ class Client:
     connection: ClientConnection
 
     def __init__(self, url: str) -> None:
-        self._open = connect(url, max_size=None)
+        self._open = connect(url, max_size=None, open_timeout=WAIT_SECONDS)
 
     def __enter__(self) -> Client:
         self.connection = self._open.__enter__()

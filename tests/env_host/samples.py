@@ -6,7 +6,7 @@ test and a call inside the host meet without sleeping.
 """
 
 SAMPLES = '''
-import asyncio, os, sqlite3, sys, threading
+import asyncio, os, random, signal, sqlite3, sys, threading
 from openenvd.env_host.interfaces import Action, Environment, Observation, State
 
 def pass_gate(name):
@@ -61,6 +61,24 @@ class Counter(Environment[Do, Seen, State]):
 
     def do_print(self, action):
         print("said by a step")
+
+    def do_pid(self, action):
+        return str(os.getpid())
+
+    def do_kill(self, action):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_segfault(self, action):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def do_exit_at_once(self, action):
+        os._exit(5)
+
+    def do_random(self, action):
+        return str(random.random())
+
+    def do_eat(self, action):
+        self._eaten = bytearray(os.urandom(2**20) * 200)
 
     @property
     def state(self):
@@ -139,4 +157,18 @@ class Plain:
 
 class NotOne:
     pass
+
+if "FAIL_SHARDS" in os.environ:
+    os.register_at_fork(after_in_child=lambda: os._exit(9))
 '''
+
+# A class whose import leaves a thread running.
+THREADED = """
+import threading
+from samples import Counter
+
+threading.Thread(target=threading.Event().wait, name="ticker", daemon=True).start()
+
+class Threaded(Counter):
+    pass
+"""

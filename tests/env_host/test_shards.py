@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards as processes: they share a socket, fill up, hand over, and die without the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from .conftest import StartHost
+from .hosts import WAIT_SECONDS, Client, Host
+
+ABRUPT_ENDS = [
+    ("kill", "was killed by SIGKILL"),
+    ("segfault", "crashed with SIGSEGV"),
+    ("exit_at_once", "exited with code 5"),
+]
+
+
+def shards(host: Host) -> list[psutil.Process]:
+    return psutil.Process(host.process.pid).children()
+
+
+def pid_of(client: Client) -> int:
+    answer = client.ask("step", {"what": "pid"})
+    return int(answer["data"]["observation"]["text"])
+
+
+def last_word(client: Client) -> tuple[dict[str, Any], int]:
+    """What the client is told, and the code of the close."""
+    answer = client.receive()
+    with pytest.raises(ConnectionClosed) as closed:
+        client.receive()
+    assert closed.value.rcvd is not None
+    return answer, closed.value.rcvd.code
+
+
+def test_ready_says_how_many_shards_there_are(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=12)
+    assert host.ready().items() >= {"max_sessions": 12, "shards": 3, "isolate": False}.items()
+    assert len(shards(host)) == 3
+
+
+def test_all_slots_of_all_shards_can_be_taken_at_once(start: StartHost) -> None:
+    """The fullest shard does not refuse while another has room."""
+    host = start(shards=4, max_sessions=40)
+    host.ready()
+    with ExitStack() as stack, ThreadPoolExecutor(40) as pool:
+        clients = list(pool.map(lambda _: stack.enter_context(host.open()), range(40)))
+        assert {c.ask("reset")["type"] for c in clients} == {"observation"}
+        by_pid = [pid_of(client) for client in clients]
+        assert {by_pid.count(pid) for pid in set(by_pid)} == {10}
+        with host.open() as late:
+            refusal = late.receive()["data"]
+        assert refusal["code"] == "CAPACITY_REACHED"
+        assert (refusal["active_sessions"], refusal["max_sessions"]) == (40, 40)
+
+
+def test_http_is_answered_while_all_slots_are_taken(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=2)
+    host.ready()
+    with host.open() as first, host.open() as second:
+        first.ask("reset")
+        second.ask("reset")
+        assert host.http("GET", "/health") == (200, {"status": "healthy"})
+
+
+def test_the_keeper_hears_of_the_sessions_of_all_shards(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=4)
+    host.ready()
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(host.open()).ask("reset")
+        host.note_that(sessions=4)
+    host.note_that(sessions=0)
+
+
+def test_who_waits_gets_the_slot_that_becomes_free_in_whichever_shard(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    for _ in range(4):
+        with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
+            first.ask("reset")
+            second.ask("reset")
+            waiting = pool.submit(lambda: host.open().__enter__())
+            first.send("close")
+            with pytest.raises(ConnectionClosed):
+                first.receive()
+            third = waiting.result(WAIT_SECONDS)
+            assert third.ask("reset")["type"] == "observation"
+            third.connection.close()
+
+
+def test_who_has_waited_long_enough_is_refused_with_the_numbers(start: StartHost) -> None:
+    host = start(max_sessions=1, admission_timeout_seconds=0.2)
+    host.ready()
+    with host.open() as first:
+        first.ask("reset")
+        with host.open() as second:
+            assert second.receive()["data"]["code"] == "CAPACITY_REACHED"
+        assert first.ask("reset")["type"] == "observation"
+
+
+def test_who_leaves_while_waiting_takes_no_slot(start: StartHost) -> None:
+    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first:
+        first.ask("reset")
+        with pytest.raises(TimeoutError):
+            host.open_within(0.3)
+        first.send("close")
+        with pytest.raises(ConnectionClosed):
+            first.receive()
+    with host.open() as second:
+        assert second.ask("reset")["type"] == "observation"
+
+
+@pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
+def test_a_shard_that_dies_costs_its_own_sessions_alone(
+    start: StartHost, what: str, how: str
+) -> None:
+    host = start(shards=2, max_sessions=8)
+    host.ready()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(8)]
+        pids = [pid_of(client) for client in clients]
+        doomed = pids[0]
+        clients[0].send("step", {"what": what})
+        for client, pid in zip(clients, pids, strict=True):
+            if pid != doomed:
+                assert pid_of(client) == pid
+                continue
+            answer, code = last_word(client)
+            assert (answer["type"], answer["data"]["code"]) == ("error", "SESSION_ERROR")
+            assert how in answer["data"]["message"]
+            assert f"pid {doomed}" in answer["data"]["message"]
+            assert code == 1011
+        told = next_exit(host)
+        assert (told["pid"], told["sessions"], told["isolated"]) == (doomed, 4, False)
+
+
+def next_exit(host: Host) -> dict[str, Any]:
+    while (note := host.note()) is not None:
+        if "shard_exit" in note:
+            exit_: dict[str, Any] = note["shard_exit"]
+            return exit_
+    raise AssertionError("no shard_exit")
+
+
+def test_a_dead_shard_is_replaced_and_serves_again(start: StartHost) -> None:
+    host = start(shards=1, max_sessions=2)
+    host.ready()
+    seen = set()
+    for _ in range(4):
+        with host.open() as client:
+            seen.add(pid_of(client))
+            client.send("step", {"what": "kill"})
+            last_word(client)
+    assert len(seen) == 4
+    assert host.stop() == 0
+
+
+def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: StartHost) -> None:
+    """What is in a shard's inbox outlives it."""
+    host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, host.open() as second, ThreadPoolExecutor(4) as pool:
+        pids = [pid_of(first), pid_of(second)]
+        os.kill(pids[0], signal.SIGSTOP)
+        waiting = [pool.submit(lambda: host.open().__enter__()) for _ in range(1)]
+        os.kill(pids[0], signal.SIGKILL)
+        last_word(first)
+        third = waiting[0].result(WAIT_SECONDS)
+        assert third.ask("reset")["type"] == "observation"
+        third.connection.close()
+
+
+def test_a_shard_that_hangs_does_not_keep_clients_from_the_others(start: StartHost) -> None:
+    host = start("Async", shards=2, max_sessions=8)
+    host.ready()
+    hanging = shards(host)[0]
+    hanging.suspend()
+    try:
+        with ExitStack() as stack:
+            for _ in range(4):
+                assert stack.enter_context(host.open()).ask("reset")["type"] == "observation"
+    finally:
+        hanging.resume()
+
+
+def test_when_the_host_is_killed_no_shard_survives(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=9)
+    host.ready()
+    children = shards(host)
+    with host.open() as client:
+        client.ask("reset")
+        host.process.kill()
+        _, left = psutil.wait_procs(children, timeout=WAIT_SECONDS)
+    assert not left
+
+
+def test_stopping_tells_the_sessions_of_all_shards(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=6)
+    host.ready()
+    children = shards(host)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(6)]
+        for client in clients:
+            client.ask("reset")
+        assert host.stop() == 0
+        for client in clients:
+            answer, code = last_word(client)
+            assert answer["data"]["code"] == "SESSION_ERROR"
+            assert code == 1001
+    assert not [child for child in children if child.is_running()]
+
+
+def test_an_environment_that_leaves_threads_is_served_by_programs_of_its_own(
+    start: StartHost,
+) -> None:
+    host = start("threaded:Threaded", shards=2, max_sessions=4)
+    assert host.ready()["shards"] == 2
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(4)]
+        assert len({pid_of(client) for client in clients}) == 2
+        clients[0].send("step", {"what": "kill"})
+        assert "SIGKILL" in last_word(clients[0])[0]["data"]["message"]
+    assert "left threads running (ticker)" in host.log.read_text()
+    assert host.stop() == 0
+
+
+def test_random_numbers_differ_among_shards(start: StartHost) -> None:
+    host = start(shards=4, max_sessions=4)
+    host.ready()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(4)]
+        answers = [json.dumps(c.ask("step", {"what": "random"})) for c in clients]
+    assert len(set(answers)) == 4
+
+
+def test_what_an_environment_starts_does_not_hold_a_connection(start: StartHost) -> None:
+    """The last process to have a copy of a socket decides when its client sees the end."""
+    host = start(shards=1, max_sessions=3)
+    host.ready()
+    with host.open() as first:
+        doomed = pid_of(first)
+        with host.open() as second:
+            second.ask("reset")
+            first.send("step", {"what": "kill"})  # the successor is forked now
+            last_word(first)
+            last_word(second)
+        assert doomed not in {child.pid for child in shards(host)}
+
+
+def test_a_startup_that_fails_in_every_shard_fails_the_host(start: StartHost) -> None:
+    host = start("samples:Counter", shards=2, max_sessions=2, env={"FAIL_SHARDS": "1"})
+    note = host.note()
+    assert note is not None
+    assert "ready" not in note
+    assert "before it could serve" in note["failed"]
+    assert host.process.wait(WAIT_SECONDS) == 3
+
+
+def test_many_clients_at_once_wait_their_turn_for_few_slots(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=6, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    done = threading.Semaphore(0)
+
+    def play(_: int) -> str:
+        with host.open() as client:
+            kind: str = client.ask("reset")["type"]
+            done.release()
+            return kind
+
+    with ThreadPoolExecutor(30) as pool:
+        assert set(pool.map(play, range(30))) == {"observation"}
