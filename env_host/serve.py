@@ -23,6 +23,7 @@ from uvicorn.config import Config
 from .front_door import http_protocol, uvicorn_websockets, websocket_protocol
 from .protocol import MAX_MESSAGE_BYTES
 from .session_socket import Service
+from .session_watch import SessionWatch
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for sessions to close their environments, and again for HTTP requests
@@ -33,9 +34,11 @@ log = logging.getLogger("openenvd.env_host")
 class HostServer(uvicorn.Server):
     """uvicorn, told when to stop by us."""
 
-    def __init__(self, config: Config, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any, *, on_ready: Callable[[], None]) -> None:
+        self._service: Service | None = getattr(app, "session_service", None)
+        super().__init__(_config(app, self._service))
         self._on_ready = on_ready
+        self._watching: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,8 +48,18 @@ class HostServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
         await super().startup(sockets)
-        if self.started:
-            self._on_ready()
+        if not self.started:
+            return
+        if self._service is not None:
+            watch = SessionWatch(self._service.table)
+            self._watching = asyncio.create_task(watch.run(), name="session-watch")
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await super().shutdown(sockets)
 
 
 class Server(HostServer):
@@ -58,7 +71,7 @@ class Server(HostServer):
     """
 
     def __init__(self, app: Any) -> None:
-        super().__init__(_config(app), on_ready=lambda: None)
+        super().__init__(app, on_ready=lambda: None)
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -99,7 +112,7 @@ async def serve(
     on_stop: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve until SIGTERM or SIGINT; then call `on_stop`, which has `STOP_SECONDS`, and end."""
-    server = HostServer(_config(app), on_ready=on_ready)
+    server = HostServer(app, on_ready=on_ready)
     stopping = _on_signal(server, on_stop)
     try:
         await server.serve(sockets=[listener])
@@ -107,13 +120,8 @@ async def serve(
         stopping.cancel()
 
 
-def run_loop(
-    main: Awaitable[None] | Callable[[], Awaitable[None]], on_end: Callable[[], None]
-) -> None:
-    """Run `main` (or what it gives, inside the loop) on the fastest event loop there is.
-
-    `on_end` is called before the loop is taken down.
-    """
+def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
+    """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -121,15 +129,14 @@ def run_loop(
         factory = uvloop.new_event_loop
 
     async def run() -> None:
-        await (main() if callable(main) else main)
+        await main
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())
         on_end()
 
 
-def _config(app: Any) -> Config:
-    service: Service | None = getattr(app, "session_service", None)
+def _config(app: Any, service: Service | None) -> Config:
     return Config(
         app,
         http="auto" if service is None else cast(Any, http_protocol(service)),

@@ -110,6 +110,11 @@ class Session:
         return self.calls
 
     @property
+    def age(self) -> float:
+        """Seconds since it was last used; since it began, if it never was."""
+        return asyncio.get_running_loop().time() - self.last_used
+
+    @property
     def thread(self) -> Runner:
         """Where its synchronous calls run."""
         if self._thread is None:

@@ -53,10 +53,11 @@ class Service:
 class Call:
     """Something of the environment that is being waited for."""
 
-    __slots__ = ("future", "settle", "socket", "timer")
+    __slots__ = ("future", "name", "settle", "socket", "timer")
 
-    def __init__(self, socket: SessionSocket, settle: Settle) -> None:
+    def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
         self.socket = socket
+        self.name = name  # of what a message asked for; empty while the session begins
         self.settle = settle
         self.future: asyncio.Future[Any] | None = None  # None: it runs on a thread
         self.timer: asyncio.TimerHandle | None = None
@@ -225,6 +226,7 @@ class SessionSocket(WebSocketProtocol):
         session = self._ready()
         calls = session.ready_calls
         action = session.definition.parse_action(data)
+        self._service.table.counts.steps += 1
         if calls.step_is_async:
             self._begin("step", session.start(calls.step(action)), self._observed)
         else:
@@ -275,7 +277,7 @@ class SessionSocket(WebSocketProtocol):
 
     def _note(self, name: str, settle: Settle) -> Call:
         """Wait for a call of the environment, for as long as it may take."""
-        call = self._wait_for(Call(self, settle))
+        call = self._wait_for(Call(self, settle, name))
         session = self._ready()
         session.busy += 1
         session.call_name, session.call_began = name, self._loop.time()
@@ -287,14 +289,12 @@ class SessionSocket(WebSocketProtocol):
     def _forget_call(self) -> Call | None:
         """Nothing is being waited for any more."""
         call, self._call = self._call, None
-        session = self._session
-        if call is None or session is None or not session.call_name:
-            return call
-        session.busy -= 1
-        session.call_name = ""
-        session.touch()
-        if call.timer is not None:
-            call.timer.cancel()
+        if call is not None and call.name:
+            session = self._ready()
+            session.busy -= 1
+            session.touch()
+            if call.timer is not None:
+                call.timer.cancel()
         return call
 
     def _observed(self, observation: Any, error: BaseException | None) -> None:
@@ -317,14 +317,13 @@ class SessionSocket(WebSocketProtocol):
         error: BaseException | None,
     ) -> None:
         """Send what came of a call, and go on."""
-        name = self._ready().call_name
-        self._forget_call()
+        call = self._forget_call()
         try:
             if error is not None:
                 raise error
             self.send_text(frame % write(result))
         except Exception as exc:
-            self._refuse(name, exc)
+            self._refuse(call.name if call else "", exc)
         self._go_on()
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
@@ -351,6 +350,7 @@ class SessionSocket(WebSocketProtocol):
     def _time_out(self, call: Call, name: str, limit: float) -> None:
         if self._call is not call:
             return
+        self._service.table.counts.step_timeouts += 1
         log.warning("session %s: %s ran past %g s", self._ready().id, name, limit)
         text = f"The {name} did not finish within {limit:g} s; the session has ended."
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))

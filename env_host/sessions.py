@@ -16,6 +16,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from .calls import Calls
@@ -79,6 +80,15 @@ class NoHooks:
         pass
 
 
+@dataclass(slots=True)
+class Counts:
+    """What has happened in this process, ever."""
+
+    begun: int = 0  # sessions
+    steps: int = 0
+    step_timeouts: int = 0  # of reset, too
+
+
 class SessionTable:
     """All sessions, and the room for more. On the event loop only."""
 
@@ -97,6 +107,7 @@ class SessionTable:
         self._hooks: Hooks = hooks or NoHooks()
         self._admission = admission
         self._sessions: dict[str, Session] = {}
+        self.counts = Counts()
         self._taken = 0
         self._closing = 0
         self._endings: set[asyncio.Task[None]] = set()  # a loop keeps no hold of its tasks
@@ -208,7 +219,7 @@ class SessionTable:
         self._hooks.on_change(len(self._sessions))
         self._part(session)
         if abandoned:
-            log.warning("session %s ended while a call of it is still running", session.id)
+            self._warn_of_abandoned(session)
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None
@@ -267,6 +278,7 @@ class SessionTable:
 
     def _begin(self, socket: Attached | None) -> Session:
         self._taken += 1
+        self.counts.begun += 1
         session = self._new()
         self._sessions[session.id] = session
         self._hooks.on_change(len(self._sessions))
@@ -291,6 +303,14 @@ class SessionTable:
             self._taken -= 1
             self._hooks.on_change(len(self._sessions))
         self._tell_change()
+
+    def _warn_of_abandoned(self, session: Session) -> None:
+        what, seconds = "its creation", session.age
+        if session.calls is not None:
+            what = f"its {session.call_name}"
+            seconds = asyncio.get_running_loop().time() - session.call_began
+        text = "session %s ended while %s still runs, since %.1f s"
+        log.warning(text, session.id, what, seconds)
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

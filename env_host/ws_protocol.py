@@ -19,6 +19,7 @@ from .ws_frames import (
     BAD_TEXT_CLOSE,
     CLOSE,
     GOING_AWAY_CLOSE,
+    INTERNAL_ERROR_CLOSE,
     PING,
     PONG,
     TEXT,
@@ -36,14 +37,24 @@ _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
 class WebSocketProtocol(asyncio.Protocol):
     """Sends and receives messages; answers pings; closes."""
 
-    __slots__ = ("_closing", "_has_left", "_loop", "_parser", "is_heard", "is_paused", "transport")
+    __slots__ = (
+        "_closing",
+        "_has_left",
+        "_is_asked",
+        "_is_heard",
+        "_loop",
+        "_parser",
+        "is_paused",
+        "transport",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._parser = FrameParser(MAX_MESSAGE_BYTES)
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
-        self.is_heard = True  # since it was last looked at: anything has come
+        self._is_heard = True  # anything has come since `ask_for_life` last looked
+        self._is_asked = False  # it pinged then
         self.is_paused = False  # the peer reads more slowly than we write
         self.transport: Any = None
 
@@ -64,10 +75,15 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._closing is None and not self._has_left:
             self._write(TEXT, payload)
 
-    def ping(self) -> None:
-        """Ask the peer for a sign of life."""
-        if self._closing is None and not self._has_left:
+    def ask_for_life(self) -> None:
+        """To be called now and then: ask a peer that is silent, give up one that stays so."""
+        if self._is_heard or self._closing is not None or self._has_left:
+            self._is_heard = self._is_asked = False
+        elif not self._is_asked:
+            self._is_asked = True
             self._write(PING, b"")
+        else:
+            self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
 
     def close(self, code: int, reason: str = "") -> None:
         """Begin to close; tolerates that it is closed or closing."""
@@ -82,7 +98,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Any number of frames, or parts of them."""
-        self.is_heard = True
+        self._is_heard = True
         try:
             for kind, payload in self._parser.feed(data):
                 if kind == TEXT:
