@@ -72,7 +72,7 @@ from .admission import FreeMemory
 from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning
 from .machine_gauge import MachineGauge
-from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Task, WorkerStatus
+from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Started, Task, WorkerStatus
 from .plan import Plan
 from .pool import Pool, Pools, Run, StopReason, task_frame
 from .sources import FORK_IS_SAFE, SourceFactory, WorkerSource
@@ -90,7 +90,8 @@ class BurstableExecutor:
 
     Thread-safe, except that `start` and `stop` belong to one thread (never the supervisor's).
     Every event reaches `on_event` on the supervisor thread, and `Started` comes before the outcome
-    of its task. `on_event` must return at once, and may call everything but `start` and `stop`.
+    of its task, unless `submit` has returned it. `on_event` must return at once, and may call
+    everything but `start` and `stop`.
     An executor runs once.
     """
 
@@ -182,8 +183,9 @@ class BurstableExecutor:
         busy = (worker for worker in self._pools.workers() if worker.run is not None)
         return sum(max(0, anonymous_bytes(w.pid) - w.born_bytes) for w in busy)
 
-    def submit(self, task: Task) -> None:
-        """Run `task`; its worker may still have to be forked.
+    def submit(self, task: Task) -> Started | None:
+        """Run `task`. `Started`, when an idle worker takes it: `on_event` is told of one that has
+        to be forked.
 
         Raises:
             NoRoom: `room` was 0.
@@ -199,8 +201,7 @@ class BurstableExecutor:
                 raise NoRoom(f"{pool.capacity} {task.schedule} tasks are under way already")
             self._pools.take_on(run)
             self._gauge.committed(task.expected_bytes)
-            self._place(self._supervisor, pool, run)
-        self._supervisor.ring()
+            return self._place(self._supervisor, pool, run)
 
     def cancel(self, task_id: str) -> bool:
         """Cancel at once; False when no such task is waiting or running here."""
@@ -241,16 +242,20 @@ class BurstableExecutor:
         for end in self._lifeline:
             os.close(end)
 
-    def _place(self, supervisor: Supervisor, pool: Pool, run: Run) -> None:
-        """Hand the task to an idle worker, here and now; else it waits for one. Under the lock."""
+    def _place(self, supervisor: Supervisor, pool: Pool, run: Run) -> Started | None:
+        """Hand the task to an idle worker, here and now; else it waits for one. Under the lock.
+
+        Only then is the supervisor woken up: to ask for a worker.
+        """
         worker = pool.idle_worker()
         if worker is None:
             pool.waiting.append(run)
-            return
-        # Noted first: the worker's outcome must not be told before.
-        supervisor.notify(supervisor.started(worker, run))
+            supervisor.ring()
+            return None
+        started = supervisor.started(worker, run)
         if not supervisor.assign(pool, worker, run, time.monotonic()):
             supervisor.unclog(worker)
+        return started
 
     def _source_factory(self, lifeline: int) -> SourceFactory:
         if self._use_zygote:

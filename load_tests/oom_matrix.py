@@ -190,7 +190,9 @@ class _Bench:
         log_path = str(self._home / f"{task_id}.log")
         task = Task(task_id, name, payload, schedule, log_path, timeout_seconds=timeout_seconds)
         self._until(lambda: self._executor.room(schedule) > 0)
-        self._executor.submit(task)
+        with self._heard:  # what is told meanwhile came later
+            if (started := self._executor.submit(task)) is not None:
+                self._hear(started)
         return task_id
 
     def of(self, kind: Any, task_id: str) -> list[Any]:

@@ -2,12 +2,13 @@
 """Claiming, recording and releasing: functions over a connection, in batches.
 
 What the supervisor reports may come late: about a request that was recovered meanwhile, or twice.
-So a batch first reads how its requests stand (`_standing`), then writes what still applies.
+An outcome's UPDATE writes only where it still applies, and returns the request as it stands then;
+for the rest a batch first reads how its requests stand (`_standing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +71,17 @@ def record(
     retries: Sequence[Retry] = (),
 ) -> tuple[tuple[Event, ...], list[OutcomeResult]]:
     """Write what was reported, in the order in which it happens to one request."""
-    ids = {row[0] for row in progress}
-    ids.update(outcome.request_id for outcome in outcomes)
-    ids.update(retry.request_id for retry in retries)
-    standing = _standing(connection, ids)
+    standing = _standing(connection, {*(p[0] for p in progress), *(r.request_id for r in retries)})
+    begun = {row[0]: _began_values(row) for row in started}
     journal = Journal()
-    _record_started(connection, started)
     _note_progress(journal, progress, standing)
     _record_retries(connection, journal, retries, standing)
-    applied = _record_outcomes(connection, journal, outcomes, standing)
+    applied = _record_outcomes(connection, journal, outcomes, begun)
+    over = {outcome.request_id for outcome in outcomes}
+    still = [{"of_id": i, **values} for i, values in begun.items() if i not in over]
+    prepared.each(connection, statements.STARTED, still)
     events = journal.write(connection)
-    return events, _results(outcomes, applied, standing, events)
+    return events, _results(connection, outcomes, applied, events)
 
 
 def learn(connection: Connection, expectations: Sequence[Expectation]) -> None:
@@ -105,13 +106,14 @@ def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Eve
     for request_id in back:
         journal.moved(running[request_id], RequestState.RUNNING, RequestState.PENDING, now)
     prepared.each(connection, statements.RELEASE, [{"of_id": i} for i in back])
-    _record_outcomes(connection, journal, cancelled, standing)
+    _record_outcomes(connection, journal, cancelled)
     return journal.write(connection)
 
 
-def finish_values(outcome: Outcome) -> dict[str, Any]:
-    """What `FINISH` is given."""
+def finish_values(outcome: Outcome, began: Json | None = None) -> dict[str, Any]:
+    """What `FINISH` is given; with what is only now known of its beginning."""
     return {
+        **(began or _BEGAN_UNTOLD),
         "of_id": outcome.request_id,
         "to_state": outcome.state.value,
         "to_finished_at": outcome.finished_at,
@@ -132,18 +134,22 @@ def _standing(connection: Connection, ids: Iterable[str]) -> dict[str, _Standing
     return found
 
 
-def _record_started(connection: Connection, started: Sequence[StartedRow]) -> None:
-    rows = [
-        {
-            "of_id": request_id,
-            "to_worker": worker,
-            "to_worker_pid": pid,
-            "to_worker_started_at": pid_started_at,
-            "to_started_at": at,
-        }
-        for request_id, worker, pid, pid_started_at, at in started
-    ]
-    prepared.each(connection, statements.STARTED, rows)
+def _began_values(row: StartedRow) -> Json:
+    _, worker, pid, pid_started_at, at = row
+    return {
+        "to_worker": worker,
+        "to_worker_pid": pid,
+        "to_worker_started_at": pid_started_at,
+        "to_started_at": at,
+    }
+
+
+_BEGAN_UNTOLD = {
+    "to_worker": None,
+    "to_worker_pid": None,
+    "to_worker_started_at": None,
+    "to_started_at": None,
+}
 
 
 def _note_progress(
@@ -174,7 +180,7 @@ def _record_retries(
             continue
         if known.cancel_requested:
             cancelled = Outcome(known.id, RequestState.CANCELLED, retry.at)
-            _record_outcomes(connection, journal, [cancelled], standing)
+            _record_outcomes(connection, journal, [cancelled])
             continue
         journal.noted(
             REQUEST_PROGRESS,
@@ -193,21 +199,18 @@ def _record_outcomes(
     connection: Connection,
     journal: Journal,
     outcomes: Sequence[Outcome],
-    standing: dict[str, _Standing],
+    begun: Mapping[str, Json] | None = None,
 ) -> list[bool]:
-    """Write each outcome whose request still runs; which of them were. Updates `standing`."""
-    rows, applied = [], []
+    """Write each outcome whose request still runs; which of them were."""
+    applied = []
     for outcome in outcomes:
-        known = standing.get(outcome.request_id)
-        applies = known is not None and known.state is RequestState.RUNNING
-        applied.append(applies)
-        if known is None or not applies:
-            continue
         _must_end(outcome)
-        journal.moved(known, known.state, outcome.state, outcome.finished_at)
-        known.state = outcome.state  # a second outcome for it, in this batch, comes too late
-        rows.append(finish_values(outcome))
-    prepared.each(connection, statements.FINISH, rows)
+        values = finish_values(outcome, (begun or {}).get(outcome.request_id))
+        row = prepared.row(connection, statements.FINISH, values)
+        applied.append(row is not None)
+        if row is not None:
+            request = request_of(row)
+            journal.moved(request, RequestState.RUNNING, outcome.state, outcome.finished_at)
     return applied
 
 
@@ -218,13 +221,15 @@ def _must_end(outcome: Outcome) -> None:
 
 
 def _results(
+    connection: Connection,
     outcomes: Sequence[Outcome],
     applied: Sequence[bool],
-    standing: dict[str, _Standing],
     events: Sequence[Event],
 ) -> list[OutcomeResult]:
     # The outcomes' events are the last ones written, in the outcomes' order.
     ends = iter(events[len(events) - sum(applied) :])
+    late = [o.request_id for o, applies in zip(outcomes, applied, strict=True) if not applies]
+    standing = _standing(connection, late)
     results: list[OutcomeResult] = []
     for outcome, applies in zip(outcomes, applied, strict=True):
         if applies:

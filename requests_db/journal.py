@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 
 from . import prepared, statements
-from .records import Event, Json
+from .records import Event, Json, Request
 from .rows import to_json
 from .states import RequestState
 from .transitions import check_transition
@@ -30,7 +30,7 @@ REPLICA_STATE = "replica.state"
 
 _STATE_TEXTS = {state: to_json({"state": state}) for state in RequestState}
 
-_Draft = tuple[float, str, "Concerned | None", str | None, Json, str]
+_Draft = tuple[float, str, "Concerned | None", str | None, Json, str, Request | None]
 
 
 class Concerned(Protocol):
@@ -59,7 +59,7 @@ class Journal:
     def moved(
         self, request: Concerned, before: RequestState, after: RequestState, at: float
     ) -> None:
-        """A request goes from one state to another.
+        """A request goes from one state to another. One that stands there already is told whole.
 
         Raises:
             InvalidTransition
@@ -83,7 +83,7 @@ class Journal:
         environment: str | None = None,
     ) -> None:
         """Anything else that somebody may wait for."""
-        self._drafts.append((at, kind, request, environment, data, to_json(data)))
+        self._drafts.append((at, kind, request, environment, data, to_json(data), None))
 
     def write(self, connection: Connection) -> tuple[Event, ...]:
         """Write the events and the tally; the events as they will be read."""
@@ -97,8 +97,10 @@ class Journal:
         first = last - len(self._drafts) + 1
         prepared.each(connection, statements.INSERT_EVENT, self._rows(first))
         return tuple(
-            Event(seq, at, kind, request.id if request else None, environment, data)
-            for seq, (at, kind, request, environment, data, _) in enumerate(self._drafts, first)
+            Event(seq, at, kind, about.id if about else None, environment, data, request)
+            for seq, (at, kind, about, environment, data, _, request) in enumerate(
+                self._drafts, first
+            )
         )
 
     def _rows(self, first: int) -> list[dict[str, Any]]:
@@ -107,15 +109,16 @@ class Journal:
                 "seq": seq,
                 "at": at,
                 "kind": kind,
-                "request_id": request.id if request else None,
-                "request_seq": request.seq if request else None,
+                "request_id": about.id if about else None,
+                "request_seq": about.seq if about else None,
                 "environment": environment,
                 "data": text,
             }
-            for seq, (at, kind, request, environment, _, text) in enumerate(self._drafts, first)
+            for seq, (at, kind, about, environment, _, text, _) in enumerate(self._drafts, first)
         ]
 
     def _state(self, request: Concerned, state: RequestState, at: float) -> None:
         data = {"state": state.value}
         text = _STATE_TEXTS[state]
-        self._drafts.append((at, REQUEST_STATE, request, request.environment, data, text))
+        whole = request if isinstance(request, Request) and request.state is state else None
+        self._drafts.append((at, REQUEST_STATE, request, request.environment, data, text, whole))

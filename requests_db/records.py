@@ -110,6 +110,8 @@ class Event:
     request_id: str | None = None
     environment: str | None = None
     data: Json = field(default_factory=dict)
+    # As it stood when its state changed so. Never stored: who hears of it need not look it up.
+    request: Request | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from . import statements
+from . import prepared, statements
 from .dispatching import finish_values
 from .journal import Journal
 from .records import Outcome, Request, RequestError
@@ -40,8 +40,8 @@ def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recover
     ended = [request for request in moved if request.state.is_final]
     if requeued:
         connection.execute(statements.REQUEUE, [{"of_id": request.id} for request in requeued])
-    if ended:
-        connection.execute(statements.FINISH, [_finish(request, now) for request in ended])
+    for request in ended:
+        prepared.rows(connection, statements.FINISH, _finish(request, now))
     return Recovery(
         requeued=requeued,
         failed=by_state[RequestState.FAILED],

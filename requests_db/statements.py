@@ -86,10 +86,14 @@ STARTED = (
     .values(_given(_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at))
 )
 
+# What is known by now of who ran it; a parameter that is NULL changes nothing.
+_RAN = (_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at)
 FINISH = (
     update(requests)
     .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
     .values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
+    .values({c: func.coalesce(bindparam(f"to_{c.name}", type_=c.type), c) for c in _RAN})
+    .returning(*REQUEST_COLUMNS)
 )
 
 # Before it began: the attempt does not count.

@@ -78,11 +78,11 @@ def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
         asked_at = request.cancel_requested_at or now
         return CancelRunning(replace(request, cancel_requested_at=asked_at))
     connection.execute(statements.CANCEL_PENDING, parameters)
-    journal = Journal()
-    journal.moved(request, request.state, RequestState.CANCELLED, now)
     cancelled = replace(
         request, state=RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
     )
+    journal = Journal()
+    journal.moved(cancelled, request.state, RequestState.CANCELLED, now)
     return CancelledPending(cancelled, journal.write(connection))
 
 

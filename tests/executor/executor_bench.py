@@ -88,15 +88,16 @@ class Bench:
     def submit(self, operation: str, payload: dict[str, Any] | None = None, **fields: Any) -> str:
         fields = {"schedule": SHORT, **fields}
         task_id = f"task-{next(self.numbers)}"
-        self.executor.submit(
-            Task(
-                task_id,
-                f"{OPERATIONS}:{operation}",
-                payload or {},
-                log_path=str(self.home / f"{task_id}.log"),
-                **fields,
-            )
+        task = Task(
+            task_id,
+            f"{OPERATIONS}:{operation}",
+            payload or {},
+            log_path=str(self.home / f"{task_id}.log"),
+            **fields,
         )
+        with self.recorder.heard:  # what is told meanwhile came later
+            if (started := self.executor.submit(task)) is not None:
+                self.recorder(started)
         return task_id
 
     def run(self, operation: str, payload: dict[str, Any] | None = None, **fields: Any) -> Any:

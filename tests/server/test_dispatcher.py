@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.executor import BurstableExecutor
 from openenvd.executor.admission import FreeMemory
-from openenvd.executor.messages import Died, Raised, Succeeded, Task, TaskError
+from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.connections import Link
@@ -56,8 +56,9 @@ class Executor:
     def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
         return not self.free_memory(schedule).fits_all(count, largest_bytes)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task) -> Started:
         self.tasks.append(task)
+        return Started(task.id, "long-7", 4711, 1.5, time.time())
 
     def cancel(self, task_id: str) -> bool:
         return False
@@ -170,6 +171,26 @@ def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
     bench.dispatcher.start()
     bench.eventually(lambda: small in bench.submitted())
     assert big not in bench.submitted()
+
+
+def test_who_runs_a_request_is_written_while_it_runs(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.read(request_id).worker == "long-7")
+    assert bench.read(request_id).worker_pid == 4711
+    assert bench.read(request_id).state is RequestState.RUNNING
+
+
+def test_who_ran_a_request_is_told_with_its_outcome(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Succeeded(request_id, {"answer": 42}, 5, 9.5))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+    told = bench.events[-1].request
+    assert told == bench.read(request_id)
+    assert told is not None
+    assert (told.worker, told.result, told.finished_at) == ("long-7", {"answer": 42}, 9.5)
 
 
 def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Bench) -> None:
