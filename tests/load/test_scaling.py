@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load_tests/scaling.py`: a small measurement against a real server, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+# The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
+RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
+    reset_latency step_latency total_latency waited_seconds pid session_hash host_url success
+    error_type error_message"""
+SUMMARY_FIELDS = """mode url num_requests batch_size wait_seconds repetition timestamp hardware
+    successful failed error_rate total_wall_time connect_p50 connect_p95 connect_p99 reset_p50
+    reset_p95 reset_p99 step_p50 step_p95 step_p99 total_min total_max total_avg total_p50 total_p90
+    total_p95 total_p99 requests_per_second effective_concurrency unique_pids unique_sessions
+    unique_hosts"""
+PNG = b"\x89PNG\r\n\x1a\n"
+
+# Answers whatever a test wants to see answered, on one connection after the other.
+CLUMSY_SERVER = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+answers = {answers!r}
+while True:
+    client, _ = listener.accept()
+    head = client.recv(65536)
+    if b"GET /health" in head:
+        client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{{}}")
+    else:
+        for answer in answers:
+            client.sendall(answer)
+            client.recv(65536)
+    client.close()
+"""
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+
+
+@pytest.fixture
+def limit() -> Iterator[Any]:
+    """The bare server, started."""
+    pytest.importorskip("picows")
+    from load_tests.scaling_servers import limit as bare
+
+    with bare() as started:
+        yield started
+    assert psutil.Process().children(recursive=True) == []
+
+
+def measure(*arguments: str) -> int:
+    from load_tests.scaling import main
+
+    return main(arguments)
+
+
+def begins(row: dict[str, Any], fields: str) -> bool:
+    """Whether its first fields are these, in this order."""
+    return " ".join(row).startswith(" ".join(fields.split()))
+
+
+def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> None:
+    grids = ("--requests-grid", "3,40", "--wait-grid", "0.01,0.02", "--reps", "2")
+    assert measure("--url", limit.target.url, *grids, "--output-dir", str(tmp_path)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "raw.jsonl").read_text().splitlines()]
+    assert len(rows) == (3 + 40) * 2 * 2
+    assert begins(rows[0], RAW_FIELDS)
+    assert all(row["success"] and row["step_latency"] >= row["wait_requested"] for row in rows)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert begins(table[0], SUMMARY_FIELDS)
+    assert {row["unique_sessions"] for row in table} == {"3", "40"}
+    assert len(list(tmp_path.glob("*.png"))) == 5
+    assert all(path.read_bytes().startswith(PNG) for path in tmp_path.glob("*.png"))
+
+
+def test_without_matplotlib_it_says_so_and_writes_the_rest(
+    limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("openenvd.bench.figures.find_spec", lambda _: None)
+    grid = ("--requests-grid", "2", "--wait-grid", "0", "--reps", "1")
+    assert measure("--url", limit.target.url, *grid, "--output-dir", str(tmp_path)) == 0
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "raw.jsonl",
+        "summary.csv",
+        "summary.json",
+    ]
+
+
+def test_a_server_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    code = measure("--url", f"http://127.0.0.1:{port}", "--output-dir", str(tmp_path))
+    assert code == 1
+    assert f"nothing answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--requests-grid", ""], ["--requests-grid", "many"], ["--wait-grid", ","], ["--reps", "0"]],
+)
+def test_an_empty_grid_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure("--url", "http://127.0.0.1:1", *arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([], "connection_lost"),
+        ([b"HTTP/1.1 403 Forbidden\r\n\r\n"], "refused"),
+        ([SWITCHING], "connection_lost"),
+        ([SWITCHING, b"\x88\x02\x03\xf3"], "closed"),
+        ([SWITCHING, b"\x81\x02hi"], "not_openenv"),
+        ([SWITCHING, b'\x81\x10{"type":"error"}'], "error"),
+    ],
+)
+def test_every_way_to_fail_has_a_name(answers: list[bytes], kind: str) -> None:
+    from openenvd.bench.crew import Crew
+    from openenvd.bench.generator import Batch
+
+    code = CLUMSY_SERVER.format(answers=answers)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            with Crew(1) as crew:
+                harvest = crew.run(Batch("ws", "127.0.0.1", port, "", 1, {}, 30.0, 8))
+        finally:
+            server.kill()
+    assert [outcome["error_kind"] for outcome in harvest.outcomes] == [kind]
+
+
+def test_a_generator_that_dies_is_told(limit: Any, tmp_path: Path) -> None:
+    from openenvd.bench.crew import Crew
+    from openenvd.bench.errors import GeneratorLost
+    from openenvd.bench.generator import Batch
+
+    def kill_one() -> None:
+        children = psutil.Process().children()
+        next(c for c in children if "openenvd.bench.generator" in c.cmdline()).kill()
+
+    target = limit.target
+    batch = Batch(
+        "ws", target.host, target.port, "", 4, {"wait_seconds": 600.0}, 60.0, 8, hold=True
+    )
+    with Crew(2) as crew, pytest.raises(GeneratorLost, match="ended with exit code -9"):
+        crew.run(batch, on_held=kill_one)
+
+
+def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
+    from openenvd.bench.crew import shares_of
+    from openenvd.bench.generator import Batch
+
+    shares = shares_of(Batch("ws", "127.0.0.1", 80, "", 7, {}, 1.0, 4), 3)
+    assert [share.count for share in shares] == [3, 2, 2]
+    sources = [source for share in shares for source in share.sources]
+    assert len(sources) == len(set(sources))
