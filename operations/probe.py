@@ -43,5 +43,4 @@ class Probe:
         started = time.monotonic()
         health = ask(address, "/health", payload.timeout_seconds)
         seconds = time.monotonic() - started
-        base.say(f"{payload.name} answers at {address} in {seconds * 1000:.1f} ms")
         return {"name": payload.name, "address": address, "health": health, "seconds": seconds}

@@ -58,7 +58,7 @@ from ..executor.messages import (
 )
 from ..processes.log_bound import keep_newest_half
 from ..requests_db.errors import DatabaseError
-from ..requests_db.records import Event, PeakSample, Request, Retry
+from ..requests_db.records import Event, Expectation, PeakSample, Request, Retry
 from ..requests_db.results import Claim
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
@@ -79,6 +79,7 @@ BOUND_LOGS_SECONDS = 2.0
 # Which worker took a request is written with its outcome, or so long after it began: most SHORT
 # requests have ended by then, and a transaction less is a third of what they cost.
 BEGUN_SECONDS = 0.05
+LEARNED_SECONDS = 1.0  # what peaks have taught is written so often, and when a worker has died
 MB = 2**20
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 SECONDS_PER_DAY = 86_400
@@ -113,6 +114,9 @@ class Dispatcher:
         self._bound_logs_at = math.inf
         self._begun: list[ExecutorEvent] = []  # not yet written
         self._begun_at = math.inf  # when they are, at the latest
+        self._unwritten: dict[tuple[str, str], Expectation] = {}  # learned, and not yet written
+        self._learned_at = math.inf  # when it is, at the latest
+        self._wrote_at = -math.inf
         self._store = store
         self._executor = executor
         self._publish = publish
@@ -167,9 +171,11 @@ class Dispatcher:
                 log.error("the queue cannot be written, trying again: %s", exc)
                 time.sleep(RETRY_SECONDS)
                 self._wake.set()
+        with contextlib.suppress(DatabaseError):
+            self._store.record(learned=list(self._unwritten.values()))
 
     def _await_work(self) -> bool:
-        deadlines = (self._collect_at, self._bound_logs_at, self._begun_at)
+        deadlines = (self._collect_at, self._bound_logs_at, self._begun_at, self._learned_at)
         look_at = min([*deadlines, *self._look_at.values()])
         self._wake.wait(timeout=max(0.0, look_at - time.monotonic()))
         self._wake.clear()
@@ -186,7 +192,7 @@ class Dispatcher:
 
     def _record(self) -> None:
         reported = list(self._inbox)
-        if reported or time.monotonic() >= self._begun_at:
+        if reported or time.monotonic() >= min(self._begun_at, self._learned_at):
             self._publish(self._write_all([*self._begun, *reported]))
             self._begun, self._begun_at = [], math.inf
         for _ in reported:
@@ -222,6 +228,7 @@ class Dispatcher:
         known = {i: k for i in deaths if (k := self._circumstances(i)) is not None}
         again = {i: r for i, k in known.items() if (r := retry_of(deaths[i], k)) is not None}
         learned = self.expectations.learned(self._samples(finals), time.time())
+        to_write = self._to_write_down(learned, has_died=bool(deaths))
         for death in deaths.values():
             retry = again.get(death.task_id)
             self._say_in_log(death, what_happened(death) if retry is None else retry.message)
@@ -232,13 +239,30 @@ class Dispatcher:
                 outcome_of(e, known.get(e.task_id)) for e in finals if e.task_id not in again
             ],
             retries=list(again.values()),
-            learned=learned,
+            learned=to_write,
         )
         # Only now: a failed write is tried again with the same batch.
         self.expectations.accept(learned)
+        self._wrote_down(learned, to_write)
         self._count(deaths.values(), again)
         self._forget(finals, again)
         return events
+
+    def _to_write_down(
+        self, learned: Sequence[Expectation], *, has_died: bool
+    ) -> list[Expectation]:
+        """What peaks have taught; of quick requests not each on its own."""
+        if has_died or time.monotonic() >= min(self._learned_at, self._wrote_at + LEARNED_SECONDS):
+            return list((self._unwritten | _by_key(learned)).values())
+        return []
+
+    def _wrote_down(self, learned: Sequence[Expectation], written: Sequence[Expectation]) -> None:
+        if written:
+            self._unwritten, self._learned_at = {}, math.inf
+            self._wrote_at = time.monotonic()
+        elif learned:
+            self._unwritten |= _by_key(learned)
+            self._learned_at = self._wrote_at + LEARNED_SECONDS
 
     def _samples(self, finals: Sequence[FinalEvent]) -> Iterator[tuple[Request, PeakSample]]:
         for event in finals:
@@ -413,6 +437,10 @@ def sample_of(event: FinalEvent) -> PeakSample | None:
             reached = max((size for size in known if size is not None), default=None)
             return None if reached is None else PeakSample(event.at, reached, killed=True)
     return None
+
+
+def _by_key(learned: Iterable[Expectation]) -> dict[tuple[str, str], Expectation]:
+    return {(each.operation, each.source): each for each in learned}
 
 
 def label_of(request: Request) -> str:

@@ -66,9 +66,10 @@ async def get_request(
     wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0,
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
-    request = await services.submitter.find(request_id)
     if wait_seconds:
-        request = await wait_until_final(services, request, wait_seconds)
+        request = await wait_until_final(services, request_id.lower(), wait_seconds)
+    else:
+        request = await services.submitter.find(request_id)
     return {"request": _view(services, request)}
 
 

@@ -54,21 +54,34 @@ def sse(position: Position, event: str, data: Json) -> bytes:
     return head + orjson.dumps(data) + b"\n\n"
 
 
-async def wait_until_final(services: Services, request: Request, seconds: float) -> Request:
-    """The request once it is final, or as it stands after `seconds` or at the daemon's end."""
-    if request.state.is_final:
-        return request
-    with services.hub.subscribe(request_id=request.id) as subscription:
+async def wait_until_final(services: Services, request_id: str, seconds: float) -> Request:
+    """The request once it is final, or as it stands after `seconds` or at the daemon's end.
+
+    Raises:
+        NotFound, AmbiguousId
+    """
+    with services.hub.subscribe(request_id=request_id) as subscription:
         # Looked up after subscribing: a final state in between is in one or the other.
-        request = await services.submitter.find(request.id)
+        request = await services.submitter.find(request_id)
+        if request.id != request_id:  # of which only the beginning was said
+            return await wait_until_final(services, request.id, seconds)
         try:
             async with asyncio.timeout(seconds):
                 while not (request.state.is_final or services.stopping.is_set()):
-                    if any(_is_final(event) for event in await subscription.next()):
-                        request = await services.submitter.find(request.id)
+                    ends = [event for event in await subscription.next() if _is_final(event)]
+                    if ends:
+                        request = await _request_of(services, ends[-1])
         except TimeoutError:
-            request = await services.submitter.find(request.id)
+            request = await services.submitter.find(request_id)
     return request
+
+
+async def _request_of(services: Services, event: Event) -> Request:
+    """The request that the event is about; looked up when the event was read from the database."""
+    if event.request is not None:
+        return event.request
+    assert event.request_id is not None
+    return await services.submitter.find(event.request_id)
 
 
 class RequestStream:
@@ -204,7 +217,7 @@ async def text_stream(
 async def request_ends(services: Services, request: Request) -> None:
     """Return when the request is final, or the daemon ends."""
     while not (request.state.is_final or services.stopping.is_set()):
-        request = await wait_until_final(services, request, KEEP_ALIVE_SECONDS)
+        request = await wait_until_final(services, request.id, KEEP_ALIVE_SECONDS)
 
 
 async def daemon_ends(services: Services) -> None:
@@ -214,7 +227,7 @@ async def daemon_ends(services: Services) -> None:
 
 async def _render(services: Services, position: Position, event: Event) -> bytes:
     if event.kind == "request.state" and event.request_id is not None:
-        request = await services.submitter.find(event.request_id)
+        request = await _request_of(services, event)
         # The row may be ahead of the event: a client must see the states in their order.
         view = request_view(request)
         if not _is_final(event):

@@ -159,7 +159,7 @@ async def test_a_silent_stream_says_that_it_is_still_here(
 
 
 async def test_a_wait_ends_with_the_daemon(services: Services, request_of: Request) -> None:
-    waiting = asyncio.create_task(wait_until_final(services, request_of, 3600))
+    waiting = asyncio.create_task(wait_until_final(services, request_of.id, 3600))
     while not services.hub._subscriptions.get(request_of.id):
         await asyncio.sleep(0)
     services.stopping.set()
@@ -171,7 +171,7 @@ async def test_a_wait_ends_with_the_daemon(services: Services, request_of: Reque
 async def test_a_wait_that_runs_out_tells_how_things_stand(
     services: Services, request_of: Request
 ) -> None:
-    request = await wait_until_final(services, request_of, 0.01)
+    request = await wait_until_final(services, request_of.id, 0.01)
     assert request.state is RequestState.RUNNING
 
 
