@@ -2,7 +2,8 @@
 """`HostApp`: which request goes where.
 
 /ws              ours, before it comes here: `session_service` is who serves it (`front_door.py`)
-/mcp             ours: sessions, counted in the same table
+/mcp             ours: sessions, counted in the same table; or in a sibling's (`affinity.py`)
+/capacity        ours, where there is a board to read it off; /metrics too
 everything else  the project's own app; or `HttpRoutes` when there is none
 """
 
@@ -11,9 +12,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from . import metrics
+from .affinity import Siblings
 from .asgi_socket import Receive, Send
+from .board import Board, now_microseconds
+from .capacity import capacity_of
 from .definition import Definition
-from .http_routes import HttpRoutes, Reply, answer, mcp_reply, read_body
+from .http_routes import HttpRoutes, Reply, TextReply, answer, mcp_reply, read_body
 from .mcp import Mcp
 from .mcp_socket import McpSocket
 from .session_socket import Service
@@ -32,11 +37,14 @@ class HostApp:
         *,
         manifest: dict[str, Any],
         step_timeout_seconds: float | None,
+        board: Board | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self._definition = definition
         self._table = table
         self._step_timeout_seconds = step_timeout_seconds
-        self._mcp = Mcp(table)
+        self._board = board
+        self._mcp = Mcp(table, siblings)
         self._routes = HttpRoutes(definition, table, self._mcp, manifest)
 
     @property
@@ -58,11 +66,19 @@ class HostApp:
                 await send({"type": "websocket.close"})
             case "websocket", "/mcp":
                 await McpSocket(scope, receive, send, table=self._table, mcp=self._mcp).serve()
+            case "http", "/capacity" | "/metrics" if self._board and scope["method"] == "GET":
+                await answer(send, self._gauges(self._board, path))
             case "http", "/mcp" if scope["method"] == "POST":
                 response = await mcp_reply(self._mcp, await read_body(receive))
                 await answer(send, Reply(response))
             case _:
                 await self._serve_rest(scope, receive, send)
+
+    def _gauges(self, board: Board, path: str) -> Reply:
+        capacity = capacity_of(board, now_microseconds())
+        if path == "/capacity":
+            return Reply(capacity)
+        return TextReply(metrics.render(self._definition.name, capacity), metrics.CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:

@@ -50,6 +50,7 @@ class Word(IntEnum):
     BUSY = 19  # calls of environments in progress
     STEP_TIMEOUTS = 20  # ever
     ISOLATED = 21  # 1: a session's own process
+    WATCHDOG = 22  # when its watchdog's thread, which needs no loop, was heard of last
 
 
 _WORDS = 32  # room for more without a new layout

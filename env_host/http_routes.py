@@ -72,6 +72,15 @@ class Reply:
         self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
 
 
+class TextReply(Reply):
+    """A plain text."""
+
+    def __init__(self, text: str, content_type: str) -> None:
+        self.body = text.encode()
+        self.status = 200
+        self.headers = [(b"content-type", content_type.encode())]
+
+
 class HttpRoutes:
     """The routes of one environment."""
 

@@ -66,7 +66,7 @@ def plan_of(config: HostConfig, machine: Machine, *, is_concurrent: bool, class_
             raise NotConcurrent(class_name, asked)
         return Plan(1, 1, isolates=False, exclusive=True)
     most = asked or DEFAULT_SESSIONS
-    shards = min(config.shards or machine.cores, most)
+    shards = min(config.shards or config.gpus or machine.cores, most)
     fitting = fitting_sessions(most, machine.fds, shards)
     return Plan(shards, fitting, isolates=False, exclusive=False)
 

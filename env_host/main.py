@@ -192,9 +192,12 @@ def _serve_here(
     config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
 ) -> int:
     """Serve as one of the host's children; the exit code."""
+    from . import gpus
     from .handover import Message, send
     from .serve import run_loop
     from .shard import run_process
+
+    gpus.pin(orders.index, config.gpus)
 
     try:
         run_loop(run_process(config, definition, orders, board, head), _exit_soon)

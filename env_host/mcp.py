@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .affinity import Siblings
 from .errors import SessionError, UnknownSession
 from .mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from .sessions import Session, SessionTable
@@ -35,8 +36,9 @@ class RpcFailed(Exception):
 class Mcp:
     """Answers JSON-RPC requests for one environment."""
 
-    def __init__(self, table: SessionTable) -> None:
+    def __init__(self, table: SessionTable, siblings: Siblings | None = None) -> None:
         self._table = table
+        self._siblings = siblings
 
     async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any]:
         """The response to one request; never raises for what the request or a tool does."""
@@ -45,6 +47,9 @@ class Mcp:
         except (ValidationError, TypeError) as exc:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
         try:
+            if session is None and (index := self._sibling_for(request)) is not None:
+                assert self._siblings is not None
+                return await self._siblings.ask(index, data)
             return rpc_result(await self._result(request, session), request.id)
         except RpcFailed as exc:
             return rpc_error(exc.code, str(exc), request.id, exc.data)
@@ -66,6 +71,15 @@ class Mcp:
             return await self._ask(self._find(wanted), request)
         async with self._table.passing() as passing:
             return await self._ask(passing, request)
+
+    def _sibling_for(self, request: JsonRpcRequest) -> int | None:
+        """The other shard that should answer; None: we should."""
+        if self._siblings is None:
+            return None
+        if request.method == "openenv/session/create":
+            return self._siblings.roomier()
+        session_id = request.params.get("session_id")
+        return self._siblings.owner_of(session_id) if isinstance(session_id, str) else None
 
     async def _create_session(self, session: Session | None) -> dict[str, Any]:
         return {"session_id": (session or await self._table.open()).id}

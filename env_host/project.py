@@ -21,7 +21,7 @@ from .errors import LoadError
 from .interfaces import State
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
-SESSION_PATHS = ("/ws", "/mcp")
+OUR_PATHS = ("/ws", "/mcp", "/capacity", "/metrics")
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -71,7 +71,7 @@ def _definition(server: Any, app: Any, name: str) -> Definition:
         state_cls=getattr(server, "state_cls", State),
         session_timeout_seconds=getattr(concurrency, "session_timeout", None),
         app=app,
-        own_paths=frozenset(p for p in SESSION_PATHS if _serves_itself(app, p)),
+        own_paths=frozenset(p for p in OUR_PATHS if _serves_itself(app, p)),
     )
 
 

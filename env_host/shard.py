@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .acceptor import Acceptor, Arrival
 from .admission import Admission, Waiting
+from .affinity import Siblings
 from .asgi import HostApp
 from .board import Board, Word, now_microseconds
 from .errors import SessionEnded
@@ -120,6 +121,8 @@ class Process:
             self.table,
             manifest=config.manifest,
             step_timeout_seconds=config.step_timeout_seconds,
+            board=board,
+            siblings=self._siblings(),
         )
         self.server = Server(app)
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
@@ -138,6 +141,7 @@ class Process:
         slot[Word.MAX_SESSIONS] = orders.max_sessions
         slot[Word.SESSIONS] = self._isolated
         slot[Word.ISOLATED] = int(orders.connection_fd is not None)
+        slot[Word.WATCHDOG] = now_microseconds()
         slot[Word.READY] = 1
         self._beat()
         if self._idle_seconds:
@@ -162,8 +166,12 @@ class Process:
         self.link.close()
 
     def _beat(self) -> None:
-        self._slot[Word.HEARTBEAT] = now_microseconds()
-        self._slot[Word.BUSY] = sum(session.busy for session in self.table)
+        slot, table = self._slot, self.table
+        slot[Word.HEARTBEAT] = now_microseconds()
+        slot[Word.BUSY] = sum(session.busy for session in table)
+        slot[Word.BEGUN] = table.counts.begun
+        slot[Word.STEPS] = table.counts.steps
+        slot[Word.STEP_TIMEOUTS] = table.counts.step_timeouts
         asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _count(self) -> None:
@@ -200,6 +208,10 @@ class Process:
 
     def _hand_over(self, arrival: Waiting, index: int) -> None:
         raise NotImplementedError
+
+    def _siblings(self) -> Siblings | None:
+        """Who else serves the environment, and can be asked."""
+        return None
 
     def _on_link(self, message: Message) -> None:
         """The host has said something."""
@@ -246,6 +258,24 @@ class Shard(Process):
         body = bytes(cast("Arrival", arrival).data)
         self._inboxes[index].send(Message({"since": arrival.since}, body, (fd,)))
 
+    def _siblings(self) -> Siblings | None:
+        def owner(session_id: str) -> int | None:
+            return index - 1 if (index := self._other_owner(session_id)) else None
+
+        def send(index: int, fd: int) -> None:
+            self._inboxes[index].send(Message({"since": now_microseconds()}, b"", (fd,)))
+
+        return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send)
+
+    def _roomier(self) -> int | None:
+        """The shard with the most room, when there is none here."""
+        others = self._board.others(self._orders.index)
+        now = now_microseconds()
+        roomy = [slot for slot in others if slot.room and slot.is_turning(now)]
+        if self._slot.room or not roomy:
+            return None
+        return max(roomy, key=lambda slot: slot.room).index
+
     def _adopt(self, message: Message) -> None:
         """Another shard has handed a connection over."""
         if not message.fds:
@@ -276,6 +306,7 @@ class Shard(Process):
     def _note_lag(self, lag: LagSnapshot) -> None:
         """On the watchdog's thread."""
         slot = self._slot
+        slot[Word.WATCHDOG] = now_microseconds()
         slot[Word.LAG_P50] = int(lag.p50_seconds * 1e6)
         slot[Word.LAG_P99] = int(lag.p99_seconds * 1e6)
         slot[Word.LAG_MAX] = int(lag.max_seconds * 1e6)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
 from ...processes.exit_reason import ExitReason
 from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
+from ...processes.limits import available_memory_bytes, read_limits
 from ...processes.memory import replica_bytes
 from ...processes.tail import last_lines
 from .. import run_files
@@ -189,6 +190,9 @@ class _Plan:
         self._launch_id = launch_id
         self._memory_limit_bytes = memory_limit_bytes
         self._port = port
+        # Which the env host cannot find out: it stands alone, and knows no cgroups.
+        self._available_bytes = available_memory_bytes()
+        self._cores = max(1, int(read_limits().cpus))
 
     def run_file(self, ordinal: int, max_sessions: int | None) -> Json:
         """Everything that the keeper of one replica needs to know."""
@@ -223,7 +227,11 @@ class _Plan:
         config = self._program.config
         links = (str(run_dir / IMPORTS),) if self._program.links else ()
         config = replace(
-            config, max_sessions=max_sessions, import_paths=(*links, *config.import_paths)
+            config,
+            max_sessions=max_sessions,
+            import_paths=(*links, *config.import_paths),
+            memory_bytes=self._memory_limit_bytes or self._available_bytes,
+            cores=self._cores,
         )
         environ = child_environment(
             os.environ,

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP MCP sessions with several shards: every request reaches the shard that has its session."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.affinity import Siblings, body_of
+from openenvd.env_host.errors import SessionError
+
+from .conftest import StartHost
+from .hosts import Host
+
+Json = dict[str, Any]
+
+TOOLS = """
+import os
+from types import SimpleNamespace as Tool
+from openenvd.env_host.interfaces import Action, Environment, Observation, State
+
+class Server:
+    def __init__(self):
+        self.count = 0
+    def tool(self, function):
+        return Tool(name=function.__name__, description="", parameters={}, fn=function)
+    async def get_tools(self):
+        def count():
+            self.count += 1
+            return {"count": self.count, "pid": os.getpid()}
+        def length(text):
+            return len(text)
+        return {f.__name__: self.tool(f) for f in (count, length)}
+
+class Tools(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        self.mcp_server = Server()
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        return Observation()
+    def step(self, action, timeout_s=None, **kwargs):
+        return Observation()
+    @property
+    def state(self):
+        return State()
+"""
+
+
+@pytest.fixture
+def host(start: StartHost, tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    """Starts a host of `Tools`."""
+    (tmp_path / "tools.py").write_text(TOOLS)
+
+    def start_tools(**config: Any) -> Host:
+        started = start("tools:Tools", **config)
+        started.ready()
+        return started
+
+    return start_tools
+
+
+def ask(host: Host, method: str, **params: Any) -> Json:
+    """One JSON-RPC request over a connection of its own."""
+    body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+    status, answer = host.http("POST", "/mcp", body)
+    assert status == 200
+    assert answer["id"] == 7
+    return dict(answer)
+
+
+def create(host: Host) -> str:
+    return str(ask(host, "openenv/session/create")["result"]["session_id"])
+
+
+def call(host: Host, session_id: str, name: str, **arguments: Any) -> Json:
+    return ask(host, "tools/call", session_id=session_id, name=name, arguments=arguments)
+
+
+def test_twenty_sessions_with_four_shards_all_keep_their_state(host: Callable[..., Host]) -> None:
+    served = host(shards=4, max_sessions=40)
+    with ThreadPoolExecutor(20) as pool:
+        ids = list(pool.map(lambda _: create(served), range(20)))
+        for expected in (1, 2, 3):
+            answers = list(pool.map(lambda i: call(served, i, "count")["result"], ids))
+            assert [answer["count"] for answer in answers] == [expected] * 20
+        assert len({answer["pid"] for answer in answers}) > 1
+        closed = list(pool.map(lambda i: ask(served, "openenv/session/close", session_id=i), ids))
+    assert all(answer["result"]["closed"] for answer in closed)
+    assert served.http("GET", "/capacity")[1]["sessions"] == 0
+
+
+def test_one_connection_may_carry_requests_for_many_sessions(host: Callable[..., Host]) -> None:
+    served = host(shards=3, max_sessions=30)
+    ids = [create(served) for _ in range(9)]
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    for session_id in ids:
+        params = {"session_id": session_id, "name": "count", "arguments": {}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        connection.request("POST", "/mcp", json.dumps(body))
+        assert json.loads(connection.getresponse().read())["result"]["count"] == 1
+    connection.close()
+
+
+def test_large_requests_travel_too(host: Callable[..., Host]) -> None:
+    served = host(shards=2, max_sessions=20)
+    text = "x" * (3 << 20)
+    for session_id in [create(served) for _ in range(4)]:
+        for _ in range(2):
+            assert call(served, session_id, "length", text=text)["result"] == len(text)
+
+
+def test_a_session_is_created_where_there_is_room(host: Callable[..., Host]) -> None:
+    served = host(shards=4, max_sessions=4)
+    ids = [create(served) for _ in range(4)]
+    pids = Counter(call(served, i, "count")["result"]["pid"] for i in ids)
+    assert set(pids.values()) == {1}
+    error = ask(served, "openenv/session/create")["error"]
+    assert "All 4 sessions are in use" in error["message"]
+
+
+def test_a_sibling_that_dies_before_it_has_answered_is_told_of() -> None:
+    async def ask() -> None:
+        siblings = Siblings(
+            owner_of=lambda _: 1, roomier=lambda: None, hand_over=lambda _, fd: os.close(fd)
+        )
+        with pytest.raises(SessionError, match=r"Shard 1, .* ended before it had"):
+            await siblings.ask(1, {"jsonrpc": "2.0", "method": "x"})
+
+    asyncio.run(ask())
+
+
+def test_a_session_of_a_dead_shard_is_unknown(host: Callable[..., Host]) -> None:
+    served = host(shards=2, max_sessions=20)
+    session_id = create(served)
+    os.kill(call(served, session_id, "count")["result"]["pid"], signal.SIGKILL)
+    while "shard_exit" not in (served.note() or pytest.fail("no shard_exit")):
+        pass
+    answers = [call(served, session_id, "count") for _ in range(6)]
+    assert all("Unknown session_id" in answer["error"]["message"] for answer in answers)
+
+
+def test_an_answer_that_was_cut_off_is_none() -> None:
+    assert body_of(b'HTTP/1.1 200 OK\r\n\r\n{"id": 1}') == {"id": 1}
+    for cut in (b"", b"HTTP/1.1 200 OK\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"id', b"x\r\n\r\n[]"):
+        with pytest.raises(ValueError, match=r"JSON|column"):
+            body_of(cut)
