@@ -9,8 +9,9 @@ for every statement, and hold SQLite's write lock across each crossing, that is 
 loop is busy with something else; the dispatcher would wait for the loop.
 
 Calls that arrive while a lane is busy share its next transaction (group commit), one after another
-in the order of arrival; if one of them raises, it is undone and each is repeated alone, so that
-nobody pays for another's failure. An answer is given only after the commit.
+in the order of arrival, those of a `patient` store after the others; if one of them raises, it is
+undone and each is repeated alone, so that nobody pays for another's failure. An answer is given
+only after the commit.
 
 Raises, everywhere: `DatabaseError`. Nothing of a transaction that raised has been done.
 """
@@ -35,6 +36,7 @@ from .results import CancelResult, GetResult, SubmitResult
 from .states import EnvironmentState, RequestState
 
 MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
+MAX_PATIENT = 8  # of them, from those whose turn is not urgent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,10 +45,21 @@ R = TypeVar("R")
 class AsyncStore:
     """Submits, cancels, finds, lists, and keeps what is observed."""
 
-    def __init__(self, where: Path | str) -> None:
+    def __init__(self, where: Path | str, lanes: tuple[_Lane, _Lane] | None = None) -> None:
         """`where` is the database's file, or its address. Connects when first used."""
-        self._write = _Lane(where, "requests-db-writer", writes=True)
-        self._read = _Lane(where, "requests-db-reader", writes=False)
+        self._where = where
+        self._write, self._read = lanes or (
+            _Lane(where, "requests-db-writer", writes=True),
+            _Lane(where, "requests-db-reader", writes=False),
+        )
+
+    def patient(self) -> AsyncStore:
+        """The same store, for work that nobody sits and waits for: others pass its calls.
+
+        It goes on all the same: every transaction takes some of its calls along. Close the store
+        that it was made from.
+        """
+        return AsyncStore(self._where, (_PatientLane(self._write), _PatientLane(self._read)))
 
     async def close(self) -> None:
         """Finish what has begun, and let go of the file."""
@@ -177,15 +190,31 @@ class _Lane:
         self._link = Link(where, writes=writes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: deque[_Call] = deque()
+        self._patient: deque[_Call] = deque()
         self._performing: asyncio.Future[list[Any]] | None = None
 
     async def run(
         self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """What `work` returns, given a connection in a transaction."""
+        return await self._queue(self._waiting, work, *args, **kwargs)
+
+    async def run_patiently(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """The same, letting others pass."""
+        return await self._queue(self._patient, work, *args, **kwargs)
+
+    async def _queue(
+        self,
+        queue: deque[_Call],
+        work: Callable[Concatenate[Connection, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         loop = asyncio.get_running_loop()
         call = _Call(lambda connection: work(connection, *args, **kwargs), loop.create_future())
-        self._waiting.append(call)
+        queue.append(call)
         if self._performing is None:
             self._perform_next(loop)
         result: R = await call.future
@@ -199,7 +228,8 @@ class _Lane:
         self._link.close()
 
     def _perform_next(self, loop: asyncio.AbstractEventLoop) -> None:
-        group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
+        patient = _take(self._patient, MAX_PATIENT)
+        group = _take(self._waiting, MAX_GROUP - len(patient)) + patient
         if not group:
             self._performing = None
             return
@@ -232,3 +262,23 @@ class _Lane:
                 return call.work(connection)
         except Exception as exc:
             return exc
+
+
+class _PatientLane(_Lane):
+    """A lane as those see it who let others pass."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+
+    async def run(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """What `work` returns, after those who are in a hurry."""
+        return await self._lane.run_patiently(work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Nothing: the lane is not ours."""
+
+
+def _take(queue: deque[_Call], most: int) -> list[_Call]:
+    return [queue.popleft() for _ in range(min(most, len(queue)))]

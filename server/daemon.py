@@ -171,7 +171,7 @@ class _Daemon:
             _recover(dispatch_store, self._paths)
             plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
         executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
-        reconciler = Reconciler(store, hub, self._paths)
+        reconciler = Reconciler(store.patient(), hub, self._paths)
         logs = LogWatcher(loop)
         lag = EventLoopLagMonitor("the daemon's loop")
         submitter = Submitter(store, dispatcher, hub, self._settings)

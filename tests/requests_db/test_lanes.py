@@ -77,6 +77,22 @@ async def test_a_limit_holds_within_a_shared_transaction(store: AsyncStore) -> N
     assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
 
 
+async def test_patient_calls_let_others_pass_but_never_stand_still(store: AsyncStore) -> None:
+    order: list[str] = []
+
+    async def name(by: AsyncStore, label: str) -> None:
+        await by.names()
+        order.append(label)
+
+    patient = [asyncio.ensure_future(name(store.patient(), "patient")) for _ in range(100)]
+    await asyncio.sleep(0)
+    hurried = [asyncio.ensure_future(name(store, "hurried")) for _ in range(200)]
+    await asyncio.gather(*patient, *hurried)
+    passed = order[: 200 + order[:200].count("patient")]
+    assert 0 < passed.count("patient") < 100
+    assert order.index("hurried") < 16
+
+
 async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
     calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(3)]
     await asyncio.sleep(0)
