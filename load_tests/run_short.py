@@ -17,6 +17,7 @@ PROGRAMS = (
     ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
     ("scaling", 1, "--short"),
+    ("shard_start", 1, ""),
     ("steps", 1, "--short"),
     ("full_house", 1, "--requests 1000 --house 20"),
 )

@@ -69,6 +69,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--peer", choices=("upstream",), action="append", default=[])
     add("--peer-python", metavar="PATH", help="a Python with upstream's package; made if left out")
     add("--limit", action="store_true", help="two bare processes under the same generators")
+    add("--project", action="store_true", help="ours also with the peer's very classes")
     add("--sync", action="store_true", help="the environment that blocks a thread while it waits")
     add("--shards", metavar="N|auto", help="of ours; by default as `openenv launch` decides")
     add("--workers", type=int, help="of upstream; by default one for each core")
@@ -127,6 +128,8 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
             started.append(Started(Target("server", options.url)))
         else:
             started.append(stack.enter_context(servers.openenvd(arrangement)))
+        if options.project:
+            started.append(stack.enter_context(servers.openenvd_project(arrangement)))
         if "upstream" in options.peer:
             python = servers.peer_python(options.peer_python)
             peers = peer_arrangement(arrangement, is_bounded=options.max_sessions is not None)
@@ -162,13 +165,13 @@ def peer_arrangement(ours: Arrangement, *, is_bounded: bool) -> Arrangement:
 
 
 def comparison(report: Report) -> list[str]:
-    """Ours against each of the others, at the largest batch and the shortest wait."""
+    """Ours against each of the others, cell by cell, repetition by repetition."""
     groups = table.grouped(report.summaries)
     lines = []
-    for mine in (group for group in groups if group[0].server == "openenvd"):
+    for mine in (group for group in groups if group[0].server.startswith("openenvd")):
         for other in groups:
             same = _cell_of(other[0]) == _cell_of(mine[0])
-            if same and other[0].server != "openenvd":
+            if same and not other[0].server.startswith("openenvd"):
                 lines.append(_against(mine, other))
     return lines
 
@@ -188,7 +191,7 @@ def _against(mine: list[Summary], other: list[Summary]) -> str:
     first = mine[0]
     cell = f"{first.num_requests} x {first.wait_seconds:g} s {first.mode}"
     return (
-        f"{cell}: openenvd against {other[0].server}: "
+        f"{cell}: {first.server} against {other[0].server}: "
         f"total P99 {_spread(p99)}, CPU a session {_spread(cpu)}"
     )
 

@@ -2,6 +2,7 @@
 """Who is measured by `scaling.py`: each a context manager that starts it and leaves nothing behind.
 
     openenvd   `openenv launch benchmark`, by a daemon in a home of its own
+    openenvd-project   the same, of an upstream project that holds the peer's very classes
     upstream   the same environment by upstream's package: uvicorn with workers, its own Python
     limit      bare_server.py: two processes that do nothing but answer
 
@@ -34,6 +35,16 @@ from openenvd.envs.benchmark.behaviour import SYNC_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PEER_REQUIREMENT = "openenv==0.10.0"
+MANIFEST = "spec_version: 1\nname: waits\ntype: space\nruntime: fastapi\napp: server.app:app\n"
+PACKAGING = f"""[project]
+name = "openenv-waits"
+version = "0.1.0"
+requires-python = ">=3.10"
+dependencies = ["{PEER_REQUIREMENT}"]
+[tool.setuptools]
+packages = ["waits", "waits.server"]
+package-dir = {{ "waits" = ".", "waits.server" = "server" }}
+"""
 PEER_VENV_VARIABLE = "OPENENVD_PEER_VENV"  # kept between runs when it is set
 LIMIT_PROCESSES = 2
 START_SECONDS = 120.0
@@ -68,22 +79,49 @@ class Started:
 def openenvd(arrangement: Arrangement) -> Iterator[Started]:
     """Ours, as a user launches it."""
     with daemon() as environ:
-        started = time.monotonic()
-        answer = _openenv(environ, *_launch_words(arrangement))
-        seconds = time.monotonic() - started
-        request = _openenv(environ, "wait", answer["request_id"])
-        request = request.get("request", request)
-        shown = _openenv(environ, "status", "benchmark")["environments"][0]
-        pids = tuple(replica["pid"] for replica in shown["replicas"])
-        facts = {
-            "launch_command_seconds": seconds,
-            "request_to_ready_seconds": request["finished_at"] - request["created_at"],
-        }
-        yield Started(Target("openenvd", answer["environment"]["address"], pids), facts)
+        yield _launch(environ, "benchmark", "openenvd", arrangement)
 
 
-def _launch_words(arrangement: Arrangement) -> list[str]:
-    words = ["launch", "benchmark", "--max-sessions", str(arrangement.max_sessions)]
+@contextmanager
+def openenvd_project(arrangement: Arrangement) -> Iterator[Started]:
+    """Ours, serving what the peer serves: upstream's classes in a Python that has its package."""
+    with daemon() as environ, tempfile.TemporaryDirectory(prefix="openenvd-project-") as folder:
+        project = str(write_project(Path(folder) / "waits"))
+        yield _launch(environ, project, "openenvd-project", arrangement)
+
+
+def _launch(environ: dict[str, str], source: str, name: str, arrangement: Arrangement) -> Started:
+    started = time.monotonic()
+    answer = openenv(environ, *_launch_words(source, arrangement))
+    seconds = time.monotonic() - started
+    told = openenv(environ, "wait", answer["request_id"])
+    request = told.get("request", told)
+    environment = answer["environment"]
+    shown = openenv(environ, "status", environment["name"])["environments"][0]
+    pids = tuple(replica["pid"] for replica in shown["replicas"])
+    facts = {
+        "launch_command_seconds": seconds,
+        "request_to_ready_seconds": request["finished_at"] - request["created_at"],
+    }
+    return Started(Target(name, environment["address"], pids), facts)
+
+
+def write_project(folder: Path) -> Path:
+    """The benchmark as upstream's template would have it."""
+    server = folder / "server"
+    server.mkdir(parents=True)
+    (folder / "openenv.yaml").write_text(MANIFEST)
+    (folder / "pyproject.toml").write_text(PACKAGING)
+    (folder / "__init__.py").touch()
+    (server / "__init__.py").touch()
+    bundled = REPOSITORY / "envs" / "benchmark"
+    shutil.copyfile(bundled / "behaviour.py", server / "behaviour.py")
+    shutil.copyfile(bundled / "upstream_app.py", server / "app.py")
+    return folder
+
+
+def _launch_words(source: str, arrangement: Arrangement) -> list[str]:
+    words = ["launch", source, "--max-sessions", str(arrangement.max_sessions)]
     if arrangement.shards is not None:
         words += ["--shards", arrangement.shards]
     for name, value in arrangement.variables.items():
@@ -91,7 +129,8 @@ def _launch_words(arrangement: Arrangement) -> list[str]:
     return words
 
 
-def _openenv(environ: dict[str, str], *words: str) -> Any:
+def openenv(environ: dict[str, str], *words: str) -> Any:
+    """The JSON that a command answers; a command that fails ends the program."""
     command = [OPENENV, *words, "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode != 0:
