@@ -26,7 +26,7 @@ from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
 from ...processes.limits import available_memory_bytes, read_limits
 from ...processes.memory import replica_bytes
 from ...processes.tail import last_lines
-from .. import run_files
+from .. import gpus, run_files
 from ..child_environment import child_environment
 from ..errors import EnvironmentsError, InvalidSpec, NotReady, ReplicaFailed, with_last_lines
 from ..layout import Layout, make_private
@@ -36,6 +36,7 @@ from ..spec import EnvironmentSpec
 from .base import OnReplica, StartedReplica
 
 Json = dict[str, Any]
+Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
 
 # Of one replica; the keeper drops the oldest half beyond it. The daemon sets the variable.
 MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
@@ -69,17 +70,19 @@ class LocalProvider:
         """Start a keeper per replica.
 
         Raises:
-            InvalidSpec: there are more replicas than sessions.
+            InvalidSpec: there are more replicas than sessions, or too few GPUs.
             PortInUse, OSError
         """
         shares = share_sessions(spec.max_sessions, spec.replicas)
+        devices = _devices(spec)
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
         replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
         plan = _Plan(self._layout, spec, program, launch_id, memory_limit_bytes, replicas.port)
         try:
             for ordinal, share in enumerate(shares):
-                on_started(replicas.start_one(plan.run_file(ordinal, share), program.links))
+                data = plan.run_file(ordinal, share, devices[ordinal])
+                on_started(replicas.start_one(data, program.links))
         except BaseException:
             replicas.stop()
             raise
@@ -194,7 +197,7 @@ class _Plan:
         self._available_bytes = available_memory_bytes()
         self._cores = max(1, int(read_limits().cpus))
 
-    def run_file(self, ordinal: int, max_sessions: int | None) -> Json:
+    def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the keeper of one replica needs to know."""
         name = self._spec.name
         replica_id = f"{name}-{ordinal}-{self._launch_id}"
@@ -211,7 +214,7 @@ class _Plan:
             "argv": list(self._program.argv),
             "entry": self._program.entry,
             "nursery": self._layout.nursery(HOST_PRELOAD),
-            "env": self._environment(run_dir, max_sessions),
+            "env": self._environment(run_dir, max_sessions, devices),
             "cwd": str(self._program.folder),
             "log_path": str(log_path),
             "socket_path": str(self._layout.replica_socket(replica_id)),
@@ -223,7 +226,9 @@ class _Plan:
             "created_at": time.time(),
         }
 
-    def _environment(self, run_dir: Path, max_sessions: int | None) -> dict[str, str]:
+    def _environment(
+        self, run_dir: Path, max_sessions: int | None, devices: Devices
+    ) -> dict[str, str]:
         config = self._program.config
         links = (str(run_dir / IMPORTS),) if self._program.links else ()
         config = replace(
@@ -239,6 +244,8 @@ class _Plan:
             max_sessions=max_sessions,
             given=self._spec.env,
         )
+        if devices:
+            environ[gpus.VARIABLE] = ",".join(devices)
         return environ | {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
 
 
@@ -257,6 +264,19 @@ def share_sessions(max_sessions: int | None, replicas: int) -> list[int | None]:
         )
     each, left = divmod(max_sessions, replicas)
     return [each + (ordinal < left) for ordinal in range(replicas)]
+
+
+def _devices(spec: EnvironmentSpec) -> list[Devices]:
+    """The GPUs of each replica.
+
+    Raises:
+        InvalidSpec: there are too few.
+    """
+    count = spec.resources.gpus or 0
+    if not count:
+        return [()] * spec.replicas
+    found = gpus.find_gpus({**os.environ, **spec.env})
+    return [gpus.share(found, count, ordinal) for ordinal in range(spec.replicas)]
 
 
 def make_links(folder: Path, links: dict[str, Path]) -> None:

@@ -41,6 +41,9 @@ class Counter(Environment[Do, Seen, State]):
     def do_count(self, action):
         return str(self._state.step_count)
 
+    def do_device(self, action):
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+
     def do_raise(self, action):
         raise RuntimeError("the level file is missing")
 
@@ -78,7 +81,8 @@ class Counter(Environment[Do, Seen, State]):
         return str(random.random())
 
     def do_eat(self, action):
-        self._eaten = bytearray(os.urandom(2**20) * 200)
+        self._eaten = [os.urandom(2**20) for _ in range(200)]
+        threading.Event().wait()
 
     @property
     def state(self):
@@ -160,6 +164,16 @@ class NotOne:
 
 if "FAIL_SHARDS" in os.environ:
     os.register_at_fork(after_in_child=lambda: os._exit(9))
+
+if "NO_CGROUPS" in os.environ:
+    from openenvd.env_host import session_cgroup
+
+    session_cgroup._open = lambda: os.mkdir("/proc/no_groups_here")
+
+if "FAIL_SESSIONS" in os.environ:
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    os.register_at_fork(after_in_child=lambda: len(forks) > 1 and os._exit(9))
 '''
 
 # A class whose import leaves a thread running.

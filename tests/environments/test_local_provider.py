@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import stat
@@ -20,8 +21,9 @@ from openenvd.environments.program import program_of
 from openenvd.environments.providers.base import Replicas, StartedReplica
 from openenvd.environments.providers.local import LocalProvider, readable, share_sessions
 from openenvd.environments.sources import resolve
-from openenvd.environments.spec import EnvironmentSpec
+from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 from openenvd.processes.keeper_link import KeeperLink, read_status_file
+from openenvd.processes.limits import read_limits
 
 TIMEOUT_SECONDS = 60.0
 LAUNCH_ID = "0123456789abcdef"
@@ -86,6 +88,37 @@ def test_a_run_file_is_written_first_and_is_its_owners_alone(home: Path, layout:
         assert run_file.replica_id == f"sample-0-{LAUNCH_ID}"
         assert run_file.request_id == LAUNCH_ID
         assert run_file.data["env"]["API_KEY"] == "hunter2"
+    finally:
+        replicas.stop()
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_starts(
+    home: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(InvalidSpec, match="there is no GPU here"):
+        start(home, resources=ResourceRequest(gpus=1))
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_each_replica_is_told_its_gpus(home: Path, layout: Layout) -> None:
+    given = {"CUDA_VISIBLE_DEVICES": "2,3,4,5"}
+    replicas = start(home, replicas=2, env=given, resources=ResourceRequest(gpus=2))
+    try:
+        environs = [run_file.data["env"] for run_file in run_files.all_of(layout.runs)]
+        assert [e["CUDA_VISIBLE_DEVICES"] for e in environs] == ["2,3", "4,5"]
+    finally:
+        replicas.stop()
+
+
+def test_a_replica_is_told_what_it_may_use(home: Path, layout: Layout) -> None:
+    """It knows no cgroups: it would make more shards than it has processors."""
+    replicas = start(home)
+    try:
+        [run_file] = run_files.all_of(layout.runs)
+        config = json.loads(run_file.data["env"]["OPENENVD_HOST_CONFIG"])
+        assert config["cores"] == max(1, int(read_limits().cpus))
+        assert config["memory_bytes"] > 0
     finally:
         replicas.stop()
 

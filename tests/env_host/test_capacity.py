@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/capacity` and `/metrics`: what they say of real shards, and the words for how they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from openenvd.env_host.board import MICROSECONDS, Board, Slot, Word
+from openenvd.env_host.capacity import capacity_of, shard_of, state_of
+from openenvd.env_host.gpus import device_of
+from openenvd.env_host.lag import LoopState
+from openenvd.env_host.metrics import render
+
+from .conftest import StartHost
+from .hosts import WAIT_SECONDS, Host
+
+Json = dict[str, Any]
+NOW = 100 * MICROSECONDS
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(2)
+    yield made
+    os.close(made.fd)
+
+
+def serving(slot: Slot, **words: int) -> Slot:
+    """A slot of a shard that does well, changed."""
+    fields = {"PID": 7, "GENERATION": 1, "MAX_SESSIONS": 8, "READY": 1}
+    fields |= {"HEARTBEAT": NOW, "WATCHDOG": NOW} | words
+    for name, value in fields.items():
+        slot[Word[name]] = value
+    return slot
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ({}, "alive"),
+        ({"LOOP_STATE": list(LoopState).index(LoopState.WEDGED)}, "wedged"),
+        ({"LOOP_STATE": list(LoopState).index(LoopState.BUSY)}, "busy"),
+        ({"WATCHDOG": NOW - 6 * MICROSECONDS}, "unresponsive"),
+        ({"STOPPING": 1}, "stopping"),
+        ({"READY": 0}, "starting"),
+        ({"PID": 0}, "absent"),
+    ],
+)
+def test_how_a_shard_does_has_one_word(board: Board, words: dict[str, int], state: str) -> None:
+    assert state_of(serving(board[0], **words), NOW) == state
+
+
+def test_totals_are_of_all_shards(board: Board) -> None:
+    serving(board[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
+    serving(board[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
+    seen = capacity_of(board, NOW)
+    assert (seen["sessions"], seen["max_sessions"], seen["waiting"]) == (7, 16, 3)
+    assert seen["longest_wait_seconds"] == 3.0
+
+
+def test_a_shard_that_never_turned_has_no_heartbeat(board: Board) -> None:
+    assert shard_of(board[0], NOW)["heartbeat_seconds"] is None
+
+
+def test_the_page_has_every_family_and_escapes_names(board: Board) -> None:
+    page = render('a"b', capacity_of(board, NOW))
+    assert '{environment="a\\"b",shard="0"} 0\n' in page
+    families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("index", "gpus", "visible", "device"),
+    [
+        (0, 2, None, "0"), (3, 2, None, "1"), (1, 2, "5,7", "7"), (2, 2, "5,7,9", "5"),
+        (0, 1, "GPU-8f", "GPU-8f"), (5, 3, "4", "4"),
+    ],
+)  # fmt: skip
+def test_shards_take_devices_in_turn(index: int, gpus: int, visible: str, device: str) -> None:
+    assert device_of(index, gpus, visible) == device
+
+
+def capacity(host: Host) -> Json:
+    status, seen = host.http("GET", "/capacity")
+    assert status == 200
+    return dict(seen)
+
+
+def until(check: Callable[[], Any]) -> Any:
+    """What `check` gives, once that is something: a shard's own figures come with its heartbeat."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := check()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_sessions_and_steps_are_counted_by_shard(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=6)
+    host.ready()
+    with ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(host.open())
+            client.ask("reset")
+            client.ask("step", {"what": "pid"})
+        seen = until(lambda: (c := capacity(host))["sessions"] == 4 and _steps(c) == 4 and c)
+        assert seen["max_sessions"] == 6
+        assert [shard["max_sessions"] for shard in seen["shards"]] == [3, 3]
+        assert {shard["state"] for shard in seen["shards"]} == {"alive"}
+        assert sum(shard["totals"]["sessions"] for shard in seen["shards"]) == 4
+    until(lambda: capacity(host)["sessions"] == 0)
+
+
+def _steps(seen: Json) -> int:
+    return sum(shard["totals"]["steps"] for shard in seen["shards"])
+
+
+def test_the_page_is_prometheus_text(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=6)
+    host.ready()
+    with urlopen(f"http://127.0.0.1:{host.port}/metrics") as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        page = answer.read().decode()
+    assert 'openenvd_shard_max_sessions{environment="sample",shard="1"} 3' in page
+
+
+def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
+    """Another answers for it; the heartbeat of its thread has stayed away."""
+    host = start(shards=2, max_sessions=6)
+    host.ready()
+    pid = capacity(host)["shards"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: capacity(host)["shards"][1]["state"] == "unresponsive")
+        assert capacity(host)["shards"][0]["state"] == "alive"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: capacity(host)["shards"][1]["state"] == "alive")
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])
+def test_each_shard_sees_its_own_gpu(start: StartHost, gpus: int, seen: set[str]) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "5,7"}
+    host = start(gpus=gpus, shards=2, max_sessions=2, env=environ)
+    host.ready()
+    with host.open() as one, host.open() as two:  # a slot each
+        answers = [client.ask("step", {"what": "device"}) for client in (one, two)]
+        assert {a["data"]["observation"]["text"] for a in answers} == seen
+
+
+def test_there_is_a_shard_for_each_gpu_unless_told_otherwise(start: StartHost) -> None:
+    assert start(gpus=3, shards=None, max_sessions=9).ready()["shards"] == 3

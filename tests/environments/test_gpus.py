@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs there are, and which a replica gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.errors import InvalidSpec
+from openenvd.environments.gpus import find_gpus, named, share
+
+NOBODY = {"PATH": "/no/such/folder"}
+
+
+def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
+    assert find_gpus(NOBODY, tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("0,1", ("0", "1")),
+        (" 3 , GPU-8f2c ", ("3", "GPU-8f2c")),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,2", ("0",)),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_what_the_variable_names_may_be_used(text: str, devices: tuple[str, ...]) -> None:
+    assert named(text) == devices
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": text}) == devices
+
+
+def test_the_driver_lists_its_devices(tmp_path: Path) -> None:
+    for address in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / address).mkdir(parents=True)
+    assert find_gpus(NOBODY, tmp_path) == ("0", "1")
+
+
+def test_device_files_are_counted_without_their_companions(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert find_gpus(NOBODY, tmp_path) == ("0", "1", "2")
+
+
+def test_the_program_is_asked_where_the_driver_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert find_gpus(dict(os.environ), tmp_path) == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ordinal", "devices"),
+    [(1, 0, ("0",)), (1, 3, ("3",)), (1, 5, ("1",)), (2, 1, ("2", "3")), (4, 1, tuple("0123"))],
+)
+def test_replicas_take_devices_in_turn(gpus: int, ordinal: int, devices: tuple[str, ...]) -> None:
+    assert share(("0", "1", "2", "3"), gpus, ordinal) == devices
+
+
+def test_no_gpu_is_said_with_what_to_do() -> None:
+    with pytest.raises(InvalidSpec, match="there is no GPU here") as raised:
+        share((), 1, 0)
+    assert "leave --gpus out" in (raised.value.hint or "")
+
+
+def test_too_few_are_said_with_what_there_are() -> None:
+    with pytest.raises(InvalidSpec, match=r"not so many here, but 2 GPUs \(0, 1\)"):
+        share(("0", "1"), 3, 0)
