@@ -59,8 +59,8 @@ def plan_of(config: HostConfig, machine: Machine, *, is_concurrent: bool, class_
     asked = config.max_sessions
     if config.isolate if config.isolate is not None else not is_concurrent and asked != 1:
         most = asked or _isolated_sessions(config, machine)
-        shards = min(config.shards or 1, most)
-        return Plan(shards, most, isolates=True, exclusive=not is_concurrent)
+        # One front is enough: it only reads heads, and answers HTTP.
+        return Plan(1, most, isolates=True, exclusive=not is_concurrent)
     if not is_concurrent:
         if asked is not None and asked > 1:
             raise NotConcurrent(class_name, asked)

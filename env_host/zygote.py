@@ -38,6 +38,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ from . import child, last_words
 from .board import Board, Word
 from .errors import ShardFailed
 from .fds import SPARE_FDS
-from .handover import Message, packet_pair, receive, send
+from .handover import Message, close_all, packet_pair, receive, send
 from .limits import Plan
 from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig, Serving
 from .session_cgroup import SessionGroup, SessionGroups
@@ -63,6 +64,7 @@ YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
 MAX_BACK_OFF_SECONDS = 5.0
 FIRST_BACK_OFF_SECONDS = 0.1
 TELL_SECONDS = 0.05  # between two numbers of sessions told
+LINGERING = 16  # processes of isolated sessions that are over, and have not ended
 LOOK_SECONDS = 0.25  # at the memory of isolated sessions, where no cgroup caps them
 
 ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
@@ -80,6 +82,7 @@ class Child:
     started: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: SessionGroup | None = None
+    holds_slot: bool = True
     is_ready: bool = False
     failure: Message | None = None
     killed_for: str | None = None  # we did it, and why
@@ -116,12 +119,14 @@ class Host:
         self._serve_as = serve_as
         self._max_held = max(0, max_fds - 2 * SPARE_FDS)
         self._held = 0
-        extra = plan.max_sessions + plan.shards if plan.isolates else 0
+        # Twice: a session's slot is free before its process has ended.
+        extra = 2 * plan.max_sessions + LINGERING if plan.isolates else 0
         self._board = Board.create(plan.shards, extra)
         self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._children: dict[int, Child] = {}  # by pid
         self._due: dict[int, float] = {}  # shards to be started, and when
         self._deaths: dict[int, int] = dict.fromkeys(range(plan.shards), 0)  # young, in a row
+        self._waiting: deque[Message] = deque()  # connections to isolate, without a slot yet
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
@@ -206,7 +211,7 @@ class Host:
     def _start_shard(self, index: int) -> None:
         slot = self._board[index]
         slot[Word.GENERATION] += 1
-        isolated = sum(c.is_isolated for c in self._children.values()) if index == 0 else 0
+        isolated = [c for c in self._children.values() if c.is_isolated and c.holds_slot]
         ours, theirs = packet_pair()
         orders = Orders(
             index=index,
@@ -221,7 +226,7 @@ class Host:
             inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
             listen_fd=self._listener.fileno(),
             isolates=self._plan.isolates,
-            isolated=isolated,
+            isolated=len(isolated),
         )
         self._start(Child(0, orders, ours, time.monotonic()), b"")
 
@@ -229,9 +234,8 @@ class Host:
         """A process for the session of one connection."""
         fd = message.fds[0]
         index = next((s.index for s in self._free_slots()), None)
-        if index is None or self._stop_by is not None:
-            last_words.say_before_handshake(fd, "no room for another session")
-            self._tell_front(1)
+        if index is None:
+            self._waiting.append(message)  # for a process whose session is over to end
             return
         slot = self._board[index]
         slot[Word.GENERATION] += 1
@@ -332,6 +336,7 @@ class Host:
         self._hold(speaker, head.get("begun", ()), message.fds)
         for token in head.get("ended", ()):
             self._let_go(speaker, token)
+            self._free_slot(speaker)  # before its process ends: the client may be back by then
 
     def _hold(self, speaker: Child, begun: Any, fds: tuple[int, ...]) -> None:
         for (token, path), fd in zip(begun, fds, strict=False):
@@ -373,13 +378,17 @@ class Host:
         self._hear_last(dead)
         memory = self._out_of_memory(dead)
         sessions = len(dead.held) + (dead.connection_fd is not None)
-        self._speak_for(dead, last_words.how_it_died(status, out_of_memory=memory))
+        if status or dead.held:
+            self._speak_for(dead, last_words.how_it_died(status, out_of_memory=memory))
+        elif dead.connection_fd is not None:  # its client came and went
+            os.close(dead.connection_fd)
         self._board[dead.orders.index].clear()
         if dead.group is not None:
             peak_bytes = dead.group.peak_bytes() or peak_bytes
             dead.group.remove()
-        if dead.is_isolated:
-            self._tell_front(1)
+        self._free_slot(dead)
+        if self._waiting and self._stop_by is None:
+            self._start_isolated(self._waiting.popleft())
         if self._stop_by is not None or (dead.is_isolated and status == 0):
             return
         self._raise_if_never_ready(dead, status)
@@ -472,12 +481,17 @@ class Host:
             self._told_at = now
             self._notifier.sessions(self._sessions())
 
-    def _tell_front(self, ended: int) -> None:
-        """Its slots are free again. The first shard counts for all: see `Orders.isolated`."""
+    def _free_slot(self, ended: Child) -> None:
+        if ended.is_isolated and ended.holds_slot:
+            ended.holds_slot = False
+            self._tell_front()
+
+    def _tell_front(self) -> None:
+        """A slot is free again."""
         front = next((c for c in self._children.values() if c.orders.index == 0), None)
         if front is not None:
             with contextlib.suppress(OSError):
-                send(front.link, Message({"isolated_ended": ended}))
+                send(front.link, Message({"isolated_ended": 1}))
 
     # Memory of isolated sessions, where no cgroup caps them
 
@@ -504,6 +518,8 @@ class Host:
         if self._stop_by is None:
             self._stop_by = time.monotonic() + STOP_SECONDS
             self._due.clear()
+            close_all([fd for message in self._waiting for fd in message.fds])
+            self._waiting.clear()
             self._kill_all(signal.SIGTERM)
 
     def _act_on_deadline(self) -> None:

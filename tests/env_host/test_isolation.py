@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Isolated sessions: a process for each, forked from the host."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from openenvd.env_host.session_cgroup import SessionGroups
+
+from .conftest import StartHost
+from .hosts import WAIT_SECONDS, Host
+from .test_shards import ABRUPT_ENDS, last_word, next_exit, pid_of, shards
+
+MEGABYTE = 2**20
+
+
+def one_group() -> str | None:
+    """Why no session can have a memory cgroup here; None when one can."""
+    return SessionGroups().why_not or None
+
+
+def test_a_class_for_one_session_serves_several_each_in_a_process(start: StartHost) -> None:
+    """Upstream refuses the second one."""
+    host = start("Single", max_sessions=4)
+    assert host.ready().items() >= {"max_sessions": 4, "shards": 1, "isolate": True}.items()
+    front = {child.pid for child in shards(host)}
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(4)]
+        pids = {pid_of(client) for client in clients}
+        assert len(pids) == 4
+        assert not pids & front
+        host.note_that(sessions=4)
+        with host.open() as fifth:
+            refusal = fifth.receive()["data"]
+        assert (refusal["code"], refusal["max_sessions"]) == ("CAPACITY_REACHED", 4)
+    host.note_that(sessions=0)
+    assert host.stop() == 0
+
+
+def test_nothing_is_said_of_how_many_and_a_class_for_one_serves_several(start: StartHost) -> None:
+    host = start("Single")
+    note = host.ready()
+    assert note["isolate"]
+    assert note["max_sessions"] > 1
+
+
+def test_a_process_ends_with_its_session(start: StartHost) -> None:
+    host = start("Single", max_sessions=2)
+    host.ready()
+    with host.open() as client:
+        process = psutil.Process(pid_of(client))
+        client.send("close")
+        with pytest.raises(ConnectionClosed):
+            client.receive()
+    process.wait(WAIT_SECONDS)
+    host.note_that(sessions=0)
+
+
+def test_who_waits_gets_the_slot_of_an_isolated_session_that_ends(start: StartHost) -> None:
+    host = start("Single", max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
+        first.ask("reset")
+        second.ask("reset")
+        waiting = pool.submit(lambda: host.open().__enter__())
+        first.send("close")
+        third = waiting.result(WAIT_SECONDS)
+        assert third.ask("reset")["type"] == "observation"
+        third.connection.close()
+
+
+@pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
+def test_an_isolated_session_that_dies_costs_itself_alone(
+    start: StartHost, what: str, how: str
+) -> None:
+    host = start(isolate=True, max_sessions=3)
+    host.ready()
+    with host.open() as first, host.open() as second:
+        pid = pid_of(first)
+        first.send("step", {"what": what})
+        answer, code = last_word(first)
+        assert answer["data"]["code"] == "SESSION_ERROR"
+        assert how in answer["data"]["message"]
+        assert code == 1011
+        told = next_exit(host)
+        assert (told["pid"], told["sessions"], told["isolated"]) == (pid, 1, True)
+        assert second.ask("reset")["type"] == "observation"
+    host.note_that(sessions=0)
+
+
+def test_a_session_whose_environment_cannot_be_made_is_told_so(start: StartHost) -> None:
+    host = start("Broken", isolate=True, max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    for _ in range(3):
+        with host.open() as client:
+            assert client.receive()["data"]["code"] == "FACTORY_ERROR"
+
+
+def test_a_process_that_dies_before_its_handshake_refuses_it(start: StartHost) -> None:
+    host = start(isolate=True, max_sessions=2, env={"FAIL_SESSIONS": "1"})
+    host.ready()
+    with pytest.raises(InvalidStatus) as refused, host.open():
+        pass
+    assert refused.value.response.status_code == 503
+    assert "exited with code 9" in str(refused.value.response.body)
+    assert next_exit(host)["isolated"]
+
+
+def test_http_is_answered_by_the_front(start: StartHost) -> None:
+    host = start("Single", max_sessions=2)
+    host.ready()
+    assert host.http("GET", "/health") == (200, {"status": "healthy"})
+    assert host.http("POST", "/reset", {})[0] == 200
+
+
+def test_stopping_ends_isolated_sessions_and_says_why(start: StartHost) -> None:
+    host = start("Single", max_sessions=3)
+    host.ready()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(3)]
+        processes = [psutil.Process(pid_of(client)) for client in clients]
+        assert host.stop() == 0
+        assert {last_word(client)[1] for client in clients} == {1001}
+    assert not [process for process in processes if process.is_running()]
+
+
+def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> None:
+    host = start("Single", max_sessions=2)
+    host.ready()
+    (front,) = shards(host)
+    with host.open() as first:
+        pid_of(first)
+        front.kill()
+        assert next_exit(host)["pid"] == front.pid
+        with host.open() as second:
+            second.ask("reset")
+            with host.open() as third:
+                assert third.receive()["data"]["code"] == "CAPACITY_REACHED"
+            assert first.ask("reset")["type"] == "observation"
+
+
+def eats_too_much(host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the client of a session is told that goes over its cap, and what the keeper is."""
+    host.ready()
+    with host.open() as hungry, host.open() as other:
+        other.ask("reset")
+        hungry.send("step", {"what": "eat"})
+        answer, _ = last_word(hungry)
+        assert other.ask("step", {"what": "count"})["type"] == "observation"
+    return answer, next_exit(host)
+
+
+def test_a_session_over_its_cap_is_killed_by_the_kernel_alone(start: StartHost) -> None:
+    if (why := one_group()) is not None:
+        pytest.skip(f"no memory cgroups: {why}")
+    host = start("Single", max_sessions=2, session_memory_bytes=64 * MEGABYTE)
+    answer, told = eats_too_much(host)
+    assert "killed for memory" in answer["data"]["message"]
+    assert "64 MB" in answer["data"]["message"]
+    assert told["out_of_memory"]
+    assert told["limit_bytes"] == 64 * MEGABYTE
+    assert "looked at" not in host.log.read_text()
+
+
+def test_without_cgroups_the_host_looks_at_what_a_session_holds(start: StartHost) -> None:
+    host = start(
+        "Single", max_sessions=2, session_memory_bytes=64 * MEGABYTE,
+        env={"NO_CGROUPS": "1"},
+    )  # fmt: skip
+    answer, told = eats_too_much(host)
+    assert "killed for memory" in answer["data"]["message"]
+    assert told["out_of_memory"]
+    assert "looked at" in host.log.read_text()
