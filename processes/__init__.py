@@ -9,6 +9,7 @@ Where to look:
     memory.py          what a process, or a tree of them, holds now
     identity.py        a process by pid *and* start time, so that a reused pid is never signalled
     tree.py            stopping a whole process tree: terminate, grace, kill, wait
+    priority.py        whom the scheduler prefers when many sessions compete
     exit_reason.py     `ExitReason`: how a process died, with the evidence
     explain.py         from a wait status and counters to an `ExitReason`
     oom_evidence.py    what the kernel counts and writes when it kills for memory

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from setproctitle import getproctitle
 
 from ..executor.sources import FORK_IS_SAFE
+from ..processes.priority import prefer_own_session
 from ..processes.tree import set_oom_score_adj
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
 # the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
 DAEMON_OOM_SCORE_ADJ = -500
+# Of the daemon's session against those of workers and replicas; where it may not be lowered, 0.
+DAEMON_NICE = -10
 MAX_DAEMON_LOG_BYTES = 8 * 2**20
 
 
@@ -53,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     paths = Paths.from_environment()
     _tell_workers(settings)
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
+    if options.ready_fd is not None:  # in the background; in the foreground it is the user's
+        prefer_own_session(DAEMON_NICE)
     gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
     zygote = _fork_zygote(paths)
     _set_up_log(paths, settings, in_background=options.ready_fd is not None)
