@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..processes.exit_reason import ExitKind, ExitReason
-from ..processes.explain import explain_exit, telling_line
+from ..processes.explain import explain_exit, of_cgroup, telling_line
 from ..processes.oom_evidence import kernel_log_kills
 from ..processes.tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
@@ -139,7 +139,8 @@ def kernel_log_line(pid: int, since_monotonic: float, cgroup: CgroupReading | No
     """What the kernel log, if readable, says of a kill that the cgroup counted."""
     if cgroup is None or not cgroup.moved:
         return None
-    return telling_line(kernel_log_kills(since_monotonic), pid)
+    lines = of_cgroup(kernel_log_kills(since_monotonic), cgroup.directory)
+    return telling_line(lines, pid)
 
 
 def machine_oom_kills() -> int | None:

@@ -31,6 +31,7 @@ class CgroupReading:
     oom_kills_after: int
     peak_bytes: int | None
     limit_bytes: int | None
+    directory: str | None = None
 
     @property
     def moved(self) -> bool:
@@ -91,7 +92,8 @@ class WorkerCgroups:
         self._oom_kills[worker.name] = after
         if not group.reset_peak():
             peak = None if after == before else peak  # it may be an earlier task's
-        return CgroupReading(worker.name, before, after, peak, self._limits.get(worker.name))
+        limit = self._limits.get(worker.name)
+        return CgroupReading(worker.name, before, after, peak, limit, group.directory)
 
     def close(self) -> None:
         """Remove every group; one that something still lives in stays."""

@@ -18,7 +18,13 @@ from typing import NamedTuple, TypedDict
 
 from .cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
-from .oom_evidence import OomCounters, kernel_log_kills, killed_process, read_oom_counters
+from .oom_evidence import (
+    OomCounters,
+    kernel_log_kills,
+    killed_process,
+    read_oom_counters,
+    victims_cgroup,
+)
 
 
 class Evidence(TypedDict):
@@ -41,7 +47,8 @@ def evidence_after(
     """
     after = read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat
-    lines = kernel_log_kills(since_monotonic) if moved else []
+    directory = None if cgroup is None else cgroup.directory
+    lines = of_cgroup(kernel_log_kills(since_monotonic), directory) if moved else []
     return Evidence(
         oom_kills_before=before.oom_kills,
         oom_kills_after=after.oom_kills,
@@ -50,6 +57,13 @@ def evidence_after(
         kernel_log_line=telling_line(lines, pid) if _moved(before, after) else _of(lines, pid),
         cgroup_name=None if cgroup is None else cgroup.name,
     )
+
+
+def of_cgroup(lines: list[str], directory: str | None) -> list[str]:
+    """The lines about processes of this cgroup; those that do not tell theirs are kept."""
+    if directory is None:
+        return lines
+    return [line for line in lines if directory.endswith(victims_cgroup(line) or "")]
 
 
 def telling_line(lines: list[str], pid: int) -> str | None:
@@ -171,7 +185,10 @@ def _verdict(
     if memory_error:
         return _oom(Detector.MEMORY_ERROR, "MemoryError")
     if counters.own_moved:
-        return _beside_a_kill(wait_status, number, exit_code, counters, victim, named_another)
+        victim_is_ours = victims_cgroup(kernel_log_line or "") is not None  # see `of_cgroup`
+        return _beside_a_kill(
+            wait_status, number, exit_code, counters, victim, named_another, victim_is_ours
+        )
     return _Verdict(_plain_kind(wait_status, number))
 
 
@@ -182,19 +199,22 @@ def _beside_a_kill(
     counters: _Counters,
     victim: tuple[int, str] | None,
     named_another: bool,
+    victim_is_ours: bool,
 ) -> _Verdict:
     """Something below the process was killed for memory, and then it ended in its own way.
 
-    When it ended in an error (or out of sight), memory is the likely cause; when it ended well
-    or by somebody's signal, the kill is told as a remark.
+    When it ended in an error (or out of sight), memory is the likely cause, and the certain one
+    when the kernel named the victim, in this very cgroup; when it ended well or by somebody's
+    signal, the kill is told as a remark.
     """
     victim_pid, victim_name = victim if victim is not None and named_another else (None, None)
     failed = wait_status is None or (number is None and exit_code != 0)
     whom = "a process below it" if victim_pid is None else f"{victim_name} (pid {victim_pid})"
+    is_proven = named_another and victim_is_ours
     return _Verdict(
         ExitKind.OOM_KILLED if failed else _plain_kind(wait_status, number),
         Detector.CGROUP if failed else None,
-        Certainty.PROBABLE if failed else Certainty.CERTAIN,
+        Certainty.PROBABLE if failed and not is_proven else Certainty.CERTAIN,
         f"{whom} was killed: {counters.own_text}",
         victim_pid,
         victim_name,

@@ -17,6 +17,9 @@ _KMSG = "/dev/kmsg"
 _KMSG_RECORD_BYTES = 8192
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in <linux/proc_ns.h>
 # mm/oom_kill.c, __oom_kill_process(): `…: Killed process 1234 (python) total-vm:…`
+# The line before it, dump_oom_victim(): which cgroup the victim was in (Linux 5.0 and later).
+_VICTIM = re.compile(r"task_memcg=([^,]+),.*pid=(\d+)")
+_IN_CGROUP = "; in cgroup "
 _KILLED = re.compile(r"Killed process (\d+) \((.*?)\)(?:,| |$)")
 
 
@@ -42,8 +45,15 @@ def killed_process(line: str) -> tuple[int, str] | None:
     return None if match is None else (int(match[1]), match[2])
 
 
+def victims_cgroup(line: str) -> str | None:
+    """Path of the cgroup that the process was in, from the hierarchy's root; None if not told."""
+    _, told, path = line.rpartition(_IN_CGROUP)
+    return path if told else None
+
+
 def kernel_log_kills(since_monotonic: float) -> list[str]:
-    """Lines of the kernel log about kills for memory since then, oldest first.
+    """Lines of the kernel log about kills for memory since then, oldest first; each with the
+    victim's cgroup, where the kernel tells it.
 
     None in a container: pids there are not those of the log. None without the right to read it.
     """
@@ -56,6 +66,7 @@ def kernel_log_kills(since_monotonic: float) -> list[str]:
 def _read_kernel_log(since_monotonic: float) -> list[str]:
     fd = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     lines: list[str] = []
+    cgroup_of: dict[int, str] = {}
     try:
         while True:
             try:
@@ -67,7 +78,13 @@ def _read_kernel_log(since_monotonic: float) -> list[str]:
             head, _, text = record.partition(";")
             fields = head.split(",")
             recent = len(fields) > 2 and int(fields[2]) / 1e6 >= since_monotonic
-            if recent and killed_process(text) is not None:
-                lines.append(text.splitlines()[0])
+            if not recent:
+                continue
+            if (victim := _VICTIM.search(text)) is not None:
+                cgroup_of[int(victim[2])] = victim[1]
+            elif (killed := killed_process(text)) is not None:
+                cgroup = cgroup_of.pop(killed[0], None)
+                told = "" if cgroup is None else f"{_IN_CGROUP}{cgroup}"
+                lines.append(f"{text.splitlines()[0]}{told}")
     finally:
         os.close(fd)

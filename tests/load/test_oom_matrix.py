@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WAYS = [
     "kernel kills the worker",
     "kernel kills a grandchild",
+    "watchdog",
     "MemoryError",
     "kill -9 by hand",
     "segmentation fault",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.explain import explain_exit, telling_line
+from openenvd.processes.explain import explain_exit, of_cgroup, telling_line
 from openenvd.processes.oom_evidence import killed_process
 
 PID = 41233
@@ -165,3 +165,28 @@ def test_a_server_that_could_not_be_started_says_why() -> None:
     why = "cannot start: Address already in use: 127.0.0.1:21000"
     told = {"kind": "exited", "pid": 0, "exit_code": 127, "evidence": why}
     assert ExitReason.from_json(told).sentence() == why
+
+
+OURS = "Memory cgroup out of memory: Killed process 99 (cc1), UID 0; in cgroup /openenvd/e-1/long-1"
+THEIRS = (
+    "Memory cgroup out of memory: Killed process 98 (cc1), UID 0; in cgroup /openenvd/e-2/long-1"
+)
+
+
+def test_lines_about_other_cgroups_are_left_out() -> None:
+    lines = [THEIRS, OURS, ANOTHER["kernel_log_line"]]
+    assert of_cgroup(lines, "/sys/fs/cgroup/memory/openenvd/e-1/long-1") == lines[1:]
+    assert of_cgroup(lines, None) == lines
+
+
+def test_a_failure_beside_a_grandchild_that_the_kernel_names_is_certain() -> None:
+    counters: dict[str, Any] = {
+        "oom_kills_before": 0,
+        "oom_kills_after": 1,
+        "cgroup_name": "openenvd/long-1",
+    }
+    told = explain_exit(1 << 8, pid=PID, kernel_log_line=OURS, **counters)
+    assert (told.kind, told.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
+    assert (told.victim_pid, told.victim_name) == (99, "cc1")
+    untold = explain_exit(1 << 8, pid=PID, **counters)
+    assert (untold.kind, untold.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
