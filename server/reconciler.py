@@ -58,6 +58,7 @@ from .settings import Paths
 
 log = logging.getLogger(__name__)
 
+DECISIVE = frozenset({"launch", "down"})  # what `next_step` looks at; a `probe` changes nothing
 T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
@@ -205,7 +206,8 @@ class Reconciler:
         if event.environment is None:
             return
         if event.kind == "request.state":
-            self._settle_soon(event.environment)
+            if event.request is None or event.request.operation in DECISIVE:
+                self._settle_soon(event.environment)
         elif event.kind == "request.progress" and "replica" in event.data:
             self._settle_soon(event.environment, adopt=True)
 

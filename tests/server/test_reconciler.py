@@ -530,6 +530,25 @@ async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: W
     assert not is_running(server)
 
 
+async def test_a_probe_of_an_environment_makes_nobody_look_at_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciler = await world.reconcile()
+    looked_at: list[str] = []
+    monkeypatch.setattr(reconciler, "_settle_soon", lambda name, **_: looked_at.append(name))
+    new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
+    result = await world.store.submit(new, now=time.time())
+    assert isinstance(result, Submitted)
+    world.hub.publish(result.events)
+    await world.launch("another")
+
+    async def has_looked() -> bool:
+        return bool(looked_at)
+
+    await until(world.hub, has_looked)
+    assert set(looked_at) == {"another"}
+
+
 async def test_events_that_came_too_fast_are_made_up_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
