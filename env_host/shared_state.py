@@ -40,13 +40,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from .shared_state_errors import WorldLost
+from .shared_state_errors import WorldError, WorldLost
 from .shared_state_link import StateLink
-from .shared_state_process import StateProcess
+from .shared_state_process import Spawn, StateProcess
 from .shared_state_world import World
 
 __all__ = ["WorldFactory", "connect_world", "shares_state", "start_state_process"]
@@ -57,15 +57,20 @@ def shares_state(env_class: Any) -> bool:
     return bool(getattr(env_class, "SHARED_STATE", False))
 
 
-def start_state_process(env_class: Any, close_fds: tuple[int, ...] = ()) -> StateProcess:
+def start_state_process(
+    env_class: Any,
+    fds_to_close: Callable[[], Iterable[int]] = tuple,
+    spawn: Spawn | None = None,
+) -> StateProcess:
     """Fork the state process; returns when it is ready. In the host, before the shards.
 
-    `close_fds`: what the host has open and the state process must not keep.
+    `fds_to_close`: what the host has open and the state process must not keep. `spawn`: starts
+    it as a program of its own, where a fork is not safe.
 
     Raises:
         StateFailed: there is no `create_state`, or it raised.
     """
-    process = StateProcess(env_class, close_fds)
+    process = StateProcess(env_class, fds_to_close, spawn)
     process.start()
     return process
 
@@ -75,11 +80,11 @@ async def connect_world(
 ) -> StateLink:
     """A shard's way to the state process. `on_lost` is called each time that one is lost.
 
-    Raises:
-        WorldError: there is no state process.
+    When there is none just now, it is not waited for long: sessions will wait for it.
     """
     link = StateLink(address, shard, on_lost)
-    await link.connect()
+    with suppress(WorldError):
+        await link.connect()
     return link
 
 

@@ -38,7 +38,7 @@ from .shared_state_errors import (
     WorldLost,
     WorldTimeout,
 )
-from .shared_state_methods import decode_result
+from .shared_state_methods import EXPIRED, decode_result
 from .shared_state_wire import Flag, Frame, Kind
 
 log = logging.getLogger("openenvd.env_host")
@@ -405,6 +405,8 @@ async def open_connection(
 
 def _failure(method: str, value: Any) -> WorldError:
     facts = value if isinstance(value, dict) else {}
+    if facts.get("type") == EXPIRED:
+        return WorldTimeout(f"world.{method} was not done in time: {facts.get('message')}.")
     return WorldCallFailed(method, str(facts.get("type")), str(facts.get("message")))
 
 

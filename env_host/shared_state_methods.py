@@ -23,6 +23,7 @@ from .shared_state_wire import Flag, encode_value
 
 SESSION_ENDED = "session_ended"
 CLOSE = "close"
+EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
 OURS = frozenset({SESSION_ENDED, CLOSE})  # called by us, never by a client
 
 

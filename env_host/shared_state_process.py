@@ -2,15 +2,16 @@
 """`StateProcess`: the host's hold on the process that holds the state.
 
 The host has the listening socket, in a folder that only its user may enter, and forks the state
-process to serve it. When that dies (the host reaps it: `died`), the host forks the next (`start`)
-with the next epoch; connects of the meantime wait in the socket's queue. A state that dies at once
-again and again is started ever more slowly, but never given up: without it there is no session.
+process to serve it. When that dies (`reap`), the host forks the next (`start_if_due`) with the next
+epoch; connects of the meantime wait in the socket's queue. A state that dies at once again and
+again is started ever more slowly, but never given up: without it there is no session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import logging
 import os
@@ -21,11 +22,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+from . import child
 from .serve import run_loop
 from .shared_state_errors import StateFailed
 from .shared_state_server import StateServer
@@ -38,8 +41,21 @@ LIVED_WELL_SECONDS = 10.0  # one that lived so long is replaced at once
 MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
+STATE_ORDERS = "shared_state"  # the key of a `StateOrders` in what a started process is told
+
+Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is told, descriptors: its pid
 
 log = logging.getLogger("openenvd.env_host")
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrders:
+    """What the host tells a state process."""
+
+    epoch: int
+    host_pid: int
+    listen_fd: int
+    ready_fd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,7 @@ class StateExit:
 
     pid: int
     epoch: int
+    wait_status: int
     exit_code: int | None  # None: by a signal
     signal_name: str | None
     lived_seconds: float
@@ -73,9 +90,17 @@ def restart_delay(lived_seconds: float, short_lives: int) -> float:
 class StateProcess:
     """The state process of one host. Used from the host alone, which is single-threaded."""
 
-    def __init__(self, env_class: Any, close_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        env_class: Any,
+        fds_to_close: Callable[[], Iterable[int]] = tuple,
+        spawn: Spawn | None = None,
+    ) -> None:
         self._env_class = env_class
-        self._close_fds = close_fds
+        self._fds_to_close = fds_to_close
+        self._spawn = spawn
+        with suppress(ImportError):
+            importlib.import_module("uvloop")  # before a fork: to load a library is not for after
         self._folder = Path(tempfile.mkdtemp(prefix="oe-world-"))  # 0700
         self.address = str(self._folder / "state")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,6 +110,12 @@ class StateProcess:
         self._short_lives = 0
         self.epoch = 0
         self.pid: int | None = None
+        self.due: float | None = None  # when the next one is to be started
+
+    @property
+    def listen_fd(self) -> int:
+        """What shards need not keep."""
+        return self._listener.fileno()
 
     def start(self, *, wait: bool = True) -> None:
         """Fork the next one. `wait`: until it is ready.
@@ -94,14 +125,17 @@ class StateProcess:
         """
         assert self.pid is None
         self.epoch += 1
-        reading, writing = os.pipe()
-        gc.freeze()
+        self.due = None
         self._started_at = time.monotonic()
-        host = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
+        reading, writing = os.pipe()
+        orders = StateOrders(self.epoch, os.getpid(), self._listener.fileno(), writing)
+        if self._spawn is not None:
+            self.pid = self._spawn({STATE_ORDERS: asdict(orders)}, (orders.listen_fd, writing))
+        elif (pid := child.fork()) == 0:
             os.close(reading)
-            _end_with(lambda: self._be_state_process(host, writing))
+            _become(self._env_class, orders, self._fds_to_close())
+        else:
+            self.pid = pid
         os.close(writing)
         try:
             if wait:
@@ -109,8 +143,20 @@ class StateProcess:
         finally:
             os.close(reading)
 
+    def reap(self) -> StateExit | None:
+        """How it ended, if it has; `due` says when the next one is to be started."""
+        if self.pid is None:
+            return None
+        ended, status = os.waitpid(self.pid, os.WNOHANG)
+        return self.died(status) if ended else None
+
+    def start_if_due(self) -> None:
+        """Fork the next one, if it is time; does not wait until it is ready."""
+        if self.due is not None and time.monotonic() >= self.due:
+            self.start(wait=False)
+
     def died(self, status: int) -> StateExit:
-        """Take note of what `waitpid` said; `start` may then be called, after the delay."""
+        """Take note of what `waitpid` said."""
         assert self.pid is not None
         lived = time.monotonic() - self._started_at
         self._short_lives = 0 if lived >= LIVED_WELL_SECONDS else self._short_lives + 1
@@ -118,16 +164,19 @@ class StateProcess:
         found = StateExit(
             pid=self.pid,
             epoch=self.epoch,
+            wait_status=status,
             exit_code=code if code >= 0 else None,
             signal_name=signal.Signals(-code).name if code < 0 else None,
             lived_seconds=round(lived, 3),
             restart_in_seconds=restart_delay(lived, self._short_lives),
         )
         self.pid = None
+        self.due = time.monotonic() + found.restart_in_seconds
         return found
 
     def stop(self) -> None:
         """End it and remove the socket; returns when it has ended. Tolerates being called again."""
+        self.due = None
         if self.pid is not None:
             _stop(self.pid)
             self.pid = None
@@ -142,34 +191,50 @@ class StateProcess:
             self.stop()
             raise StateFailed(f"the shared state could not be created: {answer['failed']}")
 
-    def _be_state_process(self, host: int, ready_fd: int) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
-        signal.set_wakeup_fd(-1)
-        for fd in self._close_fds:
-            with suppress(OSError):
-                os.close(fd)
-        _set_title(f"openenvd: state {self._env_class.__name__} epoch {self.epoch}")
-        try:
-            state = create_state(self._env_class)
-        except BaseException as exc:
-            _say(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
-            raise
-        run_loop(self._serve(state, host, ready_fd), lambda: _exit(0))
 
-    async def _serve(self, state: Any, host: int, ready_fd: int) -> None:
-        """Serve until SIGTERM, or until the host is gone."""
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-        StateServer(state, self.epoch).listen(self._listener)
-        _say(ready_fd, {"ready": True})
-        os.close(ready_fd)
-        while os.getppid() == host and not asked.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
-        if close := getattr(state, "close", None):
-            close()
+def serve_as_ordered(env_class: Any, told: dict[str, Any]) -> Never:
+    """Be the state process of a host that could not fork; `told` is what `spawn` was given."""
+    orders = StateOrders(**told)
+    for fd in (orders.listen_fd, orders.ready_fd):
+        os.set_inheritable(fd, False)
+    _become(env_class, orders, ())
+
+
+def _become(env_class: Any, orders: StateOrders, to_close: Iterable[int]) -> Never:
+    """Serve and end the process: nothing of the host's may run in its child."""
+    code = EXIT_STATE_FAILED
+    try:
+        gc.freeze()  # what the host had is not to be finalized here, with threads that are not
+        child.settle_in(orders.host_pid, f"state {env_class.__name__}", to_close)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
+        state = _create_or_say(env_class, orders.ready_fd)
+        run_loop(_serve(state, orders), lambda: _exit(0))
+    except BaseException:
+        traceback.print_exc()
+    _exit(code)
+
+
+async def _serve(state: Any, orders: StateOrders) -> None:
+    """Serve until SIGTERM, or until the host is gone."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    listener = socket.socket(fileno=orders.listen_fd)
+    StateServer(state, orders.epoch).listen(listener)
+    _say(orders.ready_fd, {"ready": True})
+    os.close(orders.ready_fd)
+    while os.getppid() == orders.host_pid and not asked.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
+    if close := getattr(state, "close", None):
+        close()
+
+
+def _create_or_say(env_class: Any, ready_fd: int) -> Any:
+    try:
+        return create_state(env_class)
+    except BaseException as exc:
+        _say(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
+        raise
 
 
 def create_state(env_class: Any) -> Any:
@@ -185,19 +250,7 @@ def create_state(env_class: Any) -> Any:
     return create()
 
 
-def _end_with(main: Any) -> None:
-    """Run `main` and end the process: nothing of the host's may run in its child."""
-    code = EXIT_STATE_FAILED
-    try:
-        main()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _exit(code)
-
-
-def _exit(code: int) -> None:
+def _exit(code: int) -> Never:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -219,10 +272,3 @@ def _stop(pid: int) -> None:
                 os.waitpid(pid, 0)
                 return
             time.sleep(0.005)
-
-
-def _set_title(title: str) -> None:
-    with suppress(ImportError):  # not in every project's own Python
-        from setproctitle import setproctitle
-
-        setproctitle(title)

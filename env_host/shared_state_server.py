@@ -27,7 +27,7 @@ from . import shared_state_bodies as bodies
 from . import shared_state_wire as wire
 from .shared_state_errors import BodyTooLarge, WireError
 from .shared_state_limits import GREETING_SECONDS, MAX_CALLS
-from .shared_state_methods import SESSION_ENDED, Method, encode_result, methods_of
+from .shared_state_methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
 from .shared_state_wire import Flag, Frame, Kind
 
 SESSIONS_PER_CONNECTION = 2**32
@@ -173,7 +173,7 @@ class StateConnection(asyncio.BufferedProtocol):
         if method is None:
             self._fail(frame, "AttributeError", f"the shared state has no method {frame.name!r}")
         elif frame.deadline_us and time.monotonic() * 1e6 >= frame.deadline_us:
-            self._fail(frame, "TimeoutError", "its time was over before it began")
+            self._fail(frame, EXPIRED, "its time was over before it began")
         elif method.is_async:
             task = asyncio.get_running_loop().create_task(self._run(method, frame, body))
             self._running[task] = frame.session
@@ -200,11 +200,14 @@ class StateConnection(asyncio.BufferedProtocol):
 
     async def _run(self, method: Method, frame: Frame, body: bytes | None) -> None:
         try:
-            async with asyncio.timeout(_seconds_left(frame)):
+            async with asyncio.timeout(_seconds_left(frame)) as patience:
                 result = await method.call(self._session_of(frame), frame.value, body)
             self._reply(frame, result)
         except Exception as exc:
-            self._raised(frame, exc)
+            if patience.expired():
+                self._fail(frame, EXPIRED, "it was ended with its time")
+            else:
+                self._raised(frame, exc)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         session = self._running.pop(task)

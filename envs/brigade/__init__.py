@@ -7,3 +7,9 @@
 
 After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install 'openenvd[brigade]'`.
 """
+
+import os
+
+# numpy would start a thread for each core, for algebra that is not done here; and what has threads
+# cannot be forked, so that every shard would have to import all of this for itself.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -10,8 +10,10 @@ in front (2 bytes, big-endian).
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 try:
@@ -56,10 +58,12 @@ class Encoder:
         """
         if len(pcm) % FRAME_BYTES:
             raise ValueError(f"{len(pcm)} bytes are no whole number of frames of {FRAME_BYTES}")
-        found: list[bytes] = []
-        for start in range(0, len(pcm), FRAME_BYTES):
-            found += self._encode(pcm[start : start + FRAME_BYTES])
-        return found
+        with _on_one_core() if self._samples == 0 else nullcontext():
+            return [
+                packet
+                for start in range(0, len(pcm), FRAME_BYTES)
+                for packet in self._encode(pcm[start : start + FRAME_BYTES])
+            ]
 
     def _encode(self, pcm: bytes) -> list[bytes]:
         frame: Any = av.AudioFrame("s16", "mono", FRAME_SAMPLES)
@@ -96,6 +100,22 @@ class Decoder:
         if len(pcm) != FRAME_BYTES:
             raise NotOpus(f"a frame of {len(pcm) // 2} samples; each must have {FRAME_SAMPLES}")
         return pcm
+
+
+@contextmanager
+def _on_one_core() -> Iterator[None]:
+    """PyAV puts a filter graph before each encoder, which starts a thread for every core that it
+    sees when it is first used: 1,000 threads for 250 singers, none of which has anything to do.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)  # of this thread alone
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def pack(frames: Sequence[bytes]) -> bytes:

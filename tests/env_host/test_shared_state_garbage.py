@@ -176,4 +176,4 @@ async def test_what_does_not_greet_is_no_state_process(
 ) -> None:
     monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)
     with pytest.raises(WorldError, match="cannot be reached"):
-        await connect_world(str(tmp_path / "nobody"), "shard 0", lambda lost: None)
+        await StateLink(str(tmp_path / "nobody"), "shard 0").connect()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
@@ -67,6 +68,16 @@ def test_a_voice_comes_out_as_it_went_in() -> None:
     heard = np.frombuffer(Decoder().decode(frames), np.int16)
     assert len(frames) == FRAMES
     assert likeness(voice[:20_000], heard[LOOKAHEAD_SAMPLES:][:20_000]) > 0.99
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_singer_costs_no_threads() -> None:
+    before = len(os.listdir("/proc/self/task"))
+    singers = [(Encoder(), Decoder()) for _ in range(5)]
+    for encoder, decoder in singers:
+        decoder.decode(encoder.encode(bytes(FRAME_BYTES)))
+    assert len(os.listdir("/proc/self/task")) == before
+    assert os.sched_getaffinity(0) == os.sched_getaffinity(os.getpid())
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0", b"garbage" * 10, b"\xff" * 100])
