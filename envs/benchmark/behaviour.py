@@ -11,6 +11,7 @@ After the benchmark environment of https://github.com/burtenshaw/openenv-scaling
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -23,12 +24,16 @@ SYNC_VARIABLE = "BENCHMARK_SYNC"
 MAX_WAIT_SECONDS = 3600.0
 MAX_ANSWER_BYTES = 64 * 2**20
 
-_HOST_URL = f"{socket.gethostname()}:{os.environ.get('PORT', '8000')}"
-
 
 def is_synchronous() -> bool:
     """Whether `BENCHMARK_SYNC` asks for the variant that blocks a thread."""
     return os.environ.get(SYNC_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+@functools.cache
+def host_url() -> str:
+    """This machine, as the seed writes it; asked once, by the process that serves."""
+    return f"{socket.gethostname()}:{os.environ.get('PORT', '8000')}"
 
 
 class WaitFields(BaseModel):
@@ -100,7 +105,7 @@ class Waits:
             waited_seconds=waited_seconds,
             pid=os.getpid(),
             session_hash=self._session_hash,
-            host_url=_HOST_URL,
+            host_url=host_url(),
             step_count=self._step_count,
             timestamp=time.time(),
             **more,

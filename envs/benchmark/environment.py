@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...env_host.interfaces import Action, Environment, Observation, State
 from .behaviour import SeenFields, WaitFields, Waits, WaitsOnLoop, is_synchronous
 
@@ -29,4 +31,10 @@ class BenchmarkEnvironment(WaitsOnLoop, Environment[BenchmarkAction, BenchmarkOb
     state_cls = State
 
 
-ServedEnvironment = SyncBenchmarkEnvironment if is_synchronous() else BenchmarkEnvironment
+def __getattr__(name: str) -> Any:
+    """`ServedEnvironment`, decided when a host asks for it: it may have been forked from a process
+    that had imported us before there was an environment with variables.
+    """
+    if name == "ServedEnvironment":
+        return SyncBenchmarkEnvironment if is_synchronous() else BenchmarkEnvironment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,3 +56,12 @@ def test_messages_weigh_what_they_are_asked_to(start: StartHost) -> None:
 def test_an_impossible_wait_is_refused(action: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(action))):
         BenchmarkAction.model_validate(action)
+
+
+def test_the_variant_is_decided_when_a_host_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at import, which may have been in a process that hosts are forked from."""
+    from openenvd.envs.benchmark import environment
+
+    assert environment.ServedEnvironment is environment.BenchmarkEnvironment
+    monkeypatch.setenv("BENCHMARK_SYNC", "1")
+    assert environment.ServedEnvironment is environment.SyncBenchmarkEnvironment
