@@ -73,7 +73,6 @@ def in_columns(part: OpenPart, form: str, disk: Disk) -> Part:
     files = [file for file in plain.files if file.name == part.files[ARRAYS].path.name]
     kinds = [kind for kind in (STEPS, EPISODES) if part.files[kind].size_bytes]
     files += [_convert(part, kind, form, disk) for kind in kinds]
-    disk.sync(part.files[STEPS].path.parent)
     return Part(plain.number, tuple(files), plain.episode_ids, plain.steps)
 
 

@@ -16,7 +16,7 @@ record; it is cut off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,20 +82,20 @@ class Journal:
         record = {"part": part, "sizes": dict(sizes), "episode_ids": ids, "steps": steps}
         self._append({"kind": "checkpoint", **record})
 
-    def part(self, part: Part) -> None:
-        """It is finished."""
-        self._append({"kind": "part", **part.to_json()})
+    def parts(self, parts: Sequence[Part]) -> None:
+        """They are finished."""
+        self._append(*({"kind": "part", **part.to_json()} for part in parts))
 
-    def _append(self, record: dict[str, Any]) -> None:
-        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    def _append(self, *records: dict[str, Any]) -> None:
+        lines = [orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records]
         try:
-            self._disk.append(self._path, [line])
+            self._disk.append(self._path, lines)
             self._disk.sync(self._path)
         except Exception:
             if self._path.exists():  # no half a record before the next one
                 self._disk.truncate(self._path, self._size_bytes)
             raise
-        self._size_bytes += len(line)
+        self._size_bytes += sum(map(len, lines))
 
 
 def read(folder: Path) -> Known:

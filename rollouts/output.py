@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,8 @@ from .part import OpenPart, publish
 from .spool import Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
-OWN_PART_BYTES = 16 << 20  # an episode as large is not copied
+OWN_PART_BYTES = 4 << 20  # an episode as large is not copied
+MOST_UNPUBLISHED = 16  # parts that wait to be made certain together
 SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory
 NO_VERDICT = Verdict()
 
@@ -53,6 +55,7 @@ class Output:
         self._spooled = 0
         self._number = -1
         self._in_memory_bytes = 0
+        self._unpublished: list[OpenPart] = []  # whole, each with a large episode
         self._checkpointed = 0  # how many of the growing part's episodes
         self._spool_folder = folder / SPOOL
         self._lock = _lock(folder)
@@ -113,11 +116,14 @@ class Output:
 
     def checkpoint(self) -> bool:
         """What was finished until now exists from here on. False: nothing was new."""
+        large = bool(self._unpublished)
+        self._publish_all()
         ids = self._growing.episode_ids[self._checkpointed :]
         if not ids:
-            return False
+            return large
         part = self._growing
         part.certain()
+        self._disk.sync(self.folder)
         self._journal.checkpoint(part.number, part.sizes, ids, part.steps)
         self._known.grow(part.number, part.sizes, ids, part.steps)
         self._checkpointed = len(part.episode_ids)
@@ -138,7 +144,7 @@ class Output:
         """
         self._forget_unfinished()
         self._growing.cut(self._whole)
-        self._remove_unknown(but=self._growing)
+        self._remove_unknown(but=[self._growing, *self._unpublished])
         self.checkpoint()
 
     def release(self) -> None:
@@ -155,6 +161,7 @@ class Output:
             self._spool_folder.mkdir()
         for part in self._known.parts.values():
             publish(self.folder, part, self._disk)
+        self._disk.sync(self.folder)
         if self._known.growing is not None:
             self._take_up(self._known)
         self._remove_unknown()
@@ -171,13 +178,14 @@ class Output:
             self.folder, growing.part, growing.sizes, growing.episode_ids, self._disk
         )
         part.steps = growing.steps
-        self._publish(part)
+        self._unpublished.append(part)
+        self._publish_all()
 
-    def _remove_unknown(self, but: OpenPart | None = None) -> None:
+    def _remove_unknown(self, but: Sequence[OpenPart] = ()) -> None:
         """Partial files, and finished ones that nothing tells of."""
         wanted = {file.name for part in self._known.parts.values() for file in part.files}
-        if but is not None:
-            wanted |= {partial(file.path).name for file in but.files.values()}
+        for part in but:
+            wanted |= {partial(file.path).name for file in part.files.values()}
         for path in self.folder.iterdir():
             if is_ours(path.name) and path.name not in wanted:
                 path.unlink()
@@ -208,8 +216,10 @@ class Output:
         part = OpenPart(self.folder, self._take_number(), self._disk)
         self._in_memory_bytes -= spool.in_memory_bytes
         part.adopt(spool, episode, verdict)
-        self._publish(part)
+        self._unpublished.append(part)
         self._finished.add(episode.id)
+        if len(self._unpublished) >= MOST_UNPUBLISHED:
+            self._publish_all()
 
     def _finish_in_the_growing_part(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
         self._growing.add(spool, episode, verdict)
@@ -221,16 +231,26 @@ class Output:
 
     def _finish_growing(self) -> None:
         if self._growing.episode_ids:
-            self._publish(self._growing)
+            self._unpublished.append(self._growing)
+        self._publish_all()
 
-    def _publish(self, part: OpenPart) -> None:
-        """It is on the medium, it is recorded, it has its names."""
-        part.certain()
-        finished = self._converted(part)
-        self._journal.part(finished)
-        self._known.add(finished)
-        publish(self.folder, finished, self._disk)
-        part.forget(but=finished)
+    def _publish_all(self) -> None:
+        """Parts that are whole are on the medium, are recorded, and have their names."""
+        parts = self._unpublished
+        if not parts:
+            return
+        for part in parts:
+            part.certain()
+        finished = [self._converted(part) for part in parts]
+        self._disk.sync(self.folder)
+        self._journal.parts(finished)
+        for whole in finished:
+            self._known.add(whole)
+            publish(self.folder, whole, self._disk)
+        self._disk.sync(self.folder)
+        for part, whole in zip(parts, finished, strict=True):
+            part.forget(but=whole)
+        self._unpublished = []
 
     def _converted(self, part: OpenPart) -> Part:
         """In columns, where these are asked for; what the growing part has stays until then."""

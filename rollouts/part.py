@@ -123,10 +123,9 @@ class OpenPart:
         self._note(episode, block, verdict)
 
     def certain(self) -> None:
-        """What was written is on the medium, under its temporary names."""
+        """What was written is on the medium. Its temporary names are when the folder is synced."""
         for file in self._written():
             self._disk.sync(partial(file.path))
-        self._disk.sync(self._folder)
 
     def finished(self) -> Part:
         """How the manifest tells of it."""
@@ -176,4 +175,3 @@ def publish(folder: Path, part: Part, disk: Disk) -> None:
         path = folder / file.name
         if partial(path).exists():
             disk.rename(partial(path), path)
-    disk.sync(folder)

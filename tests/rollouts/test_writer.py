@@ -145,17 +145,17 @@ async def test_what_is_finished_survives_without_being_closed(tmp_path: Path) ->
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real one, of four megabytes."""
+    """A real one, of sixteen megabytes."""
     path = tmp_path / "disk"
     path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("this user may not mount a small disk")
     yield path
     subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.mark.parametrize("size", [10 * KB, 700 * KB])
+@pytest.mark.parametrize("size", [20 * KB, 700 * KB, 1700 * KB])
 async def test_a_disk_that_fills_up_tells_everyone_and_keeps_what_was_finished(
     small_disk: Path, size: int
 ) -> None:
