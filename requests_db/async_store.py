@@ -33,7 +33,7 @@ from . import observing, queries, submitting
 from .connections import Link
 from .records import Environment, Event, NewRequest, Replica, Request, RequestError
 from .results import CancelResult, GetResult, SubmitResult
-from .states import EnvironmentState, RequestState
+from .states import EnvironmentState, RequestState, Schedule
 
 MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
 MAX_PATIENT = 8  # of them, from those whose turn is not urgent
@@ -111,6 +111,10 @@ class AsyncStore:
     async def counts(self) -> dict[str, int]:
         """How many requests stand in each state; every state is named."""
         return await self._read.run(queries.counts)
+
+    async def places(self, schedule: Schedule, limit: int) -> dict[int, int]:
+        """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
+        return await self._read.run(queries.places, schedule, limit)
 
     # Events.
 

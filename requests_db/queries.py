@@ -111,6 +111,13 @@ def first_pending(connection: Connection, schedule: Schedule, limit: int) -> lis
     return [request_of(row) for row in connection.execute(statements.FIRST_PENDING, parameters)]
 
 
+def places(connection: Connection, schedule: Schedule, limit: int) -> dict[int, int]:
+    """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
+    parameters = {"of_schedule": schedule.value, "up_to": limit}
+    rows = prepared.rows(connection, statements.PLACES, parameters)
+    return {seq: ahead for ahead, (seq,) in enumerate(rows)}
+
+
 def expectations(connection: Connection, limit: int) -> list[Expectation]:
     """What peaks have taught, the latest first."""
     rows = connection.execute(statements.EXPECTATIONS, {"up_to": limit})

@@ -73,6 +73,13 @@ FIRST_PENDING = (
     .order_by(_r.rank, _r.seq)
     .limit(bindparam("up_to"))
 )
+# As many as are ahead of each; the claim's index answers it alone.
+PLACES = (
+    select(_r.seq)
+    .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
+    .order_by(_r.rank, _r.seq)
+    .limit(bindparam("up_to"))
+)
 CLAIM_CHOSEN = (
     update(requests)
     .where(_r.state == _PENDING, _r.seq.in_(bindparam("seqs", expanding=True)))

@@ -162,6 +162,10 @@ class Dispatcher:
         if self._executor.cancel(request_id):
             self._called_off.discard(request_id)
 
+    def is_short(self, schedule: Schedule) -> bool:
+        """Whether the head of this schedule's queue waits for memory (any thread)."""
+        return bool(self._short.get(schedule))
+
     def _run(self) -> None:
         self._wake.set()  # what an earlier daemon left pending
         while self._await_work():

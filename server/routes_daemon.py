@@ -12,9 +12,9 @@ from ..requests_db.records import Json
 from ..requests_db.states import RequestState
 from .metrics import MemoryCounts, render_metrics
 from .routes_environments import environment_views
-from .routes_requests import waiting_for
 from .services import Services, ServicesDep
 from .views import daemon_view, request_view
+from .waiting import reasons
 
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
@@ -32,10 +32,11 @@ async def status(services: ServicesDep) -> Json:
     ended = [state for state in RequestState if state.is_final]
     recent = await store.list_requests(states=ended, limit=RECENT)
     environments = await environment_views(services)
+    why = await reasons(services, active)
     return {
         "daemon": await _daemon(services, environments),
         "environments": environments,
-        "requests": [request_view(r, waiting_for(services, r)) for r in [*active, *recent]],
+        "requests": [request_view(r, why.get(r.id)) for r in [*active, *recent]],
     }
 
 

@@ -23,6 +23,7 @@ from .streams import (
 )
 from .submission import Submission
 from .views import request_view
+from .waiting import reason_when_new, reasons
 
 MAX_WAIT_SECONDS = 60.0
 MAX_LIST = 1000
@@ -41,7 +42,8 @@ Tail = Annotated[int | None, Query(ge=0, description="Begin with this many lines
 async def submit(body: Annotated[SubmitBody, Body()], services: ServicesDep) -> Json:
     """Queue an operation; it is durable when this answers."""
     request = await services.submitter.submit(_submission(body))
-    return {"request_id": request.id, "request": _view(services, request)}
+    view = request_view(request, reason_when_new(services, request))
+    return {"request_id": request.id, "request": view}
 
 
 @router.get("/requests")
@@ -56,7 +58,8 @@ async def list_requests(
     found = await services.store.list_requests(
         states=state, operation=operation, environment=environment, limit=limit
     )
-    return {"requests": [_view(services, request) for request in found]}
+    why = await reasons(services, found)
+    return {"requests": [request_view(request, why.get(request.id)) for request in found]}
 
 
 @router.get("/requests/{request_id}")
@@ -70,14 +73,14 @@ async def get_request(
         request = await wait_until_final(services, request_id.lower(), wait_seconds)
     else:
         request = await services.submitter.find(request_id)
-    return {"request": _view(services, request)}
+    return {"request": await _view(services, request)}
 
 
 @router.post("/requests/{request_id}/cancel")
 async def cancel(request_id: str, services: ServicesDep) -> Json:
     """Cancel at once. `cancelled` is false when the request had ended already."""
     request, cancelled = await services.submitter.cancel(request_id)
-    return {"request": _view(services, request), "cancelled": cancelled}
+    return {"request": await _view(services, request), "cancelled": cancelled}
 
 
 @router.get("/requests/{request_id}/events")
@@ -126,16 +129,5 @@ def _submission(body: Submit) -> Submission:
     )
 
 
-def _view(services: Services, request: Request) -> Json:
-    return request_view(request, waiting_for(services, request))
-
-
-def waiting_for(services: Services, request: Request) -> str | None:
-    """Why a pending request does not run yet; None when it is not pending."""
-    if request.state is not RequestState.PENDING:
-        return None
-    if shortage := services.dispatcher.shortages.get(request.id):
-        return shortage.sentence()
-    if services.executor.room(request.schedule) > 0:
-        return "about to start"
-    return f"waiting for a {request.schedule} worker"
+async def _view(services: Services, request: Request) -> Json:
+    return request_view(request, (await reasons(services, [request])).get(request.id))

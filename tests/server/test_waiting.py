@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pending request is said to wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.store import DispatchStore
+from openenvd.server.waiting import MOST_COUNTED, reason_of
+
+LONG = Schedule.LONG
+
+
+@pytest.mark.parametrize(
+    ("ahead", "room", "is_short", "expected"),
+    [
+        (0, 1, False, "about to start"),
+        (3, 4, False, "about to start"),
+        (None, 1, False, "about to start"),
+        (4, 4, False, "queued behind 4 LONG requests"),
+        (1, 0, False, "queued behind 1 LONG request"),
+        (0, 0, False, "waiting for a LONG worker"),
+        (None, 0, False, "waiting for a LONG worker"),
+        (0, 8, True, "waiting for a LONG worker"),
+        (70, 8, True, "queued behind 70 LONG requests, the first of which waits for memory"),
+        (MOST_COUNTED + 1, 0, False, f"queued behind more than {MOST_COUNTED} LONG requests"),
+    ],
+)
+def test_the_reason_follows_from_who_is_ahead(
+    ahead: int | None, room: int, is_short: bool, expected: str
+) -> None:
+    assert reason_of(LONG, ahead, room=room, is_short=is_short) == expected
+
+
+async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(
+    store: AsyncStore, dispatch: DispatchStore
+) -> None:
+    async def submit(schedule: Schedule, priority: int = 0) -> int:
+        new = NewRequest("check", schedule, {}, priority=priority)
+        result = await store.submit(new, now=100.0)
+        assert isinstance(result, Submitted)
+        return result.request.seq
+
+    running, first, second = [await submit(LONG) for _ in range(3)]
+    await submit(Schedule.SHORT)
+    dispatch.claim(LONG, 1, 101.0)
+    urgent = await submit(LONG, priority=1)
+    assert await store.places(LONG, 10) == {urgent: 0, first: 1, second: 2}
+    assert running not in await store.places(LONG, 10)
+    assert await store.places(LONG, 2) == {urgent: 0, first: 1}
