@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from .errors import Unreachable
+from .errors import InvalidPlan, Unreachable
 
+HTTP_PORT = 80
 ASK_SECONDS = 10.0
 MAX_ANSWER_BYTES = 2**24
 _WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks
@@ -36,13 +37,33 @@ class Target:
 
     @property
     def port(self) -> int:
-        parts = urlsplit(self.url)
-        return parts.port or (443 if parts.scheme == "https" else 80)
+        return urlsplit(self.url).port or HTTP_PORT
 
     @property
     def path(self) -> str:
         """What comes in front of `/ws`."""
-        return urlsplit(self.url).path.rstrip("/").removesuffix("/ws")
+        return urlsplit(self.url).path.rstrip("/")
+
+
+def target_of_url(name: str, url: str) -> Target:
+    """A server that runs already: `http://host:port`, `ws://host:port/ws`, or `host:port`.
+
+    Raises:
+        InvalidPlan: it is no address, or one that only TLS reaches.
+    """
+    full = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(full)
+        port = parts.port
+    except ValueError as exc:
+        raise InvalidPlan(f"{url!r} is no address: {exc}", "write http://host:8000") from exc
+    if parts.scheme not in ("http", "ws") or not parts.hostname:
+        raise InvalidPlan(
+            f"{url!r} cannot be measured: generators speak plain HTTP and WebSocket",
+            "write http://host:8000",
+        )
+    path = parts.path.rstrip("/").removesuffix("/ws")
+    return Target(name, f"http://{parts.hostname}:{port or HTTP_PORT}{path}")
 
 
 def ask(target: Target, path: str) -> Any:

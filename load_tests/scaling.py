@@ -37,7 +37,7 @@ from openenvd.bench.errors import BenchError
 from openenvd.bench.plan import Plan, parse_counts, parse_grid
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
-from openenvd.bench.target import Target
+from openenvd.bench.target import target_of_url
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 SHORT = ["--requests-grid", "32,256", "--wait-grid", "0.5,1", "--reps", "1", "--limit"]
@@ -125,7 +125,7 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
     with ExitStack() as stack:
         started: list[Started] = []
         if options.url is not None:
-            started.append(Started(Target("server", options.url)))
+            started.append(Started(target_of_url("server", options.url)))
         else:
             started.append(stack.enter_context(servers.openenvd(arrangement)))
         if options.project:

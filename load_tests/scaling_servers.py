@@ -169,7 +169,9 @@ def upstream(arrangement: Arrangement, python: Path) -> Iterator[Started]:
 def peer_python(given: str | None) -> Path:
     """A Python that has upstream's package: the one that was named, or one made for it now."""
     if given is not None:
-        return Path(given)
+        if not os.access(given, os.X_OK):
+            raise SystemExit(f"error: there is no Python at {given}")
+        return Path(given).absolute()
     folder = Path(os.environ.get(PEER_VENV_VARIABLE) or tempfile.mkdtemp(prefix="openenvd-peer-"))
     python = folder / "bin" / "python"
     if not python.exists():

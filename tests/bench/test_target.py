@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is measured: addresses as people write them, and the processes behind them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from openenvd.bench.errors import InvalidPlan
+from openenvd.bench.target import Target, cpu_seconds, processes_of, pss_bytes, target_of_url
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "path"),
+    [
+        ("http://10.0.0.1:8000", "10.0.0.1", 8000, ""),
+        ("localhost:8000/", "localhost", 8000, ""),
+        ("ws://host:9/ws", "host", 9, ""),
+        ("http://host/env/one/", "host", 80, "/env/one"),
+    ],
+)
+def test_an_address_is_read_as_it_is_written(url: str, host: str, port: int, path: str) -> None:
+    target = target_of_url("it", url)
+    assert (target.host, target.port, target.path) == (host, port, path)
+
+
+@pytest.mark.parametrize("url", ["", "https://host", "http://host:port", "http://", "ftp://host"])
+def test_what_cannot_be_measured_is_refused(url: str) -> None:
+    with pytest.raises(InvalidPlan):
+        target_of_url("it", url)
+
+
+def test_memory_and_time_of_everything_below_a_process_count() -> None:
+    code = "import os; sum(range(10**6)); os.fork(); sum(range(10**6)); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()  # both have said something
+        target = Target("it", "http://127.0.0.1:1", (process.pid,))
+        assert len(processes_of(target)) == 2
+        assert all(held > 0 for held in pss_bytes(target).values())
+        used = cpu_seconds(target)
+        assert used > 0
+        assert process.stdin is not None
+        process.stdin.write(b"\n\n")
+        process.stdin.close()
+
+
+def test_a_process_that_is_gone_has_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    target = Target("it", "http://127.0.0.1:1", (process.pid,))
+    assert (cpu_seconds(target), pss_bytes(target)) == (0.0, {})
+    assert os.getpid() not in {found.pid for found in processes_of(target)}
