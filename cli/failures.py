@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,7 +52,18 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
     for replica in environment["replicas"]:
         if replica.get("message") and _is_news(replica):
             lines.append(f"  {name} replica {replica['ordinal']}: {replica['message']}")
+        lines += _shard_exit(name, replica)
     return lines
+
+
+def _shard_exit(name: str, replica: dict[str, Any]) -> list[str]:
+    """The last process that died below a replica that lives on."""
+    told = replica.get("shard_exit")
+    if not told or replica["state"] != ReplicaState.READY:
+        return []
+    ago = phrases.duration(time.time() - told.get("at", time.time()))
+    more = f" ({told['count']} so far)" if told["count"] > 1 else ""
+    return [f"  {name} replica {replica['ordinal']}: {ago} ago {told['message']}{more}"]
 
 
 def error_lines(error: ClientError) -> list[str]:

@@ -70,6 +70,7 @@ def picture(found: dict[str, Any], now: float, *, all_failures: bool = False) ->
     parts: list[Any] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
+        parts += [_styled(faint(line)) for line in _serving(environments)]
     if requests:
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
@@ -78,6 +79,16 @@ def picture(found: dict[str, Any], now: float, *, all_failures: bool = False) ->
     if failures:
         parts += ["", _styled("\n".join(failures))]
     return parts
+
+
+def _serving(environments: list[dict[str, Any]]) -> list[str]:
+    """How each environment that is ready is served."""
+    return [
+        f"  {environment['name']}: {environment['serving']['sentence']}, "
+        f"{environment['sessions']}/{environment['max_sessions'] or '?'} sessions"
+        for environment in environments
+        if environment.get("serving")
+    ]
 
 
 def _headline(daemon: dict[str, Any]) -> Any:

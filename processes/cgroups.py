@@ -144,7 +144,12 @@ class Cgroup:
         return False
 
     def remove(self) -> bool:
-        """Remove the group; False while processes are inside. Removing twice is fine."""
+        """Remove the group and the empty ones right below it, which a server has made for its
+        children; False while processes are inside. Removing twice is fine."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                if entry.is_dir():
+                    os.rmdir(entry.path)  # noqa: PTH106
         try:
             os.rmdir(self.directory)  # noqa: PTH106
         except FileNotFoundError:

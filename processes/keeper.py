@@ -16,8 +16,10 @@ Wire, one JSON object a line. Keeper to client, on connecting and on every chang
 
     {"event": "status", "replica_id", "state": "starting|ready|exited|stopping|stopped",
      "pid", "pid_started_at", "generation", "restarts", "ready_at", "host", "port", "sessions",
-     "info": {ready line}, "exit": ExitReason, "last_exit": ExitReason, "failed": str,
-     "log_tail": [only when exited], "oom_kills": n, "keeper": {pid, started_at}, "cgroup"}
+     "info": {ready line}, "capacity": {as the server told last}, "exit": ExitReason,
+     "last_exit": ExitReason, "failed": str, "log_tail": [only when exited], "oom_kills": n,
+     "keeper": {pid, started_at}, "cgroup",
+     "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
 
 `exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to keeper:
 
@@ -134,11 +136,14 @@ class Keeper:
         self._pid_started_at: float | None = None
         self._ready_at: float | None = None
         self._sessions = 0
+        self._capacity: dict[str, Any] | None = None
         self._info: dict[str, Any] | None = None
         self._failed: str | None = None
         self._exit: dict[str, Any] | None = None
         self._last_exit: dict[str, Any] | None = None
         self._log_tail: list[str] | None = None
+        self._shard_exits = 0
+        self._last_shard_exit: dict[str, Any] | None = None
 
         self._started = 0.0  # monotonic
         self._ended: tuple[int, int] | None = None  # wait status, most resident bytes
@@ -244,6 +249,7 @@ class Keeper:
         self._generation += 1
         self._state = "starting"
         self._ready_at = self._info = self._failed = self._exit = self._log_tail = None
+        self._capacity = None
         self._sessions = 0
         self._ended = None
         self._clearing = False
@@ -550,6 +556,23 @@ class Keeper:
             self._sessions = message["sessions"]
         if "failed" in message:
             self._failed = str(message["failed"])
+        if "capacity" in message:
+            self._capacity = message["capacity"]
+        if "shard_exit" in message:
+            self._note_shard_exit(message["shard_exit"])
+
+    def _note_shard_exit(self, facts: dict[str, Any]) -> None:
+        self._shard_exits += 1
+        self._last_shard_exit = facts
+        before, limit = self._counters[0], self._run.get("memory_limit_bytes")
+        try:
+            from .shard_exits import told_of_shard
+
+            told = told_of_shard(facts, before, self._cgroup, limit, self._started)
+            self._last_shard_exit = told
+        except Exception as exc:
+            print(f"keeper: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
+        self._counters = [read_oom_counters(self._cgroup)]  # what it died of is no later one's
 
     def _close_notify(self) -> None:
         if self._notify_fd is not None:
@@ -611,10 +634,13 @@ class Keeper:
             "port": port,
             "sessions": self._sessions if self._pid is not None else 0,
             "info": self._info,
+            "capacity": self._capacity if self._pid is not None else None,
             "exit": self._exit,
             "last_exit": self._last_exit,
             "failed": self._failed,
             "oom_kills": self._counters[-1].oom_kills if self._counters else None,
+            "shard_exits": self._shard_exits,
+            "last_shard_exit": self._last_shard_exit,
             "keeper": self._keeper,
             "cgroup": None if self._cgroup is None else self._cgroup.to_json(),
         }

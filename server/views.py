@@ -14,6 +14,7 @@ from ..processes.exit_reason import ExitReason
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import ReplicaState, RequestState
 from .dispatcher import label_of
+from .serving import serving_view, shard_exit_view
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
@@ -89,6 +90,7 @@ def environment_view(
         "address": environment.address,
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
+        "serving": serving_view(live.get(replica.id) for replica in replicas),
         "provider": spec.get("provider"),
         "source": spec.get("source"),
         "request_id": environment.request_id,
@@ -109,6 +111,7 @@ def replica_view(replica: Replica, live: Json | None) -> Json:
         "restarts": replica.restarts,
         "exit": replica.exit,
         "message": _replica_message(replica),
+        "shard_exit": shard_exit_view(live),
     }
 
 

@@ -195,7 +195,7 @@ class _Plan:
         self._port = port
         # Which the env host cannot find out: it stands alone, and knows no cgroups.
         self._available_bytes = available_memory_bytes()
-        self._cores = max(1, int(read_limits().cpus))
+        self._cores = max(1, int(read_limits().cpus) // spec.replicas)
 
     def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the keeper of one replica needs to know."""
@@ -316,7 +316,9 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     reason = ExitReason.from_json(status["exit"])
     message = f"{who} {reason.sentence()} before it was ready"
     text = with_last_lines(*_with_heading(message, lines))
-    raise ReplicaFailed(text, _hint(run_file, reason), is_oom=reason.is_oom)
+    raise ReplicaFailed(
+        text, _hint(run_file, reason), is_oom=reason.is_oom, evidence=reason.to_json()
+    )
 
 
 def readable(lines: list[str], imports: Path) -> list[str]:

@@ -243,6 +243,19 @@ def test_status_shows_tables_and_failures(command: Command, status: dict[str, An
     assert "\x1b" not in out
 
 
+def test_status_says_how_an_environment_is_served_and_what_has_died(
+    command: Command, fake: FakeDaemon
+) -> None:
+    environment = new_environment(serving={"sentence": "4 shards"})
+    told = {"count": 2, "at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
+    environment["replicas"][0]["shard_exit"] = told
+    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
+    fake.get("/v1/status", answer)
+    out = command("status").out
+    assert "trial: 4 shards, 3/64 sessions" in out
+    assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
+
+
 def test_status_of_nothing_says_what_to_try(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
     assert "openenv launch echo" in command("status").out

@@ -134,6 +134,36 @@ def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) 
     assert "was killed: cgroup" in (reason.evidence or "")
 
 
+def lost_shard(replica: Replica, order: str) -> ExitReason:
+    """How the shard died that the server is told to lose."""
+    replica.tell(order)
+    status = replica.wait(lambda s: s["shard_exits"] > 0)
+    assert status["state"] == "ready"
+    assert (status["shard_exits"], status["exit"]) == (1, None)
+    return ExitReason.from_json(status["last_shard_exit"]["reason"])
+
+
+def test_death_of_a_shard_is_explained_while_its_server_goes_on(replica: Make) -> None:
+    one = replica(memory_limit_bytes=64 * MB).ready()
+    assert lost_shard(one, "lose_shard 1").signal_name == "SIGKILL"
+    told = one.link.status["last_shard_exit"]
+    assert (told["shard"], told["sessions"]) == (2, 3)
+
+
+def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
+    _needs_cgroups()
+    one = replica(memory_limit_bytes=48 * MB).ready()
+    reason = lost_shard(one, "lose_shard 200")
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
+    assert reason.limit_bytes == 48 * MB
+
+
+def test_shard_over_a_cap_of_its_own_is_explained_by_the_server(replica: Make) -> None:
+    reason = lost_shard(replica().ready(), "lose_capped")
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.WATCHDOG)
+    assert reason.limit_bytes == MB
+
+
 def test_server_that_fails_to_start_says_why_with_its_last_lines(replica: Make) -> None:
     one = replica(words=["fail"]).start()
     status = one.wait_state("exited")

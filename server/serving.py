@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an environment is served, and which of its processes have died meanwhile, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..processes.exit_reason import ExitReason
+
+Json = dict[str, Any]
+
+ISOLATED_MEGABYTES = 14  # a session's process before its environment has done anything
+
+
+def serving_view(lives: Iterable[Json | None]) -> Json | None:
+    """`{"shards", "isolated", "sentence"}` of all replicas; None until one is ready."""
+    infos = [info for live in lives if (info := (live or {}).get("info"))]
+    if not infos:
+        return None
+    shards = sum(info.get("shards", 1) for info in infos)
+    is_isolated = any(info.get("isolate") for info in infos)
+    as_is = infos[0].get("serving") == "as_is"
+    return {
+        "shards": shards,
+        "isolated": is_isolated,
+        "sentence": _sentence(shards, is_isolated=is_isolated, as_is=as_is),
+    }
+
+
+def shard_exit_view(live: Json | None) -> Json | None:
+    """`{"count", "at", "message", …}` of the last process that died below a server that lives."""
+    told: Json | None = (live or {}).get("last_shard_exit")
+    if told is None:
+        return None
+    return {**told, "count": (live or {}).get("shard_exits", 1), "message": _message(told)}
+
+
+def _sentence(shards: int, *, is_isolated: bool, as_is: bool) -> str:
+    if as_is:
+        return "as it is: the project's own server"
+    if is_isolated:
+        return f"isolated: a process per session, about {ISOLATED_MEGABYTES} MB each"
+    return "1 shard" if shards == 1 else f"{shards} shards"
+
+
+def _message(told: Json) -> str:
+    what = f"shard {told.get('shard')}"
+    if told.get("isolated"):
+        what = "an isolated session"
+    elif told.get("shared_state"):
+        what = "the process of the shared state"
+    if told.get("shared_state"):
+        what = "the process of the shared state"
+    how = "died"
+    if told.get("reason"):
+        how = ExitReason.from_json(told["reason"]).sentence()
+    lost = told.get("sessions", 0)
+    sessions = "1 session" if lost == 1 else f"{lost} sessions"
+    cost = "" if told.get("isolated") else f"; {sessions} ended with it, and it was replaced"
+    return f"{what} (pid {told.get('pid')}) {how}{cost}"

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an environment is said to be served, from its keepers' last words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenvd.processes.exit_reason import ExitKind, ExitReason
+from openenvd.server.serving import serving_view, shard_exit_view
+
+
+def live(**info: Any) -> dict[str, Any]:
+    return {"info": {"ready": True, "serving": "sessions", **info}}
+
+
+@pytest.mark.parametrize(
+    ("lives", "sentence"),
+    [
+        ([live(shards=4)], "4 shards"),
+        ([live(shards=1), None], "1 shard"),
+        ([live(shards=2), live(shards=2)], "4 shards"),
+        ([live(shards=1, isolate=True)], "isolated: a process per session, about 14 MB each"),
+        ([live(serving="as_is")], "as it is: the project's own server"),
+    ],
+)
+def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], sentence: str) -> None:
+    view = serving_view(lives)
+    assert view is not None
+    assert view["sentence"] == sentence
+
+
+def test_nothing_is_said_before_a_replica_is_ready() -> None:
+    assert serving_view([None, {"info": None}]) is None
+    assert shard_exit_view(None) is None
+    assert shard_exit_view({"last_shard_exit": None}) is None
+
+
+def test_a_dead_shard_is_told_with_what_it_cost() -> None:
+    reason = ExitReason(ExitKind.SIGNALED, pid=7, signal_number=9).to_json()
+    told = {"shard": 2, "pid": 7, "sessions": 3, "at": 5.0, "reason": reason}
+    view = shard_exit_view({"last_shard_exit": told, "shard_exits": 2})
+    assert view is not None
+    assert view["count"] == 2
+    assert view["message"] == (
+        "shard 2 (pid 7) was killed by SIGKILL; 3 sessions ended with it, and it was replaced"
+    )
+
+
+def test_a_dead_isolated_session_is_told_as_that() -> None:
+    told = {"shard": 9, "pid": 7, "sessions": 1, "isolated": True}
+    view = shard_exit_view({"last_shard_exit": told})
+    assert view is not None
+    assert view["message"] == "an isolated session (pid 7) died"
