@@ -13,6 +13,7 @@ Any shard answers for all of them. A shard's `state` tells apart
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,26 @@ def capacity_of(board: Board, now: int) -> Json:
         "isolated": [
             _isolated(slot) for slot in board if slot[Word.ISOLATED] and slot[Word.PID] > 0
         ],
+    }
+
+
+def summary_of(board: Board, now: int) -> Json:
+    """All shards in a few numbers: what the keeper is told, and the daemon's metrics show.
+
+    Lag is in steps of 10 ms, so that a replica with nothing to do has nothing new to say.
+    """
+    shards = board.serving_slots()
+    states = Counter(state_of(slot, now) for slot in shards)
+    return {
+        "max_sessions": _total(shards, Word.MAX_SESSIONS),
+        "waiting": _total(shards, Word.WAITING),
+        "begun": _total(shards, Word.BEGUN),
+        "refused": _total(shards, Word.REFUSED),
+        "steps": _total(shards, Word.STEPS),
+        "step_timeouts": _total(shards, Word.STEP_TIMEOUTS),
+        "lag_p99_seconds": _coarse(max(slot[Word.LAG_P99] for slot in shards)),
+        "lag_max_seconds": _coarse(max(slot[Word.LAG_MAX] for slot in shards)),
+        "shards": dict(sorted(states.items())),
     }
 
 
@@ -98,6 +119,10 @@ def heartbeat_seconds(slot: Slot, now: int) -> float | None:
 
 def _isolated(slot: Slot) -> Json:
     return {"pid": slot[Word.PID], "sessions": slot[Word.SESSIONS], "busy": slot[Word.BUSY]}
+
+
+def _coarse(microseconds: int) -> float:
+    return round(microseconds / MICROSECONDS, 2)
 
 
 def _total(slots: Sequence[Slot], word: Word) -> int:

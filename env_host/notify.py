@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -28,6 +29,15 @@ class Notifier:
     def shard_exit(self, **facts: Any) -> None:
         """A process that served sessions has ended, unasked; the host goes on."""
         self._write({"shard_exit": facts})
+
+    def capacity(self, summary: dict[str, Any]) -> None:
+        """How full it is, and how its shards do (`capacity.summary_of`); what it said last, if
+        the keeper is too slow to hear it now."""
+        if self.fd is None:
+            return
+        os.set_blocking(self.fd, False)
+        with contextlib.suppress(OSError):
+            os.write(self.fd, _encode({"capacity": summary}))  # whole or not at all
 
     def sessions(self, count: int) -> bool:
         """The number of sessions; False when the keeper is too slow to hear it now."""

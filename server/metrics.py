@@ -16,6 +16,18 @@ from ..requests_db.records import Json
 
 Sample = tuple[Mapping[str, str], float]
 
+# Name, key in what a replica says of itself, help, kind.
+_OF_REPLICAS = (
+    ("max_sessions", "max_sessions", "Sessions that may be open at once.", "gauge"),
+    ("waiting", "waiting", "Clients that wait for a session.", "gauge"),
+    ("lag_p99_seconds", "lag_p99_seconds", "Of its latest shard, over the last minute.", "gauge"),
+    ("lag_max_seconds", "lag_max_seconds", "Of its latest shard, over the last minute.", "gauge"),
+    ("sessions_begun_total", "begun", "Sessions begun.", "counter"),
+    ("sessions_refused_total", "refused", "Sessions refused: there was no room.", "counter"),
+    ("steps_total", "steps", "Calls of step.", "counter"),
+    ("step_timeouts_total", "step_timeouts", "Calls that took too long.", "counter"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
@@ -32,10 +44,16 @@ def render_metrics(
     environments: Sequence[Json],
     memory: MemoryCounts,
     lag: LagSnapshot,
+    live: Mapping[str, Json],
 ) -> str:
-    """The whole page."""
+    """The whole page; `live` is the last status of each replica."""
     workers = memory.executor.workers
     replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
+    served = [
+        ({"environment": name, "replica": replica["id"]}, capacity)
+        for name, replica in replicas
+        if (capacity := live.get(replica["id"], {}).get("capacity"))
+    ]
     families = [
         _family(
             "openenvd_requests",
@@ -67,10 +85,26 @@ def render_metrics(
             "Whether a worker runs a request.",
             [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
         ),
+        *_capacity_families(served),
         *_memory_families(memory),
         *_loop_families(lag),
     ]
     return "".join(families)
+
+
+def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[str]:
+    """What each replica has said of itself, within the last seconds; its own `/metrics` says it by
+    shard and as of now."""
+    families = [
+        _family(f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind)
+        for name, key, text, kind in _OF_REPLICAS
+    ]
+    states = [
+        (each | {"state": state}, count)
+        for each, capacity in served
+        for state, count in capacity["shards"].items()
+    ]
+    return [*families, _family("openenvd_replica_shards", "Shards by state.", states)]
 
 
 def _memory_families(memory: MemoryCounts) -> list[str]:

@@ -81,7 +81,9 @@ async def metrics(services: ServicesDep) -> PlainTextResponse:
     memory = MemoryCounts(
         services.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
     )
-    return PlainTextResponse(render_metrics(counts, environments, memory, services.lag.snapshot()))
+    live = services.reconciler.live
+    page = render_metrics(counts, environments, memory, services.lag.snapshot(), live)
+    return PlainTextResponse(page)
 
 
 async def _daemon(services: Services, environments: list[Json]) -> Json:

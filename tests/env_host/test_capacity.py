@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from openenvd.env_host.board import MICROSECONDS, Board, Slot, Word
-from openenvd.env_host.capacity import capacity_of, shard_of, state_of
+from openenvd.env_host.capacity import capacity_of, shard_of, state_of, summary_of
 from openenvd.env_host.gpus import device_of
 from openenvd.env_host.lag import LoopState
 from openenvd.env_host.metrics import render
@@ -64,6 +64,16 @@ def test_totals_are_of_all_shards(board: Board) -> None:
     seen = capacity_of(board, NOW)
     assert (seen["sessions"], seen["max_sessions"], seen["waiting"]) == (7, 16, 3)
     assert seen["longest_wait_seconds"] == 3.0
+
+
+def test_a_summary_is_the_same_as_long_as_nothing_happens(board: Board) -> None:
+    serving(board[0], LAG_P99=1000)
+    serving(board[1], STEPS=4)
+    before = summary_of(board, NOW)
+    serving(board[0], LAG_P99=4000)
+    assert summary_of(board, NOW + MICROSECONDS) == before
+    assert before["steps"] == 4
+    assert before["shards"] == {"alive": 2}
 
 
 def test_a_shard_that_never_turned_has_no_heartbeat(board: Board) -> None:
@@ -122,6 +132,18 @@ def test_sessions_and_steps_are_counted_by_shard(start: StartHost) -> None:
 
 def _steps(seen: Json) -> int:
     return sum(shard["totals"]["steps"] for shard in seen["shards"])
+
+
+def test_the_keeper_is_told_when_something_has_changed(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=6)
+    host.ready()
+    while (told := (host.note() or {}).get("capacity")) is None:
+        pass
+    assert (told["max_sessions"], told["shards"]) == (6, {"alive": 2})
+    with host.open() as client:
+        client.ask("step", {"what": "pid"})
+        while ((host.note() or {}).get("capacity") or {}).get("steps") != 1:
+            pass
 
 
 def test_the_page_is_prometheus_text(start: StartHost) -> None:

@@ -403,6 +403,20 @@ def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, path
     assert "openenvd_loop_stalls_total 0" in samples
 
 
+def test_metrics_carry_what_replicas_say(client: DaemonClient, name: str, paths: Paths) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    [replica] = becomes(client, name, "READY")["replicas"]
+    token = f"Bearer {paths.token.read_text().strip()}"
+    labels = f'environment="{name}",replica="{replica["id"]}"'
+
+    def page() -> str:
+        return str(tcp(client, "/metrics", Authorization=token)[1])
+
+    until(lambda: f"openenvd_replica_waiting{{{labels}}} 0\n" in page())
+    assert f"openenvd_replica_steps_total{{{labels}}} 0\n" in page()
+    assert f'openenvd_replica_shards{{{labels},state="' in page()
+
+
 def test_the_daemon_tells_how_late_its_loop_is(client: DaemonClient) -> None:
     loop = client.info()["daemon"]["loop"]
     assert loop["state"] in ("alive", "busy")
