@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class EnvironmentsError(Exception):
@@ -91,12 +92,22 @@ class PortInUse(EnvironmentsError):
 
 
 class ReplicaFailed(EnvironmentsError):
-    """A replica ended before it was ready; out of memory, if `is_oom`."""
+    """A replica ended before it was ready; out of memory, if `is_oom`. `evidence` is its
+    `ExitReason` as JSON.
+    """
 
     kind = "operation_error"
 
-    def __init__(self, message: str, hint: str | None = None, *, is_oom: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        *,
+        is_oom: bool = False,
+        evidence: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message, hint)
+        self.evidence = evidence
         if is_oom:
             self.kind = "oom_killed"
 

@@ -40,6 +40,7 @@ class TaskError:
     hint: str | None = None
     kind: str = "operation_error"  # an operation may say `invalid` (as `environments.errors` do)
     traceback: str = ""
+    evidence: dict[str, Any] | None = None  # of a death that failed it, as an `ExitReason`'s JSON
 
 
 @dataclass(frozen=True, slots=True)

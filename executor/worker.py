@@ -9,7 +9,7 @@ and writes:
 
     {"task": id, "kind": "progress", "data"}
     {"task": id, "kind": "succeeded", "result", …usage}
-    {"task": id, "kind": "raised", "error": {type, message, hint, kind, traceback}, …usage}
+    {"task": id, "kind": "raised", "error": a `TaskError`, …usage}
     {"task": id, "kind": "cancelled", …usage}
 
 where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not be used again.
@@ -303,7 +303,9 @@ def checked_result(result: Any) -> Any:
 
 
 def describe_error(exc: BaseException) -> dict[str, Any]:
-    """A `TaskError` as JSON. An exception may say more by its attributes `kind` and `hint`."""
+    """A `TaskError` as JSON. An exception may say more by its attributes `kind`, `hint` and
+    `evidence`.
+    """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
     return {
         "type": qualified_name(type(exc)),
@@ -311,6 +313,7 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
         "hint": None if hint is None else sendable(str(hint), MOST_MESSAGE_CHARS),
         "kind": "operation_error" if kind is None else sendable(str(kind), MOST_MESSAGE_CHARS),
         "traceback": sendable("".join(traceback.format_exception(exc)), MOST_TRACEBACK_CHARS),
+        "evidence": sendable_evidence(getattr(exc, "evidence", None)),
     }
 
 
@@ -336,6 +339,14 @@ def sendable(text: str, most_chars: int) -> str:
         half = most_chars // 2
         text = f"{text[:half]}\n…\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def sendable_evidence(evidence: Any) -> Any:
+    """`evidence`, if it is a JSON object: anybody's exception may have such an attribute."""
+    try:
+        return frames.encode_result(evidence) if isinstance(evidence, dict) else None
+    except (TypeError, FrameError):
+        return None
 
 
 def print_traceback(exc: BaseException) -> None:

@@ -63,7 +63,7 @@ from ..requests_db.results import Claim
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
 from .expectations import Expectations, asked_bytes, left_bytes
-from .memory_deaths import Circumstances, retry_of, what_happened
+from .memory_deaths import Circumstances, payload_of, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
 from .settings import Paths, Settings
 
@@ -228,14 +228,16 @@ class Dispatcher:
         started = [e for e in batch if isinstance(e, Started)]
         progressed = [e for e in batch if isinstance(e, Progressed)]
         finals = [e for e in batch if isinstance(e, Succeeded | Raised | Died | Cancelled)]
-        deaths = {e.task_id: e for e in finals if isinstance(e, Died)}
+        deaths = {e.task_id: e for e in finals if isinstance(e, Died | Raised) and reason_of(e)}
         known = {i: k for i in deaths if (k := self._circumstances(i)) is not None}
         again = {i: r for i, k in known.items() if (r := retry_of(deaths[i], k)) is not None}
         learned = self.expectations.learned(self._samples(finals), time.time())
         to_write = self._to_write_down(learned, has_died=bool(deaths))
         for death in deaths.values():
-            retry = again.get(death.task_id)
-            self._say_in_log(death, what_happened(death) if retry is None else retry.message)
+            if (retry := again.get(death.task_id)) is not None:
+                self._say_in_log(death, retry.message)
+            elif isinstance(death, Died):
+                self._say_in_log(death, what_happened(death))
         events = self._store.record(
             started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
             progress=[(e.task_id, e.data, e.at) for e in progressed],
@@ -286,17 +288,17 @@ class Dispatcher:
             self._budget_bytes,
         )
 
-    def _say_in_log(self, death: Died, text: str) -> None:
+    def _say_in_log(self, death: Died | Raised, text: str) -> None:
         """The request's log ends with how its worker did."""
         path = self._paths.request_log(death.task_id)
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log_file:
             log_file.write(f"openenvd: {text}\n")
 
-    def _count(self, deaths: Iterable[Died], again: Mapping[str, Retry]) -> None:
+    def _count(self, deaths: Iterable[Died | Raised], again: Mapping[str, Retry]) -> None:
         for death in deaths:
-            request = self._running.get(death.task_id)
-            if request is not None and death.exit.is_oom:
-                self.kills[request.operation, str(death.exit.detector or "unknown")] += 1
+            request, reason = self._running.get(death.task_id), reason_of(death)
+            if request is not None and reason is not None and reason.is_oom:
+                self.kills[request.operation, str(reason.detector or "unknown")] += 1
                 self.retries[request.operation] += death.task_id in again
 
     def _forget(self, finals: Sequence[FinalEvent], again: Mapping[str, Retry]) -> None:
@@ -384,7 +386,7 @@ class Dispatcher:
         return Task(
             id=request.id,
             operation=self._operations[request.operation],
-            payload=request.payload,
+            payload=payload_of(request),
             schedule=request.schedule,
             log_path=f"{self._before_id}{request.id}{self._after_id}",
             label=label_of(request),
@@ -433,14 +435,13 @@ def sample_of(event: FinalEvent) -> PeakSample | None:
     """What a request's end teaches of its memory. One that raised may have done so at once, and
     teaches nothing.
     """
-    match event:
-        case Succeeded() if event.peak_bytes is not None:
-            return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
-        case Died() if event.exit.is_oom:
-            known = (event.exit.peak_bytes, event.exit.limit_bytes)
-            reached = max((size for size in known if size is not None), default=None)
-            return None if reached is None else PeakSample(event.at, reached, killed=True)
-    return None
+    if isinstance(event, Succeeded) and event.peak_bytes is not None:
+        return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
+    reason = reason_of(event)
+    if reason is None or not reason.is_oom:
+        return None
+    known = [size for size in (reason.peak_bytes, reason.limit_bytes) if size is not None]
+    return PeakSample(event.at, max(known), killed=True) if known else None
 
 
 def _by_key(learned: Iterable[Expectation]) -> dict[tuple[str, str], Expectation]:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..environments.names import name_of_source
-from ..executor.messages import Died
+from ..executor.messages import Died, Raised
 from ..processes.exit_reason import ExitReason
-from ..requests_db.records import Request, Retry
+from ..requests_db.records import Json, Request, Retry
 
 MB = 2**20
 
@@ -37,12 +39,25 @@ def more_memory(reason: ExitReason, budget_bytes: int) -> int | None:
     return min(budget_bytes, max(had * _GROWTH, reason.peak_bytes or 0))
 
 
-def retry_of(event: Died, known: Circumstances) -> Retry | None:
+def reason_of(event: object) -> ExitReason | None:
+    """The death that ended a request: of its worker, or of a replica that it was starting."""
+    match event:
+        case Died():
+            return event.exit
+        case Raised() if event.error.evidence is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # anybody's may look so
+                return ExitReason.from_json(event.error.evidence)
+    return None
+
+
+def retry_of(event: Died | Raised, known: Circumstances) -> Retry | None:
     """The request's next attempt, when it asked for one and may have it."""
-    request = known.request
-    if not (event.exit.is_oom and request.retry_oom and request.attempts < request.max_attempts):
+    request, reason = known.request, reason_of(event)
+    if reason is None or not reason.is_oom:
         return None
-    memory = more_memory(event.exit, known.budget_bytes)
+    if not (request.retry_oom and request.attempts < request.max_attempts):
+        return None
+    memory = more_memory(reason, known.budget_bytes)
     if memory is None:
         return None
     attempt = f"attempt {request.attempts + 1} of {request.max_attempts}"
@@ -50,8 +65,17 @@ def retry_of(event: Died, known: Circumstances) -> Retry | None:
     return Retry(request.id, event.at, memory, message)
 
 
-def what_happened(event: Died) -> str:
+def payload_of(request: Request) -> Json:
+    """What the request's operation is given. Of a retry, replicas may hold more as well."""
+    if request.memory_bytes is None or request.payload.get("memory_mb") is None:
+        return request.payload
+    return {**request.payload, "memory_mb": math.ceil(request.memory_bytes / MB)}
+
+
+def what_happened(event: Died | Raised) -> str:
     """`worker long-3 (pid 41233) was killed by the kernel at 251 MB; …`."""
+    if isinstance(event, Raised):
+        return event.error.message.partition("\n")[0].partition("; its last lines:")[0]
     return f"worker {event.worker} (pid {event.exit.pid}) {event.exit.sentence()}"
 
 

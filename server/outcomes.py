@@ -73,7 +73,7 @@ def _error_raised(event: Raised) -> RequestError:
     expected = error.hint is not None or _kind_of(error) is not ErrorKind.OPERATION_ERROR
     tail = () if expected else tuple(error.traceback.splitlines()[-MAX_TRACEBACK_LINES:])
     message = error.message if expected else f"{error.type}: {error.message}"
-    return RequestError(_kind_of(error), message, error.hint, log_tail=tail)
+    return RequestError(_kind_of(error), message, error.hint, error.evidence, log_tail=tail)
 
 
 def _kind_of(error: TaskError) -> ErrorKind:

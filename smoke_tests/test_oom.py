@@ -22,6 +22,16 @@ from .test_main_job import say_hello
 OUT_OF_MEMORY = 137
 HELD_MB = 400  # held by the build of the project's dependencies, in a child of the worker
 
+HELD_BY_SERVER_MB = 250
+ENVIRONMENT = """\
+from openenvd.envs.echo.environment import EchoEnvironment
+
+held = bytearray(%d << 20)
+held[::4096] = b"1" * len(held[::4096])
+
+class FatEnvironment(EchoEnvironment):
+    pass
+"""
 PYPROJECT = """\
 [project]
 name = "hungry"
@@ -160,6 +170,18 @@ def test_asked_to_it_runs_again_with_more(machine: Machine, hungry: Path) -> Non
     assert "it runs again with 800 MB (attempt 3 of 3)" in log
     learned = machine.ok("info", "--json").json["expectations"][f"launch {hungry}"]
     assert learned["killed"] == 2
+
+
+def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "fat_environment.py").write_text(ENVIRONMENT % HELD_BY_SERVER_MB)
+    words = ("launch", "fat_environment:FatEnvironment", "--name", "fat", "--memory", "200M")
+    answer = machine.run(*words, "--retry-oom", "--json", cwd=tmp_path)
+    assert answer.code == 0, answer.text
+    request = machine.request(answer.json["request_id"])
+    assert (request["attempts"], request["memory_bytes"]) == (2, 400 << 20)
+    log = machine.ok("logs", request["id"]).out
+    assert re.search(r"killed by the kernel .* it runs again with 400 MB", log)
+    machine.ok("down", "fat")
 
 
 def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: Path) -> None:
