@@ -61,7 +61,9 @@ class PartialFile:
         return file
 
     def append(self, chunks: Sequence[BytesLike]) -> None:
-        """At its end."""
+        """At its end. Nothing makes no file."""
+        if not chunks:
+            return
         self._disk.append(partial(self.path), chunks)
         for chunk in chunks:
             self._digest.update(chunk)

@@ -42,6 +42,7 @@ def test_a_finished_episode_is_read_back(tmp_path: Path) -> None:
     [found] = rollouts
     assert [s.observation["number"] for s in found.steps()] == [0, 1, 2]
     assert (found.row["total_reward"], found.row["status"], rollouts.steps) == (1.0, "done", 3)
+    assert names(tmp_path) == ["episodes-00000.jsonl", "steps-00000.jsonl"]
 
 
 def test_episodes_that_run_at_once_lie_one_after_the_other(tmp_path: Path) -> None:
