@@ -10,6 +10,8 @@ scaling_comparison    CPU a session, and P99 beside the limit (or one mode besid
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -25,6 +27,7 @@ NAMES = (
 )  # fmt: skip
 WHY_NONE = "no figures: matplotlib is not installed (pip install 'openenvd[bench]')"
 _DOTS_PER_INCH = 130
+_DARK = 0.7  # of the heat map's colours, from 0 to 1
 
 
 def can_draw() -> bool:
@@ -147,7 +150,9 @@ def _heat_map(pyplot: Any, data: _Lines) -> Any:
     image = axes.imshow(seconds, aspect="auto", cmap="YlOrRd")
     for y, row in enumerate(seconds):
         for x, value in enumerate(row):
-            axes.text(x, y, "-" if value != value else f"{value:.2f}", ha="center", va="center")
+            colour = "white" if image.norm(value) > _DARK else "black"
+            shown = "-" if math.isnan(value) else f"{value:.2f}"
+            axes.text(x, y, shown, ha="center", va="center", color=colour)
     axes.set_xticks(range(len(data.batches)), [f"{n:,}" for n in data.batches])
     axes.set_yticks(range(len(rows)), [f"{data.label(line)}, {wait:g} s" for line, wait in rows])
     axes.set(xlabel="sessions at once", title="Total P99 (s)")
@@ -193,5 +198,5 @@ def _log_scale(axes: Any) -> None:
 def _bars(axes: Any, names: Sequence[str], heights: Sequence[float], labels: Iterable[str]) -> None:
     bars = axes.bar(range(len(names)), heights, color="steelblue")
     axes.bar_label(bars, labels=list(labels))
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [re.sub("[- ]", "\n", name) for name in names])
     axes.grid(visible=True, axis="y", alpha=0.3)
