@@ -7,7 +7,6 @@ from `module:Class`. Everything behind it is written against this one value.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import json
@@ -50,8 +49,8 @@ class Definition:
     @property
     def env_class(self) -> type | None:
         """The environment's class, where it is known without creating one."""
-        factory = self.factory
-        if isinstance(factory, functools.partial):
+        factory: Any = self.factory
+        while hasattr(factory, "func"):  # a partial, or what gives its environments a world
             factory = factory.func
         return factory if inspect.isclass(factory) else None
 

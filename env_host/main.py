@@ -155,6 +155,7 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
     from . import fds
     from .limits import plan_of, supports_concurrency, this_machine
     from .preload import preload
+    from .shared_state import shares_state
     from .zygote import Host
 
     preload()
@@ -169,7 +170,9 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
     def serve_as(orders: Orders, board: Board, head: bytes) -> Never:
         sys.exit(_serve_here(config, definition, orders, board, head))
 
-    Host(config, plan, _listener(doors.listen_fd), notifier, serve_as, max_fds).run()
+    shared_class = definition.env_class if shares_state(definition.env_class) else None
+    listener = _listener(doors.listen_fd)
+    Host(config, plan, listener, notifier, serve_as, max_fds, shared_class).run()
 
 
 def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
@@ -177,7 +180,10 @@ def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str
     from . import child, fds
     from .board import Board
     from .shard import Orders
+    from .shared_state_process import STATE_ORDERS, serve_as_ordered
 
+    if STATE_ORDERS in told:
+        serve_as_ordered(definition.env_class, told[STATE_ORDERS])
     child.die_with(os.getppid())
     fds.raise_limit()
     head = base64.b64decode(told.pop("head"))

@@ -20,7 +20,7 @@ import logging
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from .acceptor import Acceptor, Arrival
@@ -36,10 +36,12 @@ from .idle import reap_idle
 from .lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from .serve import STOP_SECONDS, Server
 from .sessions import SessionTable
+from .shared_state import WorldFactory, connect_world
 
 if TYPE_CHECKING:
     from .definition import Definition
     from .protocol import HostConfig
+    from .shared_state_errors import WorldLost
 
 GOING_AWAY_CLOSE = 1001
 HEARTBEAT_SECONDS = 0.1
@@ -70,6 +72,7 @@ class Orders:
     isolates: bool = False
     isolated: int = 0  # sessions that have processes of their own already
     connection_fd: int | None = None  # an isolated session's
+    world: str | None = None  # where the state process is, if sessions share a state
     since: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class Process:
         self._stopping = asyncio.Event()
         self._isolated = orders.isolated
         self._tasks: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Serve from now on."""
@@ -164,6 +168,15 @@ class Process:
         await self.server.stop()
         self.guard.flush()
         self.link.close()
+
+    def lose_world(self, lost: WorldLost) -> None:
+        """What the sessions share is gone: they are over."""
+        for session in self.table:
+            if session.socket is not None:
+                session.socket.end(lost)
+            else:
+                self._leaving.add(task := asyncio.create_task(self.table.close(session)))
+                task.add_done_callback(self._leaving.discard)
 
     def _beat(self) -> None:
         slot, table = self._slot, self.table
@@ -238,7 +251,7 @@ class Shard(Process):
         self._inbox = Post(self._inbox_end, on_message=self._adopt)
         self._lag = EventLoopLagMonitor(f"shard {orders.index}", on_heartbeat=self._note_lag)
 
-    async def run(self) -> None:
+    async def run(self, head: bytes = b"") -> None:
         """Serve until told to stop."""
         await self.start()
         self._lag.start()
@@ -345,7 +358,15 @@ async def run_process(
     config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
 ) -> None:
     """Be the process of these orders; `head` is what was read of an isolated one's connection."""
-    if orders.connection_fd is not None:
-        await IsolatedSession(config, definition, orders, board).run(head)
-    else:
-        await Shard(config, definition, orders, board).run()
+    kind = Shard if orders.connection_fd is None else IsolatedSession
+    if orders.world is None:
+        await kind(config, definition, orders, board).run(head)
+        return
+    link = await connect_world(orders.world, f"shard {orders.index}.{orders.generation}")
+    shared = replace(definition, factory=WorldFactory(definition.factory, link))
+    process = kind(config, shared, orders, board)
+    link.on_lost = process.lose_world
+    try:
+        await process.run(head)
+    finally:
+        await link.close()

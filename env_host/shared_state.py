@@ -76,7 +76,7 @@ def start_state_process(
 
 
 async def connect_world(
-    address: str, shard: str, on_lost: Callable[[WorldLost], None]
+    address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
 ) -> StateLink:
     """A shard's way to the state process. `on_lost` is called each time that one is lost.
 

@@ -299,7 +299,7 @@ class StateLink:
     ) -> None:
         self._address = address
         self._shard = shard
-        self._on_lost = on_lost
+        self.on_lost = on_lost
         self._connection: Connection | None = None
         self._changed = asyncio.Event()  # a new one with each connection
         self._again: asyncio.Task[None] | None = None
@@ -365,7 +365,7 @@ class StateLink:
         self._connection = None
         if not self._closed:
             self._connect_again()
-            self._on_lost(lost)
+            self.on_lost(lost)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

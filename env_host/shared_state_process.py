@@ -69,6 +69,7 @@ class StateExit:
     signal_name: str | None
     lived_seconds: float
     restart_in_seconds: float
+    peak_bytes: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -133,7 +134,7 @@ class StateProcess:
             self.pid = self._spawn({STATE_ORDERS: asdict(orders)}, (orders.listen_fd, writing))
         elif (pid := child.fork()) == 0:
             os.close(reading)
-            _become(self._env_class, orders, self._fds_to_close())
+            _become(self._env_class, orders, {*self._fds_to_close()} - {orders.listen_fd})
         else:
             self.pid = pid
         os.close(writing)
@@ -147,15 +148,15 @@ class StateProcess:
         """How it ended, if it has; `due` says when the next one is to be started."""
         if self.pid is None:
             return None
-        ended, status = os.waitpid(self.pid, os.WNOHANG)
-        return self.died(status) if ended else None
+        ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+        return self.died(status, usage.ru_maxrss * 1024) if ended else None
 
     def start_if_due(self) -> None:
         """Fork the next one, if it is time; does not wait until it is ready."""
         if self.due is not None and time.monotonic() >= self.due:
             self.start(wait=False)
 
-    def died(self, status: int) -> StateExit:
+    def died(self, status: int, peak_bytes: int | None = None) -> StateExit:
         """Take note of what `waitpid` said."""
         assert self.pid is not None
         lived = time.monotonic() - self._started_at
@@ -169,6 +170,7 @@ class StateProcess:
             signal_name=signal.Signals(-code).name if code < 0 else None,
             lived_seconds=round(lived, 3),
             restart_in_seconds=restart_delay(lived, self._short_lives),
+            peak_bytes=peak_bytes,
         )
         self.pid = None
         self.due = time.monotonic() + found.restart_in_seconds

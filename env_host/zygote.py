@@ -13,6 +13,8 @@ What happens when
     a shard dies           its clients are told (`last_words`), the keeper too, and its successor is
                            forked at once; later each time when it dies young again and again
     an isolated one dies   its client is told, the keeper too; its slot is free
+    the state process dies its sessions are ended by their shards, the keeper is told, the next
+                           epoch is forked (`shared_state.py`); before there is one, none begins
     a shard never starts   the host fails, with what the shard said, as if it had failed itself
     the host dies          the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM                children are asked to end, then killed; exit code 0
@@ -54,9 +56,11 @@ from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig, Serving
 from .session_cgroup import SessionGroup, SessionGroups
 from .session_memory import cap_sentence, held_bytes
 from .shard import Orders
+from .shared_state import start_state_process
 
 if TYPE_CHECKING:
     from .notify import Notifier
+    from .shared_state_process import StateProcess
 
 PROGRAM = Path(__file__).resolve().parent / "__main__.py"
 STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
@@ -98,6 +102,12 @@ class Child:
         kind = "isolated session" if self.is_isolated else f"shard {self.orders.index}"
         return f"{kind} (pid {self.pid})"
 
+    @property
+    def where(self) -> str:
+        """The same, within a sentence about a session of it."""
+        pid = f"pid {self.pid}"
+        return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
+
 
 class Host:
     """The parent of all that serve one environment. `run` returns when it has been stopped."""
@@ -110,8 +120,11 @@ class Host:
         notifier: Notifier,
         serve_as: ServeAs,
         max_fds: int,
+        shared_class: type | None = None,  # of the environment, if its sessions share a state
     ) -> None:
         self._config = config
+        self._shared_class = shared_class
+        self._state: StateProcess | None = None
         self._plan = plan
         self._listener = listener
         self._notifier = notifier
@@ -147,6 +160,14 @@ class Host:
         self._watch_signals()
         self._open_groups()
         self._get_ready_to_fork()
+        try:
+            self._start_state()
+            self._serve()
+        finally:
+            if self._state is not None:
+                self._state.stop()
+
+    def _serve(self) -> None:
         for index in range(self._plan.shards):
             self._start_shard(index)
         while not (self._stop_by is not None and not self._children):
@@ -163,6 +184,8 @@ class Host:
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [*self._due.values()]
+        if self._state is not None and self._state.due is not None:
+            moments.append(self._state.due)
         if self._stop_by is not None:
             moments.append(self._stop_by)
         if self._sessions_changed():
@@ -208,6 +231,14 @@ class Host:
 
     # Starting
 
+    def _start_state(self) -> None:
+        if self._shared_class is not None:
+            spawn = None if self._can_fork else self._spawn_state
+            self._state = start_state_process(self._shared_class, self._own_fds, spawn)
+
+    def _spawn_state(self, told: dict[str, Any], fds: tuple[int, ...]) -> int:
+        return _start_program(self._config, told, fds)
+
     def _start_shard(self, index: int) -> None:
         slot = self._board[index]
         slot[Word.GENERATION] += 1
@@ -227,6 +258,7 @@ class Host:
             listen_fd=self._listener.fileno(),
             isolates=self._plan.isolates,
             isolated=len(isolated),
+            world=self._state.address if self._state is not None else None,
         )
         self._start(Child(0, orders, ours, time.monotonic()), b"")
 
@@ -251,6 +283,7 @@ class Host:
             link_fd=theirs.detach(),
             connection_fd=fd,
             since=message.head["since"],
+            world=self._state.address if self._state is not None else None,
         )
         slot[Word.PID] = -1  # taken
         started = Child(0, orders, ours, time.monotonic(), connection_fd=fd, group=self._group())
@@ -291,10 +324,14 @@ class Host:
         self._notifier.silence()
         orders = started.orders
         child.settle_in(parent, _name_of(orders, self._config.name), self._fds_without(orders))
+        self._state = None  # the host's to stop, not ours when we leave through its frames
         self._serve_as(orders, self._board, head)
 
     def _fds_without(self, orders: Orders) -> list[int]:
         """All descriptors of the host's own, without those of the orders."""
+        return list(set(self._own_fds()) - set(orders.fds))
+
+    def _own_fds(self) -> list[int]:
         fds = [*self._signal_fds, self._selector.fileno(), self._listener.fileno()]
         fds += [end.fileno() for pair in self._inboxes for end in pair]
         for other in self._children.values():
@@ -302,7 +339,9 @@ class Host:
             fds += [other.connection_fd] if other.connection_fd is not None else []
         if self._notify_fd is not None:
             fds.append(self._notify_fd)  # what we forked must not keep it open
-        return list(set(fds) - set(orders.fds))
+        if self._state is not None:
+            fds.append(self._state.listen_fd)
+        return fds
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -310,6 +349,8 @@ class Host:
             del self._due[index]
             if self._stop_by is None:
                 self._start_shard(index)
+        if self._state is not None and self._stop_by is None:
+            self._state.start_if_due()
 
     # Hearing
 
@@ -373,6 +414,26 @@ class Host:
             if ended:
                 peak = usage.ru_maxrss * 1024 if usage is not None else None
                 self._bury(self._children.pop(pid), status, peak)
+        self._reap_state()
+
+    def _reap_state(self) -> None:
+        found = self._state.reap() if self._state is not None else None
+        if found is not None and self._stop_by is None:
+            log.warning("%s", found.sentence)
+            self._notifier.shard_exit(
+                shard=None,
+                shared_state=True,
+                pid=found.pid,
+                generation=found.epoch,
+                wait_status=found.wait_status,
+                sessions=self._sessions(),
+                seconds=found.lived_seconds,
+                peak_bytes=found.peak_bytes,
+                isolated=False,
+                out_of_memory=None,
+                detector=None,
+                limit_bytes=None,
+            )
 
     def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
         self._hear_last(dead)
@@ -420,7 +481,7 @@ class Host:
         if self._stop_by is not None:
             text = "The environment is stopping."
         else:
-            text = f"The process of this session, {dead.what}, {how}; the session has ended."
+            text = f"The process of this session ({dead.where}) {how}; the session has ended."
         for fd, path in dead.held.values():
             last_words.say(fd, path, text)
         self._held -= len(dead.held)
@@ -564,13 +625,17 @@ def _children_of_ours() -> int:
 
 def _spawn(config: HostConfig, orders: Orders, head: bytes) -> int:
     """Start the process of these orders as a program of its own."""
-    told = json.dumps(orders.to_json() | {"head": base64.b64encode(head).decode()})
+    told = orders.to_json() | {"head": base64.b64encode(head).decode()}
+    return _start_program(config, told, orders.fds)
+
+
+def _start_program(config: HostConfig, told: dict[str, Any], fds: tuple[int, ...]) -> int:
     environ = os.environ | {
         HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-        ORDERS_VARIABLE: told,
+        ORDERS_VARIABLE: json.dumps(told),
     }
     arguments = [sys.executable, "-P", str(PROGRAM)]
-    process = subprocess.Popen(arguments, env=environ, pass_fds=orders.fds)
+    process = subprocess.Popen(arguments, env=environ, pass_fds=fds)
     process.returncode = 0  # it is `_reap` that waits
     return process.pid
 
