@@ -222,3 +222,7 @@ def print_by_child_and_die(payload: Json, request_id: str, home: str, progress: 
 def print_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     print("so far")
     hang(payload, request_id, home, progress)
+
+
+def environment(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    return os.environ.get(payload["name"])

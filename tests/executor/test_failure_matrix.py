@@ -167,6 +167,7 @@ def test_a_death_is_explained_and_harms_no_neighbour(
     number: int | None,
     schedule: str,
 ) -> None:
+    """SkyPilot #6256: a killed worker broke the whole pool."""
     neighbour = either.submit("hang", schedule=schedule)
     pid = either.recorder.progress(neighbour)["pid"]
     outcome = either.run(operation, payload, schedule=schedule)
@@ -343,6 +344,7 @@ def test_a_burst_worker_that_has_nothing_to_do_leaves(
 
 
 def test_a_worker_that_has_grown_is_recycled(bench: Bench) -> None:
+    """SkyPilot #9964, #9032: guaranteed workers only ever grew."""
     pids = {bench.run("keep", {"size": size}).result for size in (0, 150 * 2**20)}
     assert len(pids) == 1
     [pid] = pids
@@ -358,6 +360,7 @@ def test_workers_are_picked_first_when_memory_runs_out(bench: Bench) -> None:
 
 
 def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench) -> None:
+    """SkyPilot #4968, #10195: long requests blocked short ones for hours."""
     running = [bench.submit("hang", schedule=LONG) for _ in range(4)]
     assert bench.executor.room(LONG) == 0
     with pytest.raises(NoRoom):
@@ -365,6 +368,17 @@ def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench
     assert isinstance(bench.run("echo"), Succeeded)
     for task_id in running:
         bench.recorder.progress(task_id)
+
+
+def test_forty_long_tasks_are_forty_threads(make_bench: MakeBench) -> None:
+    """SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit."""
+    bench = make_bench(plan=make_plan(burst_long=38))
+    for task_id in [bench.submit("hang", schedule=LONG) for _ in range(40)]:
+        bench.recorder.progress(task_id)
+    workers = [psutil.Process(worker.pid) for worker in bench.executor.status().workers]
+    assert [worker.num_threads() for worker in workers] == [1] * 40
+    # For libraries that would start a thread for each core.
+    assert bench.run("environment", {"name": "OMP_NUM_THREADS"}).result == "1"
 
 
 def test_room_is_taken_by_submitting_and_given_back_at_the_end(bench: Bench) -> None:
@@ -449,6 +463,7 @@ def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_sweep_ends_a_left_worker_and_spares_a_reused_pid() -> None:
+    """SkyPilot #9742: a cancel signalled whoever had the pid by then."""
     left = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     spared = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     born = ProcessIdentity.of(left.pid).started_at

@@ -219,6 +219,7 @@ def test_the_tail_of_a_log_is_its_last_lines(client: DaemonClient, name: str) ->
 def test_a_request_without_a_worker_waits_says_so_and_is_cancelled_at_once(
     client: DaemonClient, stuck: Json, name: str
 ) -> None:
+    """SkyPilot #7703: a cancel waited in the queue behind what it was to cancel."""
     waiting = client.submit("launch", {"source": "echo", "name": name})
     waiting = client.request(waiting["id"])
     assert (waiting["state"], bool(waiting["waiting"])) == ("PENDING", True)
@@ -243,6 +244,7 @@ def test_a_running_launch_is_cancelled_and_leaves_nothing(
 def test_a_worker_that_is_killed_is_named_and_harms_no_other(
     client: DaemonClient, stuck: Json
 ) -> None:
+    """SkyPilot #5048: the request of a killed worker stayed RUNNING and could not be cancelled."""
     info = client.info()
     [worker] = [w for w in info["workers"] if w["task_id"] == stuck["id"]]
     others = {w["pid"] for w in info["workers"]} - {worker["pid"]}
@@ -252,6 +254,7 @@ def test_a_worker_that_is_killed_is_named_and_harms_no_other(
     assert "SIGKILL" in ended["error"]["message"]
     assert ended["error"]["evidence"]["pid"] == worker["pid"]
     assert ended["error"]["log_tail"]
+    assert client.cancel(stuck["id"])["cancelled"] is False
     becomes(client, stuck["environment"], "FAILED")
     assert all(psutil.pid_exists(pid) for pid in others)
     assert run(client, "launch", {"source": "echo", "name": "afterwards"})

@@ -65,6 +65,7 @@ def test_a_damaged_database_is_told_with_what_to_do(home: Path) -> None:
 
 
 def test_too_little_memory_is_told_once_with_what_would_do(home: Path) -> None:
+    """SkyPilot #6604: below 1 GB the server hung at its start."""
     error = refusal_of(home, OPENENV_RESERVE_MB="100000000")
     assert error["kind"] == "too_small"
     assert error["hint"] not in error["message"]

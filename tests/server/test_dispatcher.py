@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.connections import Link
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import Event, NewRequest, Request
+from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.store import DispatchStore
@@ -44,10 +45,11 @@ class Executor:
 
     def __init__(self, free_mb: int) -> None:
         self.free_mb = free_mb
+        self.most = 8
         self.tasks: list[Task] = []
 
     def room(self, schedule: str) -> int:
-        return 8
+        return self.most
 
     def free_memory(self, schedule: str) -> FreeMemory:
         free = self.free_mb * MB - sum(task.expected_bytes for task in self.tasks)
@@ -108,8 +110,12 @@ class Bench:
     def submitted(self) -> list[str]:
         return [task.id for task in self.executor.tasks]
 
+    def is_submitted(self, request_id: str) -> bool:
+        return request_id in self.submitted()
+
     def end(self, event: Any) -> None:
-        self.executor.tasks = [t for t in self.executor.tasks if t.id != event.task_id]
+        # In place: the dispatcher's thread appends to it.
+        self.executor.tasks.remove(next(t for t in self.executor.tasks if t.id == event.task_id))
         self.dispatcher.deliver(event)
 
     def eventually(self, fact: Callable[[], object]) -> None:
@@ -299,9 +305,36 @@ def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:
     assert dict(bench.dispatcher.retries) == {"launch": 1}
 
 
+def test_logs_go_with_their_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SkyPilot #10023: logs filled the disk."""
+    monkeypatch.setattr(dispatching, "SECONDS_PER_DAY", 0)
+    request_id = bench.submit()
+    [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
+    bench.store.record_outcomes([Outcome(request_id, RequestState.SUCCEEDED, time.time())])
+    log = bench.paths.request_log(request.id)
+    log.write_text("done\n")
+    bench.dispatcher.start()
+    bench.eventually(lambda: not log.exists())
+
+
+def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -> None:
+    """SkyPilot #6642, #5017: a hundred launches froze an 8 GB laptop, hundreds crashed it."""
+    bench.executor.free_mb = 6000  # of 8 GB
+    bench.executor.most = 1000  # workers are not what is short
+    ids = [bench.submit() for _ in range(100)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 6000 // 150)
+    for request_id in ids:
+        bench.eventually(partial(bench.is_submitted, request_id))
+        assert len(bench.submitted()) <= 6000 // 150
+        bench.end(Succeeded(request_id, None, None, time.time()))
+    bench.eventually(lambda: all(bench.read(i).state is RequestState.SUCCEEDED for i in ids))
+
+
 def test_the_log_of_a_long_request_is_kept_bounded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """SkyPilot #10023: logs filled the disk."""
     monkeypatch.setattr(dispatching, "BOUND_LOGS_SECONDS", 0.05)
     request_id = bench.submit()
     bench.dispatcher.start()
