@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to collect the same episodes; used by `rollouts.py`, each in a process of its own.
+
+    python -m load_tests.rollout_ways ours|naive ADDRESS FOLDER '{"episodes": 256, …}'
+
+Both end with the same: every step in a file, an advantage for each episode, and each episode's
+payloads joined into one piece, as a trainer gets routed experts. Prints one line of JSON.
+
+    ours    collector ─▶ advantages per group ─▶ writer, a step at a time, in a bounded buffer; each
+            finished episode is read back and joined once, in one thread
+    naive   everything in memory until the last episode has ended; then 512 threads, each joining
+            anew at every step, and one `json.dump` of it all, in a thread as the original has it
+
+The naive way is prime-rl's orchestrator as it was before its pull request 2609, and kinder: uvloop,
+a better client library, no base64. It ends itself when it would exceed `most_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from websockets.asyncio.client import connect
+
+from openenvd.env_host.lag import EventLoopLagMonitor
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.disk import Disk
+from openenvd.rollouts.episodes import BytesLike
+from openenvd.rollouts.readers import Rollouts, open_rollouts
+from openenvd.rollouts.stages.grouping import GroupSink
+from openenvd.rollouts.writer import RolloutWriter
+
+GROUP = 8
+NAIVE_THREADS = 512
+LAG_WINDOW_SECONDS = 3600.0
+WATCH_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be collected."""
+
+    episodes: int
+    steps: int
+    concurrency: int
+    payload_bytes: int  # of each step
+    running_bytes: int  # ours: what running episodes may hold …
+    buffer_bytes: int  # … and what waits to be written
+    disk_bytes_per_second: int | None = None
+    most_bytes: int = 1 << 62  # naive: ends itself there
+
+
+@dataclass
+class Told:
+    """What it took."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    episodes: int = 0
+    collect_seconds: float = 0.0  # until the last episode had ended (ours: and was written)
+    join_seconds: float = 0.0
+    save_seconds: float = 0.0
+    joined_bytes: int = 0
+    lag_p50_seconds: float = 0.0
+    lag_p99_seconds: float = 0.0
+    lag_max_seconds: float = 0.0
+    starved_seconds: float = 0.0  # the loop's thread was ready, and other programs had the cores
+    base_bytes: int = 0  # of memory, before it began
+    peak_bytes: int = 0
+    out_of_memory: bool = False
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class SlowDisk(Disk):
+    """A disk that takes so many bytes a second."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._bytes_per_second = bytes_per_second
+
+    def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        time.sleep(sum(memoryview(chunk).nbytes for chunk in chunks) / self._bytes_per_second)
+        super().write(descriptor, chunks)
+
+
+# Ours.
+
+
+async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
+    speed = task.disk_bytes_per_second
+    writer = await RolloutWriter.open(
+        folder, buffer_bytes=task.buffer_bytes, disk=None if speed is None else SlowDisk(speed)
+    )
+    sink = GroupSink(writer, GROUP)
+    collector = RolloutCollector(
+        address,
+        lambda _observation: {"answer_bytes": task.payload_bytes},
+        concurrency=task.concurrency,
+        max_steps=task.steps,
+        buffer_bytes=task.running_bytes,
+    )
+    began = time.monotonic()
+    await collector.collect(range(task.episodes), sink)
+    await sink.close()
+    told.collect_seconds = time.monotonic() - began
+    told.notes["write_buffer_peak_bytes"] = writer.budget.peak_bytes
+    told.notes["failures"] = dict(collector.figures.failures)
+    rollouts = open_rollouts(folder)
+    began = time.monotonic()
+    told.joined_bytes = await asyncio.to_thread(_join_once, rollouts)
+    told.join_seconds = time.monotonic() - began
+    told.episodes, told.steps = len(set(rollouts.episode_ids())), rollouts.steps
+
+
+def _join_once(rollouts: Rollouts) -> int:
+    """Each episode's payloads, joined when all of them are known."""
+    joined_bytes = 0
+    for episode in rollouts:
+        seen = [step.observation for step in episode.steps()]
+        seen.append(episode.row["final_observation"])
+        joined_bytes += len(b"".join(observation["payload"].encode() for observation in seen))
+    return joined_bytes
+
+
+# The naive way.
+
+
+async def naive(address: str, folder: Path, task: Task, told: Told) -> None:
+    _end_beyond(task.most_bytes, told)
+    folder.mkdir()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NAIVE_THREADS))
+    began = time.monotonic()
+    limit = asyncio.Semaphore(task.concurrency)
+    rollouts = await asyncio.gather(*(_episode(address, task, limit) for _ in range(task.episodes)))
+    told.collect_seconds = time.monotonic() - began
+    began = time.monotonic()
+    joined = await asyncio.gather(*(asyncio.to_thread(_join_at_each_step, r) for r in rollouts))
+    told.join_seconds = time.monotonic() - began
+    told.joined_bytes = sum(map(len, joined))
+    began = time.monotonic()
+    _weigh(rollouts)
+    await asyncio.to_thread(_save, folder / "rollouts.json", rollouts)
+    told.save_seconds = time.monotonic() - began
+    told.episodes, told.steps = len(rollouts), sum(len(r["steps"]) for r in rollouts)
+
+
+async def _episode(address: str, task: Task, limit: asyncio.Semaphore) -> dict[str, Any]:
+    action = {"type": "step", "data": {"answer_bytes": task.payload_bytes}}
+    steps, url = [], address.replace("http", "ws", 1) + "/ws"
+    async with limit, connect(url, max_size=None, compression=None) as socket:
+        await socket.send(json.dumps({"type": "reset", "data": {}}))
+        await socket.recv()
+        for _ in range(task.steps):
+            await socket.send(json.dumps(action))
+            answer = json.loads(await socket.recv())["data"]
+            steps.append({"action": action["data"], **answer})
+    return {"steps": steps, "reward": sum(step["reward"] or 0.0 for step in steps)}
+
+
+def _join_at_each_step(rollout: dict[str, Any]) -> bytes:
+    packed = b""
+    for step in rollout["steps"]:
+        new = np.frombuffer(step["observation"]["payload"].encode(), dtype=np.uint8)
+        packed = np.concatenate([np.frombuffer(packed, dtype=np.uint8), new]).tobytes()
+    return packed
+
+
+def _weigh(rollouts: Sequence[dict[str, Any]]) -> None:
+    for at in range(0, len(rollouts), GROUP):
+        group = rollouts[at : at + GROUP]
+        mean = statistics.fmean(rollout["reward"] for rollout in group)
+        for rollout in group:
+            rollout["advantage"] = rollout["reward"] - mean
+
+
+def _save(path: Path, rollouts: Sequence[dict[str, Any]]) -> None:
+    with path.open("w") as file:
+        json.dump(rollouts, file)
+
+
+def _end_beyond(most_bytes: int, told: Told) -> None:
+    """Instead of taking the machine along."""
+
+    def watch() -> None:
+        while (now_bytes := _status("VmRSS")) <= most_bytes:
+            time.sleep(WATCH_SECONDS)
+        told.out_of_memory, told.peak_bytes = True, now_bytes
+        print(json.dumps(asdict(told)), flush=True)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+async def _measured(work: Coroutine[Any, Any, None], told: Told) -> None:
+    lag = EventLoopLagMonitor("load test", window_seconds=LAG_WINDOW_SECONDS)
+    began, starved = time.monotonic(), _starved_seconds()
+    with lag:
+        await work
+        seen = lag.snapshot()
+    told.seconds = time.monotonic() - began
+    told.starved_seconds = _starved_seconds() - starved
+    told.lag_p50_seconds, told.lag_p99_seconds = seen.p50_seconds, seen.p99_seconds
+    told.lag_max_seconds = seen.worst_seconds
+
+
+def _starved_seconds() -> float:
+    """How long this thread has waited for a core (Linux's schedstat)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def _status(name: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """One way, once."""
+    way, address, folder = sys.argv[1:4]
+    task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
+    run = {"ours": ours, "naive": naive}[way]
+    uvloop.run(_measured(run(address, Path(folder), task, told), told))
+    told.peak_bytes = _status("VmHWM")
+    print(json.dumps(asdict(told)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts at full size, beside the naive way; slow disks; `kill -9`; leaks. All in one run.
+
+    python -m load_tests.rollouts [--short] [--parts sizes slow crashes] [--json FILE]
+
+Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`;
+what is killed runs through the installed command (`rollout_crashes.py`). Memory is the process's
+peak less what it had when its modules were imported.
+
+The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
+here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
+steps a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from load_tests.report import OPENENV, Report, daemon, parse_arguments
+from load_tests.rollout_crashes import CRASHES, Home
+from load_tests.rollout_ways import GROUP, Task, Told
+
+MB = 1 << 20
+PARTS = ("sizes", "slow", "crashes")
+SIZES = (1_000, 100_000, 1_000_000)
+NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the file
+AIM_P99_SECONDS, AIM_MAX_SECONDS, AIM_MEMORY = 0.010, 0.100, 1.2
+SLOW_SIZE = 100_000
+SLOW_SECONDS = 6.0  # a disk that takes about so long for everything
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    episodes: int
+    steps: int
+    buffer_mb: int  # half for running episodes, half for what waits to be written
+    crash_episodes: int
+    crash_steps: int
+
+
+FULL = Scale(256, 50, 1024, 256, 50)
+SHORT = Scale(64, 10, 384, 32, 20)
+
+
+@dataclass
+class Bench:
+    """What all parts share."""
+
+    report: Report
+    scale: Scale
+    folder: Path
+    repetitions: int
+    wrong: list[str]
+
+    def task(self, payload_bytes: int) -> Task:
+        """All episodes at once."""
+        scale, half = self.scale, self.scale.buffer_mb * MB // 2
+        return Task(scale.episodes, scale.steps, scale.episodes, payload_bytes, half, half)
+
+    def run(self, way: str, address: str, task: Task) -> Told:
+        """One way, in a process and a folder of its own."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
+            command = [sys.executable, "-m", "load_tests.rollout_ways", *words]
+            done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{way} ended with {done.returncode}")
+        told = Told(**json.loads(done.stdout))
+        self._check(way, task, told)
+        return told
+
+    def expect(self, fact: bool, otherwise: str) -> None:
+        """A fact that must hold for the run to be a success."""
+        if not fact:
+            self.wrong.append(otherwise)
+
+    def _check(self, way: str, task: Task, told: Told) -> None:
+        if told.out_of_memory:
+            return
+        wanted = (task.episodes, task.episodes * task.steps)
+        found = (told.episodes, told.steps)
+        self.expect(found == wanted, f"{way}: {found} episodes and steps instead of {wanted}")
+        least = task.episodes * task.steps * task.payload_bytes
+        self.expect(told.joined_bytes >= least, f"{way}: {told.joined_bytes} bytes were joined")
+
+
+def sizes(bench: Bench, address: str) -> None:
+    """Part 1: every payload size, both ways, pair by pair."""
+    for payload_bytes in SIZES:
+        task = bench.task(payload_bytes)
+        naive_task = _naive_task(bench, address, task)
+        ours, naive = [], []
+        for _ in range(bench.repetitions):
+            ours.append(bench.run("ours", address, task))
+            naive.append(bench.run("naive", address, naive_task))
+        title = _size_name(payload_bytes)
+        mine = _add(bench.report, f"{title}, ours", ours)
+        theirs = _add(bench.report, f"{title}, naive", naive)
+        pairs = [a / b for a, b in zip(mine, theirs, strict=True)]
+        bench.report.add(f"{title}, ours / naive: steps a second", "x", pairs)
+        _aims(bench, title, task, ours)
+
+
+def _naive_task(bench: Bench, address: str, task: Task) -> Task:
+    """As many episodes as fit; before that, it is shown how far all of them come."""
+    room = psutil.virtual_memory().available // 2
+    each = task.steps * task.payload_bytes * NAIVE_COPIES
+    if each * task.episodes <= room:
+        return replace(task, most_bytes=room)
+    told = bench.run("naive", address, replace(task, most_bytes=room))
+    name = _size_name(task.payload_bytes)
+    if told.out_of_memory:
+        bench.report.note(f"{name}: the naive way was ended at {told.peak_bytes / MB:,.0f} MB.")
+    episodes = max(GROUP, int(room / each) // GROUP * GROUP)
+    bench.report.note(f"{name}: the naive way is measured with {episodes} episodes.")
+    return replace(task, episodes=episodes, most_bytes=1 << 62)
+
+
+def _add(report: Report, name: str, told: Sequence[Told]) -> list[float]:
+    """The lines of one way; its steps a second."""
+    rates = [one.steps / one.seconds for one in told]
+    report.add(f"{name}: wall", "s", [one.seconds for one in told])
+    report.add(f"{name}: steps a second", "1/s", rates)
+    report.add(f"{name}: loop lag p50", "ms", [one.lag_p50_seconds * 1e3 for one in told])
+    report.add(f"{name}: loop lag p99", "ms", [one.lag_p99_seconds * 1e3 for one in told])
+    report.add(f"{name}: loop lag max", "ms", [one.lag_max_seconds * 1e3 for one in told])
+    report.add(f"{name}: peak memory", "MB", [_grown(one) / MB for one in told])
+    report.add(f"{name}: the loop waited for a core", "s", [one.starved_seconds for one in told])
+    return rates
+
+
+def _aims(bench: Bench, title: str, task: Task, ours: Sequence[Told]) -> None:
+    """What the issue aims at; a miss is told, and how starved of cores the loop was."""
+    configured = task.running_bytes + task.buffer_bytes
+    for one in ours:
+        memory = _grown(one) / configured
+        held = {
+            "lag p99": one.lag_p99_seconds <= AIM_P99_SECONDS,
+            "lag max": one.lag_max_seconds <= AIM_MAX_SECONDS,
+            "memory": memory <= AIM_MEMORY,
+        }
+        missed = ", ".join(name for name, holds in held.items() if not holds)
+        bench.report.note(
+            f"{title}: aims {'missed: ' + missed if missed else 'met'}; "
+            f"memory {memory:.2f} of what is configured, {one.notes}"
+        )
+        bench.expect(held["memory"], f"{title}: memory {memory:.2f} of what is configured")
+
+
+def slow(bench: Bench, address: str) -> None:
+    """Part 2: a disk that cannot keep up."""
+    fast = bench.task(SLOW_SIZE)
+    total = fast.episodes * fast.steps * SLOW_SIZE
+    speed = int(total / SLOW_SECONDS)
+    task = replace(
+        fast, buffer_bytes=total // 8, running_bytes=total // 8, disk_bytes_per_second=speed
+    )
+    told = [bench.run("ours", address, task) for _ in range(bench.repetitions)]
+    name = f"disk of {speed / MB:.0f} MB/s, {_size_name(SLOW_SIZE)}"
+    _add(bench.report, name, told)
+    for one in told:
+        memory = _grown(one) / (task.buffer_bytes + task.running_bytes)
+        bench.report.note(
+            f"{name}: {one.episodes} of {task.episodes} episodes written, memory {memory:.2f} of "
+            f"what is configured ({(task.buffer_bytes + task.running_bytes) / MB:.0f} MB) "
+            f"for {total / MB:.0f} MB of payload."
+        )
+        bench.expect(memory <= AIM_MEMORY, f"{name}: memory {memory:.2f} of what is configured")
+
+
+def crashes(bench: Bench, environ: dict[str, str]) -> None:
+    """Parts 3 and 4: what is killed."""
+    scale = bench.scale
+    home = Home(environ, bench.folder / "crashes", scale.crash_episodes, scale.crash_steps)
+    for name, crash in CRASHES.items():
+        told = crash(home)
+        bench.report.note(f"{name}: {told.sentence()}")
+        bench.expect(told.good, f"{name}: {told.sentence()}")
+
+
+def _grown(told: Told) -> int:
+    return told.peak_bytes - told.base_bytes
+
+
+def _size_name(payload_bytes: int) -> str:
+    return (
+        f"{payload_bytes // 1000} kB" if payload_bytes < 10**6 else f"{payload_bytes // 10**6} MB"
+    )
+
+
+@contextmanager
+def benchmark(environ: dict[str, str], sessions: int) -> Iterator[str]:
+    """The address of a benchmark environment."""
+    words = ["launch", "benchmark", "--max-sessions", str(sessions), "--json"]
+    done = subprocess.run([OPENENV, *words], env=environ, check=True, capture_output=True)
+    yield json.loads(done.stdout)["environment"]["address"]
+
+
+def main() -> int:
+    """All parts, or those that are named."""
+    options = _options()
+    scale = SHORT if options.short else FULL
+    report = Report("Rollouts")
+    with (
+        tempfile.TemporaryDirectory(prefix="openenvd-rollouts-", dir=options.folder) as folder,
+        daemon() as environ,
+        benchmark(environ, 4 * scale.episodes) as address,
+    ):
+        bench = Bench(report, scale, Path(folder), options.repetitions, [])
+        if "sizes" in options.parts:
+            sizes(bench, address)
+        if "slow" in options.parts:
+            slow(bench, address)
+        if "crashes" in options.parts:
+            crashes(bench, environ)
+    for line in bench.wrong:
+        report.note(f"WRONG  {line}")
+    report.finish(options.json)
+    return 1 if bench.wrong else 0
+
+
+def _options() -> argparse.Namespace:
+    return parse_arguments(
+        "Rollouts.",
+        repetitions=1,
+        short={"action": "store_true", "help": "fewer episodes and steps"},
+        parts={"nargs": "+", "choices": PARTS, "default": list(PARTS)},
+        folder={"help": "where to write; the disk under it is part of what is measured"},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
