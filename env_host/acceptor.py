@@ -24,7 +24,7 @@ from .board import Slot, Word, now_microseconds
 from .heads import END_OF_HEAD, MAX_HEAD_BYTES
 
 BATCH = 16  # connections accepted in one go
-SLACK = 16  # sessions that a shard may be ahead of the one with the fewest
+SLACK = 8  # sessions that a shard may be ahead of the one with the fewest
 LOOK_AWAY_SECONDS = 0.002
 PATIENCE_SECONDS = 0.05  # then a connection that nobody else took is ours
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
@@ -43,9 +43,11 @@ class Arrival(asyncio.Protocol):
         on_head: Callable[[Arrival], None],
         on_lost: Callable[[Arrival], None],
         *,
+        slot: Slot,
         data: bytes = b"",
         since: int = 0,
     ) -> None:
+        self._slot = slot
         self.since = since or now_microseconds()
         self.data = bytearray(data)
         self._was_read = bool(data)
@@ -59,6 +61,7 @@ class Arrival(asyncio.Protocol):
         if self._was_read:
             self._on_head(self)
             return
+        self._slot.add(Word.ARRIVING)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HEAD_SECONDS, self.transport.abort)
 
@@ -67,11 +70,13 @@ class Arrival(asyncio.Protocol):
         if len(self.data) > MAX_HEAD_BYTES:
             self.transport.pause_reading()  # until somebody answers
         if not self._was_read and (END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES):
-            self._was_read = True
+            self._settle()
             self._on_head(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_go()
+        if not self._was_read:
+            self._settle()
         if self._is_ours:
             self._on_lost(self)
 
@@ -96,6 +101,11 @@ class Arrival(asyncio.Protocol):
         fd = duplicate(self.transport)
         self.transport.abort()  # our descriptor only: the connection has another
         return fd
+
+    def _settle(self) -> None:
+        """It is known what it wants, or that it wants nothing any more."""
+        self._was_read = True
+        self._slot.add(Word.ARRIVING, -1)
 
     def _let_go(self) -> None:
         if self._timer is not None:
@@ -162,7 +172,9 @@ class Acceptor:
         return now - self._away_since >= PATIENCE_SECONDS
 
     def _accept(self) -> None:
-        for _ in range(BATCH):
+        for accepted in range(BATCH):
+            if accepted and not may_accept(self._own, self._others, now_microseconds(), accepted):
+                return
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -185,12 +197,15 @@ class Acceptor:
             log.warning("no more connections can be accepted for now: %s", exc)
 
 
-def may_accept(own: Slot, others: Sequence[Slot], now: int) -> bool:
-    """Whether this shard should take the next connection, rather than leave it to another."""
+def may_accept(own: Slot, others: Sequence[Slot], now: int, accepted: int = 0) -> bool:
+    """Whether this shard should take the next connection, rather than leave it to another.
+
+    `accepted`: how many it has just taken, which its slot does not show yet.
+    """
     roomy = [slot for slot in others if slot.room and slot.is_turning(now)]
     if not roomy:
         return True  # also when all are full: HTTP is answered, and sessions wait their turn
-    return own.room > 0 and own.load - min(slot.load for slot in roomy) <= SLACK
+    return own.room > 0 and own.load + accepted - min(slot.load for slot in roomy) <= SLACK
 
 
 def duplicate(transport: asyncio.BaseTransport) -> int | None:

@@ -51,6 +51,7 @@ class Word(IntEnum):
     STEP_TIMEOUTS = 20  # ever
     ISOLATED = 21  # 1: a session's own process
     WATCHDOG = 22  # when its watchdog's thread, which needs no loop, was heard of last
+    ARRIVING = 24  # connections accepted whose first request is not known yet
 
 
 _WORDS = 32  # room for more without a new layout
@@ -92,8 +93,9 @@ class Slot:
 
     @property
     def load(self) -> int:
-        """Sessions, here and about to begin."""
-        load: int = self._words[Word.SESSIONS] + self._words[Word.PROMISED]
+        """Sessions, here, about to begin, and what may become one."""
+        words = self._words
+        load: int = words[Word.SESSIONS] + words[Word.PROMISED] + words[Word.ARRIVING]
         return load
 
     @property

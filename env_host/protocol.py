@@ -9,9 +9,14 @@ one JSON object a line, host to keeper:
     {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
      "shards": 4, "isolate": false}
     {"sessions": 3}                                              whenever the number has changed
+    {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
+     "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4}}}
+                                                                 every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
-     "peak_bytes", "isolated": false, "out_of_memory": null, "limit_bytes": null}}
-                                                                 a process below it has died
+     "peak_bytes", "isolated": false, "out_of_memory": null, "detector": null,
+     "limit_bytes": null}}
+                                                                 a process below it has died;
+     with "shared_state": true and no shard: the one that held the shared state
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
 
 `serving` is a `Serving`; `max_sessions` is null when nobody counts them (`as_is`: there are no

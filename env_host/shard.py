@@ -193,7 +193,7 @@ class Process:
         self.admission.changed()
 
     def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(self._route, self.admission.forget, data=data, since=since)
+        return Arrival(self._route, self.admission.forget, slot=self._slot, data=data, since=since)
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))

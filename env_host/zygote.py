@@ -47,7 +47,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from . import child, last_words
-from .board import Board, Word
+from .board import Board, Word, now_microseconds
+from .capacity import summary_of
 from .errors import ShardFailed
 from .fds import SPARE_FDS
 from .handover import Message, close_all, packet_pair, receive, send
@@ -68,6 +69,7 @@ YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
 MAX_BACK_OFF_SECONDS = 5.0
 FIRST_BACK_OFF_SECONDS = 0.1
 TELL_SECONDS = 0.05  # between two numbers of sessions told
+TELL_CAPACITY_SECONDS = 5.0  # between two looks at how full all of it is
 LINGERING = 16  # processes of isolated sessions that are over, and have not ended
 LOOK_SECONDS = 0.25  # at the memory of isolated sessions, where no cgroup caps them
 
@@ -101,6 +103,12 @@ class Child:
         """For people."""
         kind = "isolated session" if self.is_isolated else f"shard {self.orders.index}"
         return f"{kind} (pid {self.pid})"
+
+    @property
+    def where(self) -> str:
+        """The same, within a sentence about a session of it."""
+        pid = f"pid {self.pid}"
+        return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
 
     @property
     def where(self) -> str:
@@ -144,6 +152,8 @@ class Host:
         self._is_ready = False
         self._stop_by: float | None = None
         self._told_at = 0.0
+        self._capacity_told_at = 0.0
+        self._capacity: dict[str, Any] | None = None
         self._number = 0
         self._groups: SessionGroups | None = None
         self._next_look = 0.0
@@ -174,6 +184,7 @@ class Host:
             self._handle_events(self._seconds_to_wait())
             self._start_due()
             self._tell_sessions()
+            self._tell_capacity()
             self._look_at_memory()
             self._act_on_deadline()
 
@@ -192,6 +203,8 @@ class Host:
             moments.append(self._told_at + TELL_SECONDS)
         if self._must_look():
             moments.append(self._next_look)
+        if self._is_ready:
+            moments.append(self._capacity_told_at + TELL_CAPACITY_SECONDS)
         return max(0.0, min(moments) - now) if moments else None
 
     # Opening
@@ -463,6 +476,7 @@ class Host:
             peak_bytes=peak_bytes,
             isolated=dead.is_isolated,
             out_of_memory=memory,
+            detector=None if memory is None else "watchdog" if dead.killed_for else "cgroup",
             limit_bytes=self._config.session_memory_bytes if dead.is_isolated else None,
         )
         log.warning("%s %s", dead.what, last_words.how_it_died(status, out_of_memory=memory))
@@ -541,6 +555,16 @@ class Host:
         if self._sessions_changed() and now - self._told_at >= TELL_SECONDS:
             self._told_at = now
             self._notifier.sessions(self._sessions())
+
+    def _tell_capacity(self) -> None:
+        now = time.monotonic()
+        if not self._is_ready or now - self._capacity_told_at < TELL_CAPACITY_SECONDS:
+            return
+        self._capacity_told_at = now
+        summary = summary_of(self._board, now_microseconds())
+        if summary != self._capacity:
+            self._capacity = summary
+            self._notifier.capacity(summary)
 
     def _free_slot(self, ended: Child) -> None:
         if ended.is_isolated and ended.holds_slot:

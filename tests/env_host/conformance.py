@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,11 @@ def differences(python: str, folder: Path) -> list[str]:
 
 
 def _ways(folder: Path, app: str, reference: str) -> Iterator[tuple[str, HostConfig]]:
-    paths = (str(folder),)
-    yield "project", HostConfig(name=app, app_candidates=(f"{app}:app",), import_paths=paths)
+    # As upstream: one session of a class for one, and nobody waits for a slot.
+    alike = HostConfig("", import_paths=(str(folder),), isolate=False, admission_timeout_seconds=0)
+    yield "project", replace(alike, name=app, app_candidates=(f"{app}:app",))
     if app != "tools_app":  # the class of tools names no action type: only its app does
-        yield "class", HostConfig(name="listener", env_class=reference, import_paths=paths)
+        yield "class", replace(alike, name="listener", env_class=reference)
 
 
 def _conversations(server: Server, app: str) -> Iterator[tuple[str, Any]]:
