@@ -110,12 +110,6 @@ class Child:
         pid = f"pid {self.pid}"
         return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
 
-    @property
-    def where(self) -> str:
-        """The same, within a sentence about a session of it."""
-        pid = f"pid {self.pid}"
-        return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
-
 
 class Host:
     """The parent of all that serve one environment. `run` returns when it has been stopped."""
