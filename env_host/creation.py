@@ -5,8 +5,9 @@
     asynchronous, or not known yet      on the session's thread, which then ends
     asynchronous, and quick to create   on the event loop: no thread at all
 
-Quick is what has been seen to be. A creation that holds the loop for too long, or fails there (it
-may want a loop of its own), sends all that follow back to threads, for good.
+Quick is what has been seen to be, by the clock of the thread's own CPU time: the other clock also
+shows waits for the GIL. Creations that hold the loop for too long, or one that fails there (it may
+want a loop of its own), send all that follow back to threads, for good.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any
 from .calls import manner_of
 
 QUICK_CPU_SECONDS = 0.002
-QUICK_SECONDS = 0.02  # on a thread, with others at work: waits for the GIL are in it
+QUICK_SECONDS = 0.1
 STALL_SECONDS = 0.05  # on the loop
+MOST_STALLS = 3  # a machine that is busy elsewhere makes some, too
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -44,12 +46,12 @@ class Seen:
     cpu_seconds: float
 
 
-def next_place(before: Place, seen: Seen) -> Place | None:
+def next_place(before: Place, seen: Seen, stalls: int) -> Place | None:
     """Where the next one goes; None: on threads from now on, whatever is seen."""
     if not seen.is_async:
         return None if before is Place.LOOP else Place.THREAD
     if seen.place is Place.LOOP:
-        return Place.LOOP if seen.seconds < STALL_SECONDS else None
+        return None if stalls >= MOST_STALLS else Place.LOOP
     is_quick = seen.seconds < QUICK_SECONDS and seen.cpu_seconds < QUICK_CPU_SECONDS
     return Place.LOOP if is_quick else before
 
@@ -60,6 +62,7 @@ class Maker:
     def __init__(self, factory: Callable[[], Any], *, may_use_loop: bool) -> None:
         self._factory = factory
         self._is_settled = not may_use_loop
+        self._stalls = 0
         self.place = Place.THREAD
 
     def make_on_loop(self) -> Any:
@@ -88,7 +91,8 @@ class Maker:
         return env
 
     def _learn(self, seen: Seen) -> None:
-        place = next_place(self.place, seen)
+        self._stalls += seen.place is Place.LOOP and seen.seconds >= STALL_SECONDS
+        place = next_place(self.place, seen, self._stalls)
         if place is None:
             log.warning("an environment took %.3f s to create; threads do it now", seen.seconds)
             self._settle()

@@ -35,7 +35,9 @@ from .written import observation_data, state_data
 from .ws_frames import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from .ws_protocol import WebSocketProtocol
 
-MOST_WAITING = 256  # messages of a client that does not wait for answers; then it is not read
+# Of a client that does not wait for answers; with more, it is not read.
+MOST_WAITING = 256  # messages
+MOST_WAITING_BYTES = 4 * 2**20
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -90,7 +92,15 @@ class SessionSocket(WebSocketProtocol):
 
     path = "/ws"
 
-    __slots__ = ("_call", "_is_attached", "_is_over", "_service", "_session", "_waiting")
+    __slots__ = (
+        "_call",
+        "_is_attached",
+        "_is_full",
+        "_is_over",
+        "_service",
+        "_session",
+        "_waiting",
+    )
 
     def __init__(self, service: Service) -> None:
         super().__init__(service.loop)
@@ -98,6 +108,7 @@ class SessionSocket(WebSocketProtocol):
         self._session: Session | None = None
         self._call: Call | None = None
         self._waiting: deque[bytes] | None = None
+        self._is_full = False  # more than enough waits
         self._is_attached = False  # to a session that somebody else began
         self._is_over = False
 
@@ -164,7 +175,8 @@ class SessionSocket(WebSocketProtocol):
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append(payload)
-        if len(self._waiting) == MOST_WAITING:
+        if not self._is_full and _is_enough(self._waiting):
+            self._is_full = True
             self.transport.pause_reading()
 
     def binary_received(self) -> None:
@@ -180,9 +192,11 @@ class SessionSocket(WebSocketProtocol):
         """Answer what has waited."""
         waiting = self._waiting
         while waiting and self._call is None and not self.is_paused and not self._is_over:
-            if len(waiting) == MOST_WAITING:
+            payload = waiting.popleft()
+            if self._is_full and not _is_enough(waiting):
+                self._is_full = False
                 self.transport.resume_reading()
-            self._take(waiting.popleft())
+            self._take(payload)
 
     def _take(self, payload: bytes) -> None:
         """Begin to answer one message."""
@@ -371,6 +385,8 @@ class SessionSocket(WebSocketProtocol):
             return
         self._is_over = True
         self._waiting = None
+        if self._is_full and not self.transport.is_closing():
+            self.transport.resume_reading()  # the close has to be seen
         ending = self._let_go(self._forget_call())
         if ending is None:
             self._say_last(last_word, code)
@@ -397,3 +413,7 @@ class SessionSocket(WebSocketProtocol):
         if last_word is not None:
             self.send_text(last_word)
         self.close(code)
+
+
+def _is_enough(waiting: deque[bytes]) -> bool:
+    return len(waiting) >= MOST_WAITING or sum(map(len, waiting)) > MOST_WAITING_BYTES

@@ -37,6 +37,9 @@ log = logging.getLogger("openenvd.env_host")
 class Admission(Protocol):
     """Who waits for a slot, and for how long (`admission.py`)."""
 
+    def take_promise(self) -> bool:
+        """Whether the next session was promised a slot; it is taken at once then."""
+
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Return True when there is room, False when it has been waited for long enough."""
 
@@ -130,7 +133,9 @@ class SessionTable:
 
     def take(self, socket: Attached) -> Session | None:
         """What `reserve` gives, when nobody has to be asked or waited for; otherwise None."""
-        if self._stopping or self._admission or self._taken >= self.max_sessions:
+        if self._stopping or self._taken >= self.max_sessions:
+            return None
+        if self._admission is not None and not self._admission.take_promise():
             return None
         return self._begin(socket)
 

@@ -8,8 +8,10 @@ Messages in fragments come out whole. What breaks the protocol raises `FrameErro
 to tell the peer. Whether a text is UTF-8 is left to whoever reads it: a JSON parser looks anyway.
 
 Why not a library's: a frame that arrives whole, as nearly all do, costs one call and no state
-here; a parser that must be able to stop anywhere costs three to ten times that, and some kilobytes
-a connection. `load_tests/protocols.py` has the figures. The unmasking is the library's, in C.
+here. Measured as bare echo servers on uvloop (`load_tests/protocols.py`): `websockets`' sans-I/O
+protocol takes 2.4 times the CPU for a session and 4 kB more; `picows` is as quick for a message,
+but takes a session 1.3 to 1.9 times the CPU and 7 to 12 kB more, and has to be compiled for every
+project's Python. The unmasking is the library's, in C.
 """
 
 from __future__ import annotations

@@ -119,6 +119,9 @@ class Sqlite(Counter):
 class OneThread(Counter):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
+class ThreadSafe(Counter):
+    THREAD_SAFE = True
+
 class Async(Counter):
     async def reset_async(self, seed=None, episode_id=None, **kwargs):
         return Seen(text=f"async {sorted(kwargs)}")

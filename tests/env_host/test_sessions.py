@@ -305,8 +305,8 @@ def test_the_number_of_sessions_is_told(start: StartHost) -> None:
     host.ready()
     with host.open() as client:
         client.ask("reset")
-        assert host.note() == {"sessions": 1}
-    assert host.note() == {"sessions": 0}
+        host.note_that(sessions=1)
+    host.note_that(sessions=0)
 
 
 def test_a_class_without_base_or_types_is_served(start: StartHost) -> None:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebSocket frames and handshakes as bytes: what is understood, refused and written."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from openenvd.env_host import ws_frames
+from openenvd.env_host.ws_frames import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    FrameError,
+    FrameParser,
+    close_frame,
+    code_of_close,
+    head_of_frame,
+)
+from openenvd.env_host.ws_handshake import acceptance, parse_upgrade
+
+LIMIT = 1 << 20
+SIZES = (0, 1, 125, 126, 65535, 65536, 300_000)
+HEAD = (
+    b"GET /ws?session_id=a%20b HTTP/1.1\r\nHost: localhost\r\nUpgrade: WebSocket\r\n"
+    b"Connection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+def sent(opcode: Opcode, payload: bytes, *, fin: bool = True) -> bytes:
+    """A client's frame, as the `websockets` library writes it."""
+    return Frame(opcode, payload, fin).serialize(mask=True)
+
+
+def parse(data: bytes, limit: int = LIMIT) -> list[tuple[int, bytes]]:
+    return FrameParser(limit).feed(data)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_frame_of_any_size_is_read_back(size: int) -> None:
+    payload = os.urandom(size)
+    assert parse(sent(Opcode.TEXT, payload)) == [(TEXT, payload)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 130, 70_000])
+@pytest.mark.parametrize("step", [1, 3, 64, 65536])
+def test_bytes_may_come_in_any_portions(size: int, step: int) -> None:
+    if size // step > 1000:
+        step = size // 100
+    payload = os.urandom(size)
+    data = sent(Opcode.TEXT, payload) + sent(Opcode.PING, b"p") + sent(Opcode.TEXT, b"next")
+    parser, found = FrameParser(LIMIT), []
+    for start in range(0, len(data), step):
+        found += parser.feed(data[start : start + step])
+    assert found == [(TEXT, payload), (PING, b"p"), (TEXT, b"next")]
+
+
+def test_fragments_are_joined_and_control_frames_pass_between_them() -> None:
+    data = sent(Opcode.TEXT, b"a", fin=False) + sent(Opcode.PING, b"1")
+    data += sent(Opcode.CONT, b"b", fin=False) + sent(Opcode.PONG, b"2")
+    data += sent(Opcode.CONT, b"c") + sent(Opcode.BINARY, b"d")
+    assert parse(data) == [(PING, b"1"), (PONG, b"2"), (TEXT, b"abc"), (BINARY, b"d")]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (Frame(Opcode.TEXT, b"x").serialize(mask=False), 1002),
+        (b"\xc1\x80\x00\x00\x00\x00", 1002),  # a reserved bit: compressed
+        (b"\x83\x80\x00\x00\x00\x00", 1002),  # a reserved opcode
+        (b"\x09\x80\x00\x00\x00\x00", 1002),  # a ping in fragments
+        (b"\x89\xfe\x00\x7e", 1002),  # a ping of 126 bytes
+        (sent(Opcode.CONT, b"x"), 1002),
+        (sent(Opcode.TEXT, b"x", fin=False) + sent(Opcode.TEXT, b"x"), 1002),
+        (
+            b"\x81\xff" + (LIMIT + 1).to_bytes(8, "big") + bytes(4),
+            1009,
+        ),  # before its payload has come
+        (sent(Opcode.TEXT, bytes(LIMIT), fin=False) + sent(Opcode.CONT, b"x"), 1009),
+    ],
+)
+def test_what_breaks_the_protocol_is_refused_with_its_code(data: bytes, code: int) -> None:
+    with pytest.raises(FrameError) as refused:
+        parse(data)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_our_frames_are_what_the_library_would_write(size: int) -> None:
+    payload = bytes(size)
+    ours = head_of_frame(size) + payload
+    assert ours == Frame(Opcode.TEXT, payload).serialize(mask=False)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1011, "too slow"), (1001, "é" * 100)])
+def test_a_close_frame_says_its_code_and_fits(code: int, reason: str) -> None:
+    frame = close_frame(code, reason)
+    assert len(frame) <= 127
+    assert code_of_close(frame[2:]) == code
+    assert reason.encode().startswith(frame[4:])
+
+
+@pytest.mark.parametrize("payload", [b"\x03", b"\x03\xed", b"\x00\x01", b"\x03\xe8\xff"])
+def test_a_close_frame_that_says_nonsense_is_refused(payload: bytes) -> None:
+    with pytest.raises(FrameError):
+        code_of_close(payload)
+
+
+def test_a_close_frame_may_say_nothing() -> None:
+    assert code_of_close(b"") == 1005
+    assert close_frame(1005) == bytes((0x80 | CLOSE, 0))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
+def test_without_the_librarys_speedups_unmasking_is_the_same(size: int) -> None:
+    data, mask = os.urandom(size), os.urandom(4)
+    assert ws_frames._mask_in_python(data, mask) == ws_frames.unmask(data, mask)
+
+
+def test_a_handshake_is_read_and_answered_as_the_rfc_has_it() -> None:
+    upgrade = parse_upgrade(HEAD)
+    assert upgrade is not None
+    assert (upgrade.path, upgrade.parameter("session_id")) == ("/ws", "a b")
+    assert upgrade.parameter("nothing") is None
+    assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in acceptance(upgrade)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"GET ", b"POST "),
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"Host: localhost\r\n", b""),
+        (b"WebSocket\r\n", b"h2c\r\n"),
+        (b"keep-alive, Upgrade", b"keep-alive"),
+        (b"Version: 13", b"Version: 8"),
+        (b"dGhlIHNhbXBsZSBub25jZQ==", b"short"),
+        (b"dGhlIHNhbXBsZSBub25jZQ==", b"dGhlIHNhbXBsZSBub25jZQ"),
+        (b"Host:", b"Host :"),
+        (b"Upgrade: W", b"no colon\r\nUpgrade: W"),
+        (b"Connection", b"Content-Length: 3\r\nConnection"),
+    ],
+)
+def test_what_is_not_plainly_a_handshake_is_left_to_others(old: bytes, new: bytes) -> None:
+    assert old in HEAD
+    assert parse_upgrade(HEAD.replace(old, new)) is None

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WebSocket under a session, over real sockets: what peers do that clients should not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+
+from openenvd.env_host.definition import definition_of_class
+from openenvd.env_host.session_watch import SessionWatch
+from openenvd.env_host.sessions import SessionTable
+from openenvd.env_host.ws_frames import PING, head_of_frame
+from openenvd.env_host.ws_protocol import WebSocketProtocol
+
+from .conftest import ECHO, StartHost
+from .hosts import WAIT_SECONDS, Host
+
+HEAD = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Raw:
+    """A client that sends the bytes it is told to."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._file = connection.makefile("rb")
+
+    def send(self, data: bytes) -> None:
+        self.connection.sendall(data)
+
+    def text(self, text: str) -> None:
+        self.send(frame(Opcode.TEXT, text.encode()))
+
+    def head(self) -> bytes:
+        """The head of the answer to a request."""
+        return b"".join(iter(lambda: self._file.readline().strip(b"\r\n"), b""))
+
+    def receive(self) -> tuple[int, bytes]:
+        """Opcode and payload of the next frame."""
+        first, size = self._read(2)
+        if size >= 126:
+            size = int.from_bytes(self._read(2 if size == 126 else 8), "big")
+        return first & 0xF, self._read(size)
+
+    def answer(self) -> Any:
+        opcode, payload = self.receive()
+        assert opcode == Opcode.TEXT, payload
+        return json.loads(payload)
+
+    def close(self) -> None:
+        self._file.close()  # it keeps the connection open otherwise
+
+    def is_over(self) -> bool:
+        try:
+            return not self._file.read(1)
+        except ConnectionResetError:
+            return True
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        assert len(data) == size, "the connection has ended"
+        return data
+
+
+def frame(opcode: Opcode, payload: bytes, *, fin: bool = True, mask: bool = True) -> bytes:
+    return Frame(opcode, payload, fin).serialize(mask=mask)
+
+
+@contextmanager
+def raw(host: Host) -> Iterator[Raw]:
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as connection:
+        client = Raw(connection)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def opened(host: Host) -> Iterator[Raw]:
+    with raw(host) as client:
+        client.send(HEAD)
+        assert b"101" in client.head()
+        yield client
+
+
+@pytest.fixture
+def host(start: StartHost) -> Host:
+    host = start(ECHO)
+    host.ready()
+    return host
+
+
+def test_a_handshake_may_come_byte_by_byte_and_with_frames_behind_it(host: Host) -> None:
+    data = HEAD + frame(Opcode.TEXT, b'{"type":"reset"}') + frame(Opcode.TEXT, b'{"type":"state"}')
+    with raw(host) as client:
+        client.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(len(HEAD) - 1):
+            client.send(data[start : start + 1])
+        client.send(data[len(HEAD) - 1 :])
+        assert b"101" in client.head()
+        assert client.answer()["type"] == "observation"
+        assert client.answer()["type"] == "state"
+
+
+def test_a_connection_may_ask_something_else_first(host: Host) -> None:
+    """Then it is uvicorn that reads the handshake."""
+    with raw(host) as client:
+        client.send(HEALTH)
+        assert b"200" in (head := client.head())
+        assert b"content-length" in head
+        client._read(len(b'{"status":"healthy"}'))
+        client.send(HEAD)
+        assert b"101" in client.head()
+        client.text('{"type":"reset"}')
+        assert client.answer()["type"] == "observation"
+        client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
+        assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
+        assert client.is_over()
+
+
+def test_a_handshake_that_is_none_is_refused_with_a_reason(host: Host) -> None:
+    with raw(host) as client:
+        client.send(HEAD.replace(b"Version: 13", b"Version: 7"))
+        assert b" 4" in client.head()[:13]
+
+
+def test_no_compression_is_agreed_on(host: Host) -> None:
+    with host.open() as client:
+        assert client.connection.protocol.extensions == []
+
+
+def test_a_message_in_fragments_with_a_ping_between_is_one_message(host: Host) -> None:
+    with opened(host) as client:
+        client.send(frame(Opcode.TEXT, b'{"type":"re', fin=False))
+        client.send(frame(Opcode.PING, b"are you there"))
+        assert client.receive() == (Opcode.PONG, b"are you there")
+        client.send(frame(Opcode.CONT, b'set"}'))
+        assert client.answer()["type"] == "observation"
+
+
+def test_a_ping_is_answered_while_a_call_is_under_way(start: StartHost) -> None:
+    host = start("Async")
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        client.send("step", {"what": "forever", "gate": "/dev/null"})
+        assert client.connection.ping().wait(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(Opcode.TEXT, b"{}", mask=False), 1002),
+        (frame(Opcode.CONT, b"{}"), 1002),
+        (frame(Opcode.TEXT, b'{"type":"\xff"}'), 1007),
+        (b"\x81\xff" + (101 * 2**20).to_bytes(8, "big") + bytes(4), 1009),
+    ],
+)
+def test_a_broken_frame_closes_the_connection_with_its_code(
+    host: Host, sent: bytes, code: int
+) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        client.send(sent)
+        opcode, payload = client.receive()
+        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, code)
+        assert client.is_over()
+    host.note_that(sessions=0)
+
+
+def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        client.send(frame(Opcode.CLOSE, b"\x0f\xa0bye"))
+        assert client.receive() == (Opcode.CLOSE, b"\x0f\xa0")
+        assert client.is_over()
+    host.note_that(sessions=0)
+
+
+def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        client.text('{"type":"close"}')
+        assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
+        host.note_that(sessions=0)
+        client.text('{"type":"state"}')  # is not answered any more
+        client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
+        assert client.is_over()
+
+
+def test_a_client_that_only_stops_sending_has_left(host: Host) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        client.connection.shutdown(socket.SHUT_WR)
+        assert client.is_over()
+    host.note_that(sessions=0)
+
+
+def test_a_connection_that_is_reset_frees_its_slot(host: Host) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        linger = struct.pack("ii", 1, 0)
+        client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    host.note_that(sessions=0)
+
+
+def test_a_client_that_does_not_read_is_answered_once_it_does(host: Host) -> None:
+    """More than fits into all buffers in between, both ways."""
+    message = json.dumps({"type": "step", "data": {"message": "x" * 100_000}})
+    steps = 400
+    with opened(host) as client:
+        client.connection.settimeout(1.0)
+        data = frame(Opcode.TEXT, message.encode()) * steps
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += client.connection.send(data[sent : sent + 65536])
+        except TimeoutError:  # it does not take more either
+            pass
+        assert sent < len(data)
+        client.connection.settimeout(WAIT_SECONDS)
+        client.connection.setblocking(True)
+        whole = sent // (len(data) // steps)
+        for _ in range(whole):
+            assert client.answer()["data"]["observation"]["message_length"] == 100_000
+
+
+def test_sessions_of_a_thread_safe_class_share_a_pool(start: StartHost) -> None:
+    host = start("ThreadSafe")
+    host.ready()
+    for _ in range(3):
+        with host.open() as client:
+            answer = client.ask("step", {"what": "thread_name"})
+            assert answer["data"]["observation"]["text"].startswith("sessions-1")
+
+
+def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
+    host = start("Async", step_timeout_seconds=0.2)
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        host.note_that(sessions=1)
+        client.send("step", {"what": "forever", "gate": "/dev/null"})
+        assert "0.2 s" in client.receive()["data"]["message"]
+        with pytest.raises(ConnectionClosed):
+            client.receive()
+    host.note_that(sessions=0)
+    assert "step ran past 0.2 s" in host.log.read_text()
+
+
+class Listening(WebSocketProtocol):
+    """Notes what it hears."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.left = loop.create_future()
+
+    def client_left(self) -> None:
+        self.left.set_result(None)
+
+
+async def test_who_is_silent_is_asked_and_then_given_up() -> None:
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.ask_for_life()  # the connection is news enough
+    protocol.ask_for_life()
+    assert peer.recv(100) == head_of_frame(0, PING)
+    peer.send(frame(Opcode.PONG, b""))
+    while not protocol._is_heard:
+        await asyncio.sleep(0)
+    protocol.ask_for_life()
+    protocol.ask_for_life()
+    assert peer.recv(100) == head_of_frame(0, PING)
+    protocol.ask_for_life()
+    await protocol.left
+    assert b"keepalive" in peer.recv(100)
+    peer.close()
+    ours.close()
+
+
+async def test_a_call_that_hangs_is_told_again_when_it_has_lasted_twice_as_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = SessionTable(definition_of_class(ECHO, "echo"), 1, exclusive=False)
+    watch = SessionWatch(table, hung_seconds=60.0)
+    session = await table.reserve()
+    session.busy, session.call_name, session.call_began = 1, "step", 0.0
+    watch._told[session.id] = 0.0
+    for now in (59.0, 61.0, 100.0, 123.0):
+        watch._tell_if_hung(session, now)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"session {session.id}: step runs since {n} s" for n in (61, 123)]
+    await table.close(session)
