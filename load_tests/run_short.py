@@ -19,6 +19,7 @@ PROGRAMS = (
     ("scaling", 1, "--short"),
     ("shard_start", 1, ""),
     ("steps", 1, "--short"),
+    ("brigade", 1, "--short"),
     ("full_house", 1, "--requests 1000 --house 20"),
 )
 

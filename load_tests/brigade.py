@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bucket brigade: singers in real time, one process against 2 and 4 shards.
+
+Each singer sends 600 ms of a voice as Opus every 600 ms over a WebSocket, and must have the mix
+back before the next packet is due; sought is the largest population of which nobody misses once.
+The first packets are not counted, latencies are from when a packet was due. Then:
+
+  the state process alone     at 1,000 singers in real time, and all it can, with real frames; and
+                              as the original measures itself, which is why it promised more
+  the way between processes   calls that do nothing, ours and the original's sleep-polled memory
+  killed in mid-call          whose reply does the successor of a killed shard receive?
+
+The original (https://www.jefftk.com, "Sharding the Brigade", six cores, singers on other machines):
+216 singers in one process, 1,090 with shards. Here singers and server share the cores, and the
+singers' own use stands beside the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import uvloop
+
+from load_tests import brigade_state, sleep_polled_memory
+from load_tests.brigade_servers import Trial, serve, sing
+from load_tests.brigade_singers import PACKET_SAMPLES
+from load_tests.report import Measure, Report, parse_arguments
+from openenvd.env_host.shared_state import connect_world, start_state_process
+from openenvd.env_host.shared_state_world import World
+
+ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
+TARGET = 1000  # singers, of the state process alone
+MOST = 4000
+
+
+def main() -> None:
+    """One arrangement after the other, in each repetition."""
+    options = parse_arguments(
+        __doc__ or "",
+        repetitions=3,
+        seconds={"type": float, "default": 12.0, "help": "of singing in each trial"},
+        first={"type": int, "default": 100, "help": "singers in the first trial"},
+        step={"type": float, "default": 0.08, "help": "how exactly to seek the largest"},
+        short={"action": "store_true", "help": "below 30 s: small populations, no search"},
+    )
+    report = Report("Bucket brigade")
+    singing(report, options)
+    state_alone(report, 1 if options.short else options.repetitions, 1.0 if options.short else 4.0)
+    between_processes(report, options)
+    killed_in_mid_call(report, 2 if options.short else 20)
+    report.finish(options.json)
+
+
+def singing(report: Report, options: Any) -> None:
+    """The largest population of each arrangement; in the short form, one small one."""
+    found: dict[str, list[list[Trial]]] = {name: [] for name, _ in ARRANGEMENTS}
+    for _ in range(1 if options.short else options.repetitions):
+        for name, shards in ARRANGEMENTS:
+            with serve(shards) as (port, pid):
+                trial = _trier(name, port, pid, 1.2 if options.short else options.seconds)
+                if options.short:
+                    found[name].append([trial(30)])
+                else:
+                    found[name].append(search(trial, options.first, options.step))
+    if options.short:
+        report.note("The short form tries one small population; its figures are no limits.")
+    largest = {name: _tell_trials(report, name, trials) for name, trials in found.items()}
+    for name, _ in ARRANGEMENTS[1:]:
+        report.ratio(f"{name} against one process", largest[name], largest["one process"])
+    report.note(
+        "cores: of all the server's processes, and of the singers beside them, at that population"
+    )
+
+
+def search(trial: Callable[[int], Trial], first: int, exactness: float) -> list[Trial]:
+    """Trials that close in on the largest clean population: doubling, then halving."""
+    trials, clean, missed, count = list[Trial](), 0, MOST, first
+    while count < MOST and missed - clean > exactness * missed:
+        trials.append(trial(count))
+        if trials[-1].is_clean:
+            clean = max(clean, count)
+            count = 2 * count if missed == MOST else (clean + missed) // 2
+        else:
+            missed = min(missed, count)
+            count = (clean + missed) // 2
+    return trials
+
+
+def _trier(name: str, port: int, pid: int, seconds: float) -> Callable[[int], Trial]:
+    def trial(count: int) -> Trial:
+        found = sing(port, pid, count, seconds)
+        print(found.sentence(name), flush=True)
+        return found
+
+    return trial
+
+
+def _tell_trials(report: Report, name: str, repetitions: list[list[Trial]]) -> Measure:
+    best = [_best(trials) for trials in repetitions]
+    largest = report.add(f"{name}: singers without a miss", "", [t.singers for t in best])
+    report.add("  p50 of an answer there", "ms", [t.p50_seconds * 1000 for t in best])
+    report.add("  p99 of an answer there", "ms", [t.p99_seconds * 1000 for t in best])
+    report.add("  cores used by the server", "", [t.server_cores for t in best])
+    report.add("  cores used by the singers", "", [t.singers_cores for t in best])
+    next_up = [_first_that_missed(trials, b) for trials, b in zip(repetitions, best, strict=True)]
+    shares = [100 * t.misses / (t.packets or 1) for t in next_up if t is not None]
+    if shares:
+        report.add("  missed at the next larger population tried", "%", shares)
+    return largest
+
+
+def _best(trials: list[Trial]) -> Trial:
+    clean = [trial for trial in trials if trial.is_clean]
+    return max(clean or trials[-1:], key=lambda trial: trial.singers)
+
+
+def _first_that_missed(trials: list[Trial], best: Trial) -> Trial | None:
+    missed = [t for t in trials if not t.is_clean and t.singers > best.singers]
+    return min(missed, key=lambda trial: trial.singers, default=None)
+
+
+def state_alone(report: Report, repetitions: int, seconds: float) -> None:
+    """How many the state process carries, by three ways of asking."""
+    unit, real, through, asked = list[float](), list[float](), list[float](), []
+    for _ in range(repetitions):
+        compressed = brigade_state.COMPRESSED_SAMPLES
+        unit.append(brigade_state.unit_singers(compressed, seconds / 4))
+        real.append(brigade_state.unit_singers(PACKET_SAMPLES, seconds / 4))
+        through.append(brigade_state.socket_singers(seconds))
+        asked.append(brigade_state.at_population(TARGET, seconds))
+    report.add("state alone: as the original counts, in process", "", unit)
+    report.add("  the same with whole packets", "", real)
+    over = report.add("  whole packets through the socket, all it can", "", through)
+    report.ratio("  the original's way promises", report.measures[-3], over)
+    report.add(f"  at {TARGET} singers: p99", "ms", [a.p99_seconds * 1000 for a in asked])
+    report.add(f"  at {TARGET} singers: missed", "", [a.misses for a in asked])
+    report.add(f"  at {TARGET} singers: of a core", "%", [a.cpu_share * 100 for a in asked])
+
+
+def between_processes(report: Report, options: Any) -> None:
+    """Calls that do nothing, and what waiting for them costs."""
+    calls = 20_000 if options.short else 200_000
+    theirs, one_by_one, pipelined, idle, their_idle = [], [], [], [], []
+    for _ in range(1 if options.short else options.repetitions):
+        theirs.append(sleep_polled_memory.round_trips_a_second(calls // 40))
+        one, many = brigade_state.round_trips_a_second(calls)
+        one_by_one.append(one)
+        pipelined.append(many)
+        seconds = 1.0 if options.short else 5.0
+        their_idle.append(100 * _their_idle(seconds))
+        idle.append(100 * brigade_state.idle_cpu_share(seconds))
+    old = report.add("round trips, sleep-polled memory", "/s", theirs)
+    report.add("round trips, ours, one after the other", "/s", one_by_one)
+    new = report.add("round trips, ours, pipelined", "/s", pipelined)
+    report.ratio("  ours against the original's", new, old)
+    report.add("idle with 4 shards, sleep-polled memory", "% core", their_idle)
+    report.add("idle with 4 shards, ours", "% core", idle)
+
+
+def killed_in_mid_call(report: Report, times: int) -> None:
+    """How often the successor of a killed shard received what was not for it."""
+    theirs = sum(sleep_polled_memory.successor_gets_anothers_reply() for _ in range(times))
+    ours = sum(_ours_gets_anothers_reply() for _ in range(times))
+    report.add(f"another's reply received, of {times}: original", "", [theirs])
+    report.add(f"another's reply received, of {times}: ours", "", [ours])
+
+
+def _their_idle(seconds: float) -> float:
+    with sleep_polled_memory.server(4) as (_, process):
+        time.sleep(0.3)
+        used = _cpu(process.pid)
+        time.sleep(seconds)
+        return (_cpu(process.pid) - used) / seconds
+
+
+def _cpu(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _ours_gets_anothers_reply() -> bool:
+    process = start_state_process(brigade_state.SlowEchoWorld)
+    try:
+        return uvloop.run(_kill_a_shard(process.address))
+    finally:
+        process.stop()
+
+
+async def _kill_a_shard(address: str) -> bool:
+    """A shard dies with a call in flight; its successor makes one before that is answered."""
+    watching = World(await connect_world(address, "watching"))
+    victim = await asyncio.create_subprocess_exec(
+        *brigade_state.victim_command(address), stdout=asyncio.subprocess.DEVNULL
+    )
+    await watching.held(at_least=1)
+    victim.kill()
+    await victim.wait()
+    successor = World(await connect_world(address, "shard 0"))
+    mine = asyncio.ensure_future(successor.hold(of="successor"))
+    await watching.held(at_least=2)
+    await watching.release()
+    return bool(await mine != "successor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The brigade in one process, as the original began: codecs and buffer on the same event loop."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from openenvd.env_host.shared_state_methods import methods_of
+from openenvd.env_host.shared_state_world import World
+from openenvd.envs.brigade.environment import BrigadeEnvironment
+from openenvd.envs.brigade.mixing import Brigade
+
+_methods = methods_of(Brigade())
+_numbers = itertools.count(1)
+
+
+class WorldHere(World):
+    """The shared state without a process between: for comparison only."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+
+    async def call(self, method: str, body: Any = None, /, **arguments: Any) -> Any:
+        arguments.pop("within_seconds", None)
+        return _methods[method].call(self._number, arguments, body)
+
+
+class BrigadeAlone(BrigadeEnvironment):
+    """All singers in one process."""
+
+    SHARED_STATE = False
+
+    def __init__(self) -> None:
+        self.world = WorldHere()
+        super().__init__()
