@@ -50,6 +50,10 @@ class ByteBudget:
         """How many wait for room."""
         return len(self._waiting)
 
+    def is_full(self, size_bytes: int) -> bool:
+        """Whether somebody who wants so much now has to wait."""
+        return bool(self._waiting) or not admits(self._used_bytes, size_bytes, self.limit_bytes)
+
     async def reserve(self, size_bytes: int) -> Hold:
         """Room for `size_bytes`, waited for in line.
 

@@ -3,10 +3,12 @@
 
     event loop                                   writer thread
     reserve ◀── room ── ByteBudget ◀──release──┐
-    put_step, discard, finish ──▶ queue ──▶ Output.put_step, …    one at a time
+    put_step, discard, finish ──▶ batch ──▶ queue ──▶ Output.put_step, …    one at a time
          ▲                                     └─▶ every second: Output.checkpoint
          └── answers (call_soon_threadsafe) ◀── finish, close
 
+What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
+were woken for every step, the two threads would spend their time on waiting for each other's lock.
 The queue needs no bound: everything in it has its room in the budget. When the disk fails, the
 thread keeps what was finished (`Output.save`), everyone who waits or comes later is told the error,
 and what is still queued is dropped with its room.
@@ -36,6 +38,8 @@ from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
 
 BUFFER_BYTES = 256 << 20
 CHECKPOINT_SECONDS = 1.0
+BATCH_BYTES = 4 << 20
+BATCH_SECONDS = 0.01
 SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
 
 log = logging.getLogger(__name__)
@@ -69,7 +73,10 @@ class RolloutWriter:
         self.budget = ByteBudget(buffer_bytes - buffer_bytes // SPOOL_SHARE)
         self._output = output
         self._earlier = output.finished_episode_ids
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._batch: list[_Job] = []  # of the loop
+        self._batch_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
         self._failure: RolloutError | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="rollout-writer", daemon=True)
@@ -118,13 +125,16 @@ class RolloutWriter:
         Raises:
             OutputError: the writer has failed.
         """
+        if self.budget.is_full(size_bytes):
+            self._flush()  # it waits for what lies here
         return await self.budget.reserve(size_bytes)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
         """Never waits: the room is there. It is given back when the step is written."""
         room.resize(step.size_bytes)
+        job = _Job(lambda: self._output.put_step(episode_id, number, step), room)
         try:
-            self._hand_over(_Job(lambda: self._output.put_step(episode_id, number, step), room))
+            self._hand_over(job, step.size_bytes)
         except RolloutError:
             room.release()
             raise
@@ -145,7 +155,7 @@ class RolloutWriter:
     async def put(self, episode: Episode) -> None:
         """A whole episode at once."""
         room = await self.reserve(episode.size_bytes)
-        await self._ask(lambda: self._output.finish(episode), room)
+        await self._ask(lambda: self._output.finish(episode), room, episode.size_bytes)
 
     async def close(self) -> None:
         """Everything finished is there, and the manifest tells of it; the rest is forgotten.
@@ -156,24 +166,41 @@ class RolloutWriter:
         if not self._closed:
             self._closed = True
             answer = asyncio.get_running_loop().create_future()
-            self._jobs.put(_Job(self._output.close, answer=answer, last=True))
+            self._batch.append(_Job(self._output.close, answer=answer, last=True))
+            self._flush()
             with contextlib.suppress(RolloutError):  # raised below
                 await asyncio.shield(answer)
         await asyncio.to_thread(self._thread.join)
         if self._failure is not None:
             raise self._failure
 
-    def _hand_over(self, job: _Job) -> None:
+    def _hand_over(self, job: _Job, size_bytes: int = 0) -> None:
         if self._failure is not None:
             raise self._failure
         if self._closed:
             raise WriterClosed("the rollouts' writer is closed")
-        self._jobs.put(job)
+        self._batch.append(job)
+        self._batch_bytes += size_bytes
+        if self._batch_bytes >= BATCH_BYTES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._flush)
 
-    async def _ask(self, run: Callable[[], object], room: Room | None = None) -> None:
+    def _flush(self) -> None:
+        """What was handed over goes to the thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._batch:
+            self._jobs.put(self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    async def _ask(
+        self, run: Callable[[], object], room: Room | None = None, size_bytes: int = 0
+    ) -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._hand_over(_Job(run, room, answer))
+            self._hand_over(_Job(run, room, answer), size_bytes)
         except RolloutError:
             if room is not None:
                 room.release()
@@ -187,11 +214,12 @@ class RolloutWriter:
             checkpoint_at: float | None = None
             last = False
             while not last:
-                job = self._next(checkpoint_at)
-                if job is not None:
+                batch = self._next(checkpoint_at)
+                for job in batch:
                     last = job.last
                     self._do(job)
-                    checkpoint_at = checkpoint_at or time.monotonic() + CHECKPOINT_SECONDS
+                if batch and checkpoint_at is None:
+                    checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
                 checkpoint_at = self._checkpoint_when_due(checkpoint_at, last)
 
     def _checkpoint_when_due(self, at: float | None, last: bool) -> float | None:
@@ -202,15 +230,15 @@ class RolloutWriter:
             self._attempt(self._output.checkpoint)
         return None
 
-    def _next(self, checkpoint_at: float | None) -> _Job | None:
-        """None: it is time for a checkpoint. With nothing new to make certain it waits for ever;
+    def _next(self, checkpoint_at: float | None) -> list[_Job]:
+        """Empty: it is time for a checkpoint. With nothing new to make certain it waits for ever;
         the last job wakes it."""
         if checkpoint_at is None:
             return self._jobs.get()
         try:
             return self._jobs.get(timeout=max(0.0, checkpoint_at - time.monotonic()))
         except queue.Empty:
-            return None
+            return []
 
     def _do(self, job: _Job) -> None:
         job.settle(self._failure or self._attempt(job.run))
