@@ -28,6 +28,7 @@ SAMPLE_RATE = 48_000  # Hz
 FRAME_SAMPLES = SAMPLE_RATE * 60 // 1000
 FRAME_BYTES = 2 * FRAME_SAMPLES
 BIT_RATE = 51_000  # what libopus picks itself for one voice in 60 ms frames
+COMPLEXITY = 9  # libopus's own default, of 0 to 10
 MAX_FRAMES = 255  # in one packet: the count is one byte
 _LENGTH = struct.Struct(">H")
 
@@ -45,7 +46,11 @@ class Encoder:
         context.layout = "mono"
         context.format = "s16"
         context.bit_rate = BIT_RATE
-        context.options = {"frame_duration": "60", "application": "audio"}
+        context.options = {
+            "frame_duration": "60",
+            "application": "audio",
+            "compression_level": str(COMPLEXITY),
+        }
         context.open()
         self._context = context
         self._samples = 0
