@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from .conftest import Machine, eventually
@@ -102,21 +101,37 @@ def test_a_crash_in_a_step_is_explained_and_survived(
 ) -> None:
     machine.ok("launch", write_environment(EXITS_IN_STEP), "--name", "sample")
     address = machine.environment("sample")["address"]
-    with pytest.raises(ConnectionClosed):
-        ask(address, {"type": "reset", "data": {}}, {"type": "step", "data": {"message": "x"}})
-    eventually(lambda: machine.environment("sample")["replicas"][0]["restarts"] == 1)
-    eventually(lambda: machine.environment("sample")["state"] == "READY")
+    step = {"type": "step", "data": {"message": "x"}}
+    _, last_word = ask(address, {"type": "reset", "data": {}}, step)
+    assert last_word["data"]["code"] == "SESSION_ERROR"
+    assert "exited with code 9" in last_word["data"]["message"]
+    eventually(lambda: machine.environment("sample")["replicas"][0]["shard_exit"])
     replica = machine.environment("sample")["replicas"][0]
-    assert "exited with code 9" in replica["message"]
+    assert (replica["state"], replica["restarts"]) == ("READY", 0)
+    assert replica["shard_exit"]["reason"]["exit_code"] == 9
+    assert "exited with code 9; 1 session ended with it" in machine.ok("status").out
     assert "about to crash" in machine.ok("logs", "sample").out
     [answer] = ask(address, {"type": "reset", "data": {}})
     assert answer["type"] == "observation"
 
 
-def test_a_second_session_of_a_class_that_allows_one_is_refused_clearly(
+def test_a_class_that_allows_one_session_serves_many_each_in_a_process(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
     machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample")
+    address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
+    with connect(address) as first, connect(address) as second:
+        for client in (first, second):
+            client.send('{"type": "reset", "data": {}}')
+            assert json.loads(client.recv())["type"] == "observation"
+        assert "sample: isolated: a process per session" in machine.ok("status").out
+
+
+def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    options = ("--no-isolate", "--admission-timeout", "0")
+    machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample", *options)
     address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
     with connect(address) as first, connect(address) as second:
         first.send('{"type": "reset", "data": {}}')
