@@ -99,13 +99,17 @@ class SlowDisk(Disk):
 
 async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
     speed = task.disk_bytes_per_second
+
+    async def policy(_observation: Any) -> dict[str, Any]:
+        return {"answer_bytes": task.payload_bytes}
+
     writer = await RolloutWriter.open(
         folder, buffer_bytes=task.buffer_bytes, disk=None if speed is None else SlowDisk(speed)
     )
     sink = GroupSink(writer, GROUP)
     collector = RolloutCollector(
         address,
-        lambda _observation: {"answer_bytes": task.payload_bytes},
+        policy,
         concurrency=task.concurrency,
         max_steps=task.steps,
         buffer_bytes=task.running_bytes,

@@ -4,8 +4,9 @@
     put_step ─▶ Spool ─finish─▶ small: copied into the growing part ─checkpoint─▶ journal
                                 large: a part of its own ────────────────────────▶ journal
 
-Called from one thread at a time, which is the writer's; blocks as long as the disk takes. For the
-order of writing, syncing, recording and renaming see `manifest`.
+Called from one thread at a time, which is the writer's; blocks as long as the disk takes. Only
+whole parts are synced by other threads: nobody writes to them any more. For the order of writing,
+syncing, recording and renaming see `manifest`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,10 +25,11 @@ from .errors import EpisodeRefused, OutputBusy
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Journal, Known
 from .part import OpenPart, publish
-from .spool import Spool, to_spill
+from .spool import LARGE_BYTES, Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
 OWN_PART_BYTES = 4 << 20  # an episode as large is not copied
+SYNC_THREADS = 2
 MOST_UNPUBLISHED = 16  # parts that wait to be made certain together
 SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory
 NO_VERDICT = Verdict()
@@ -55,14 +58,15 @@ class Output:
         self._spooled = 0
         self._number = -1
         self._in_memory_bytes = 0
-        self._unpublished: list[OpenPart] = []  # whole, each with a large episode
+        self._unpublished: list[tuple[OpenPart, Future[None]]] = []  # whole, and being synced
+        self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="rollout-sync")
         self._checkpointed = 0  # how many of the growing part's episodes
         self._spool_folder = folder / SPOOL
         self._lock = _lock(folder)
         try:
             self._begin()
         except BaseException:
-            self._lock.close()
+            self.release()
             raise
 
     def __enter__(self) -> Self:
@@ -144,11 +148,13 @@ class Output:
         """
         self._forget_unfinished()
         self._growing.cut(self._whole)
-        self._remove_unknown(but=[self._growing, *self._unpublished])
+        self._unpublished = [one for one in self._unpublished if one[1].exception() is None]
+        self._remove_unknown(but=[self._growing, *(part for part, _ in self._unpublished)])
         self.checkpoint()
 
     def release(self) -> None:
         """Others may write here again. What was not checkpointed is gone."""
+        self._syncing.shutdown()
         self._lock.close()
 
     def _begin(self) -> None:
@@ -178,7 +184,7 @@ class Output:
             self.folder, growing.part, growing.sizes, growing.episode_ids, self._disk
         )
         part.steps = growing.steps
-        self._unpublished.append(part)
+        self._make_certain(part)
         self._publish_all()
 
     def _remove_unknown(self, but: Sequence[OpenPart] = ()) -> None:
@@ -199,8 +205,10 @@ class Output:
         if self._in_memory_bytes > self._spool_bytes:
             sizes = [(s.episode_id, s.in_memory_bytes) for s in self._spools.values()]
             chosen = to_spill(sizes, self._spool_bytes // 2)
+        elif spool.in_memory_bytes >= LARGE_BYTES:
+            chosen = [spool.episode_id]
         else:
-            chosen = to_spill([(spool.episode_id, spool.in_memory_bytes)], self._spool_bytes)
+            return
         for episode_id in chosen:
             other = self._spools[episode_id]
             self._in_memory_bytes -= other.in_memory_bytes
@@ -216,7 +224,7 @@ class Output:
         part = OpenPart(self.folder, self._take_number(), self._disk)
         self._in_memory_bytes -= spool.in_memory_bytes
         part.adopt(spool, episode, verdict)
-        self._unpublished.append(part)
+        self._make_certain(part)
         self._finished.add(episode.id)
         if len(self._unpublished) >= MOST_UNPUBLISHED:
             self._publish_all()
@@ -231,16 +239,20 @@ class Output:
 
     def _finish_growing(self) -> None:
         if self._growing.episode_ids:
-            self._unpublished.append(self._growing)
+            self._make_certain(self._growing)
         self._publish_all()
+
+    def _make_certain(self, part: OpenPart) -> None:
+        """The part is whole; it goes to the medium while others are written."""
+        self._unpublished.append((part, self._syncing.submit(part.certain)))
 
     def _publish_all(self) -> None:
         """Parts that are whole are on the medium, are recorded, and have their names."""
-        parts = self._unpublished
-        if not parts:
+        if not self._unpublished:
             return
-        for part in parts:
-            part.certain()
+        parts = [part for part, _ in self._unpublished]
+        for _, synced in self._unpublished:
+            synced.result()
         finished = [self._converted(part) for part in parts]
         self._disk.sync(self.folder)
         self._journal.parts(finished)

@@ -45,7 +45,7 @@ SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: thousands are made each second
 class _Job:
     """What the thread is asked to do; `room` is given back when it is done."""
 
