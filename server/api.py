@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from ..requests_db.errors import DatabaseError
 from . import routes_daemon, routes_environments, routes_requests
 from .errors import ApiError, StorageFailed
+from .hot_calls import HotCalls
 from .schemas import invalid_of
 from .security import Guard
 from .services import Services
@@ -31,7 +32,8 @@ def create_app(services: Services, token: str) -> FastAPI:
         redirect_slashes=False,  # an empty name is no request for the list
     )
     app.state.services = services
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(HotCalls, services=services)
+    app.add_middleware(Guard, token=token)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseError, _answer_database_error)

@@ -70,10 +70,8 @@ async def get_request(
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
     if wait_seconds:
-        request = await wait_until_final(services, request_id.lower(), wait_seconds)
-    else:
-        request = await services.submitter.find(request_id)
-    return {"request": await _view(services, request)}
+        return await waited_for(services, request_id.lower(), wait_seconds)
+    return {"request": await _view(services, await services.submitter.find(request_id))}
 
 
 @router.post("/requests/{request_id}/cancel")
@@ -127,6 +125,12 @@ def _submission(body: Submit) -> Submission:
         timeout_seconds=body.timeout_seconds,
         retry_oom=body.retry_oom,
     )
+
+
+async def waited_for(services: Services, request_id: str, seconds: float) -> Json:
+    """The answer of `get_request`, as soon as the request is final or the time is up."""
+    request = await wait_until_final(services, request_id, seconds)
+    return {"request": await _view(services, request)}
 
 
 async def _view(services: Services, request: Request) -> Json:
