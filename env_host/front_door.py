@@ -27,6 +27,19 @@ _BEGINNINGS = (b"GET /ws ", b"GET /ws?")
 HttpFactory = Callable[[], Any]
 
 
+def _uvicorn_websockets() -> Any:
+    """uvicorn's protocol for WebSockets: the sans-I/O one where it has it (0.35)."""
+    name, kind = "uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol"
+    if importlib.util.find_spec(name) is None:
+        name, kind = "uvicorn.protocols.websockets.websockets_impl", "WebSocketProtocol"
+    return getattr(importlib.import_module(name), kind)
+
+
+# Here, so that a process that imports this and forks has loaded them for all.
+_http: Any = importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol
+uvicorn_websockets: Any = _uvicorn_websockets()
+
+
 class FrontDoor(asyncio.Protocol):
     """A connection until its first request's head is there."""
 
@@ -161,29 +174,19 @@ def open_session(
 
 def http_protocol(service: Service) -> Callable[..., FrontDoor]:
     """What uvicorn is to take for its HTTP protocol."""
-    automatic: Any = importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol
 
     def make(**given: Any) -> FrontDoor:
         connections = given["server_state"].connections
-        return FrontDoor(service, lambda: automatic(**given), connections)
+        return FrontDoor(service, lambda: _http(**given), connections)
 
     return make
 
 
 def websocket_protocol(service: Service) -> Callable[..., UpgradeDoor]:
     """What uvicorn is to take for its WebSocket protocol."""
-    other = uvicorn_websockets()
 
     def make(**given: Any) -> UpgradeDoor:
         connections = given["server_state"].connections
-        return UpgradeDoor(service, lambda: other(**given), connections)
+        return UpgradeDoor(service, lambda: uvicorn_websockets(**given), connections)
 
     return make
-
-
-def uvicorn_websockets() -> Any:
-    """uvicorn's protocol for WebSockets: the sans-I/O one where it has it (0.35)."""
-    name, kind = "uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol"
-    if importlib.util.find_spec(name) is None:
-        name, kind = "uvicorn.protocols.websockets.websockets_impl", "WebSocketProtocol"
-    return getattr(importlib.import_module(name), kind)

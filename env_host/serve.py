@@ -20,6 +20,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.config import Config
 
+from . import heap
 from .front_door import http_protocol, uvicorn_websockets, websocket_protocol
 from .protocol import MAX_MESSAGE_BYTES
 from .session_socket import Service
@@ -122,6 +123,7 @@ async def serve(
 
 def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
     """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
+    heap.keep_pages()
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -140,7 +142,7 @@ def _config(app: Any, service: Service | None) -> Config:
     return Config(
         app,
         http="auto" if service is None else cast(Any, http_protocol(service)),
-        ws=uvicorn_websockets() if service is None else cast(Any, websocket_protocol(service)),
+        ws=uvicorn_websockets if service is None else cast(Any, websocket_protocol(service)),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="auto",

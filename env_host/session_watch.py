@@ -4,7 +4,7 @@
 One task for all sessions, since a timer for each would cost more than the sessions themselves do
 while they wait. Who has said nothing for a round is asked (a ping, as uvicorn sends them), and who
 has not answered by the next round is given up. A call that lasts very long is told of in the log,
-again each time it has lasted twice as long.
+again each time it has lasted twice as long. When the last session has gone, free memory goes, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import logging
 from typing import cast
 
+from . import heap
 from .sessions import Session, SessionTable
 from .ws_protocol import WebSocketProtocol
 
@@ -37,6 +38,7 @@ class SessionWatch:
         self._table = table
         self._round_seconds = round_seconds
         self._hung_seconds = hung_seconds
+        self._had_sessions = False
         self._told: dict[str, float] = {}  # by session: when its call is told of next
 
     async def run(self) -> None:
@@ -53,6 +55,9 @@ class SessionWatch:
     async def _look(self, *, is_round: bool) -> None:
         loop = asyncio.get_running_loop()
         here = list(self._table)
+        if self._had_sessions and not here:
+            heap.give_back()
+        self._had_sessions = bool(here)
         self._told = {session.id: self._told.get(session.id, 0.0) for session in here}
         for number, session in enumerate(here, 1):
             self._tell_if_hung(session, loop.time())

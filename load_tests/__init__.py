@@ -12,6 +12,8 @@
     python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.scaling         sessions at once and their latencies, beside peer and limit
     python -m load_tests.shard_start     request to ready, each further shard, a dead one's return
+    python -m load_tests.steps           steps a second by sessions and weight; peer, limit
+    python -m load_tests.protocols       what a WebSocket protocol costs: ours and three others
     python -m load_tests.run_short       the short form of all of them
 
 Shared: report.py, api_client.py, operations.py (what workers are given to do), envs_for_load/ (what
