@@ -26,6 +26,8 @@ Failure cases:
   RUNNING and the next daemon's recovery decides about it.
 * A claimed request finds no room after all (a worker died in between): it is released, and its
   attempt not counted.
+* A claimed request cannot be made a task of: another version of ours wrote it, whose operation is
+  not known here. It fails, and no other.
 
 Owned by this thread: the store, the requests that run. Shared: the inbox (a deque: append and
 popleft are atomic), the `_pending` flags (set by anyone, cleared before a claim, so that no insert
@@ -45,6 +47,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..executor import BurstableExecutor, NoRoom
 from ..executor.admission import Need, Shortage, admit
+from ..executor.errors import FrameError
 from ..executor.messages import (
     Cancelled,
     Died,
@@ -60,7 +63,7 @@ from ..processes.log_bound import keep_newest_half
 from ..requests_db.errors import DatabaseError
 from ..requests_db.records import Event, Expectation, PeakSample, Request, Retry
 from ..requests_db.results import Claim
-from ..requests_db.states import Schedule
+from ..requests_db.states import ErrorKind, Schedule
 from ..requests_db.store import DispatchStore
 from .expectations import Expectations, asked_bytes, left_bytes
 from .memory_deaths import Circumstances, payload_of, reason_of, retry_of, what_happened
@@ -370,6 +373,10 @@ class Dispatcher:
                 self._long.add(request.id)
             try:
                 started = self._executor.submit(self._task(request))
+            except (KeyError, TypeError, FrameError) as exc:
+                log.exception("request %s cannot be run", request.id)
+                self.deliver(Raised(request.id, self._why_not_run(request, exc), None, time.time()))
+                continue
             except NoRoom:
                 del self._running[request.id]
                 self._long.discard(request.id)
@@ -381,6 +388,16 @@ class Dispatcher:
                 self._begun_at = min(self._begun_at, time.monotonic() + BEGUN_SECONDS)
             if request.id in self._called_off:
                 self.cancel(request.id)
+
+    def _why_not_run(self, request: Request, exc: Exception) -> TaskError:
+        if request.operation in self._operations:
+            return TaskError(type(exc).__name__, f"it cannot be handed to a worker: {exc}")
+        return TaskError(
+            type(exc).__name__,
+            f"this openenvd has no operation {request.operation!r}",
+            "another version was asked for it: restart the daemon with that one, and ask again",
+            ErrorKind.INVALID,
+        )
 
     def _task(self, request: Request) -> Task:
         return Task(

@@ -243,6 +243,16 @@ def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Be
     assert "cannot be written" in error.message
 
 
+def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
+    odd, good = bench.submit("fly", payload={}), bench.submit("check", payload={})
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [good])
+    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
+    error = bench.read(odd).error
+    assert error is not None
+    assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
+
+
 def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
     bench.submit(payload={"source": "echo", "memory_mb": 300})
     bench.dispatcher.start()
