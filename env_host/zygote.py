@@ -27,35 +27,39 @@ What happens when
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
-import json
 import logging
 import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from . import child, last_words
-from .board import Board, Word, now_microseconds
-from .capacity import summary_of
+from .board import Board, Slot, Word
+from .children import (
+    LOOK_SECONDS,
+    Child,
+    HeldSockets,
+    MemoryWatch,
+    back_off_seconds,
+    name_of,
+    spawn,
+    start_program,
+    what_forbids_forking,
+)
 from .errors import ShardFailed
 from .fds import SPARE_FDS
 from .handover import Message, close_all, packet_pair, receive, send
+from .host_news import News
 from .limits import Plan
-from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig, Serving
+from .protocol import HostConfig, Serving
 from .session_cgroup import SessionGroup, SessionGroups
-from .session_memory import cap_sentence, held_bytes
+from .session_memory import cap_sentence
 from .shard import Orders
 from .shared_state import start_state_process
 
@@ -63,52 +67,13 @@ if TYPE_CHECKING:
     from .notify import Notifier
     from .shared_state_process import StateProcess
 
-PROGRAM = Path(__file__).resolve().parent / "__main__.py"
 STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
 YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
-MAX_BACK_OFF_SECONDS = 5.0
-FIRST_BACK_OFF_SECONDS = 0.1
-TELL_SECONDS = 0.05  # between two numbers of sessions told
-TELL_CAPACITY_SECONDS = 5.0  # between two looks at how full all of it is
 LINGERING = 16  # processes of isolated sessions that are over, and have not ended
-LOOK_SECONDS = 0.25  # at the memory of isolated sessions, where no cgroup caps them
 
 ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
 
 log = logging.getLogger("openenvd.env_host")
-
-
-@dataclass(slots=True)
-class Child:
-    """A process that serves sessions."""
-
-    pid: int
-    orders: Orders
-    link: socket.socket
-    started: float  # monotonic
-    connection_fd: int | None = None  # an isolated session's, until its session has begun
-    group: SessionGroup | None = None
-    holds_slot: bool = True
-    is_ready: bool = False
-    failure: Message | None = None
-    killed_for: str | None = None  # we did it, and why
-    held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
-
-    @property
-    def is_isolated(self) -> bool:
-        return self.orders.connection_fd is not None
-
-    @property
-    def what(self) -> str:
-        """For people."""
-        kind = "isolated session" if self.is_isolated else f"shard {self.orders.index}"
-        return f"{kind} (pid {self.pid})"
-
-    @property
-    def where(self) -> str:
-        """The same, within a sentence about a session of it."""
-        pid = f"pid {self.pid}"
-        return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
 
 
 class Host:
@@ -132,11 +97,12 @@ class Host:
         self._notifier = notifier
         self._notify_fd = notifier.fd
         self._serve_as = serve_as
-        self._max_held = max(0, max_fds - 2 * SPARE_FDS)
-        self._held = 0
+        self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
         # Twice: a session's slot is free before its process has ended.
         extra = 2 * plan.max_sessions + LINGERING if plan.isolates else 0
         self._board = Board.create(plan.shards, extra)
+        self._news = News(self._board, notifier)
+        self._memory = MemoryWatch(config.session_memory_bytes)
         self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._children: dict[int, Child] = {}  # by pid
         self._due: dict[int, float] = {}  # shards to be started, and when
@@ -145,12 +111,8 @@ class Host:
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
-        self._told_at = 0.0
-        self._capacity_told_at = 0.0
-        self._capacity: dict[str, Any] | None = None
         self._number = 0
         self._groups: SessionGroups | None = None
-        self._next_look = 0.0
         self._can_fork = False
 
     # The agenda
@@ -177,9 +139,9 @@ class Host:
         while not (self._stop_by is not None and not self._children):
             self._handle_events(self._seconds_to_wait())
             self._start_due()
-            self._tell_sessions()
-            self._tell_capacity()
-            self._look_at_memory()
+            if self._is_ready:
+                self._news.tell()
+            self._memory.look(self._children.values())
             self._act_on_deadline()
 
     def _handle_events(self, timeout: float | None) -> None:
@@ -193,12 +155,10 @@ class Host:
             moments.append(self._state.due)
         if self._stop_by is not None:
             moments.append(self._stop_by)
-        if self._sessions_changed():
-            moments.append(self._told_at + TELL_SECONDS)
-        if self._must_look():
-            moments.append(self._next_look)
         if self._is_ready:
-            moments.append(self._capacity_told_at + TELL_CAPACITY_SECONDS)
+            moments.append(self._news.due())
+        if (look := self._memory.due(self._children.values())) is not None:
+            moments.append(look)
         return max(0.0, min(moments) - now) if moments else None
 
     # Opening
@@ -244,7 +204,7 @@ class Host:
             self._state = start_state_process(self._shared_class, self._own_fds, spawn)
 
     def _spawn_state(self, told: dict[str, Any], fds: tuple[int, ...]) -> int:
-        return _start_program(self._config, told, fds)
+        return start_program(self._config, told, fds)
 
     def _start_shard(self, index: int) -> None:
         slot = self._board[index]
@@ -296,7 +256,7 @@ class Host:
         started = Child(0, orders, ours, time.monotonic(), connection_fd=fd, group=self._group())
         self._start(started, message.body)
 
-    def _free_slots(self) -> list[Any]:
+    def _free_slots(self) -> list[Slot]:
         return [
             slot for slot in self._board if slot.index >= self._plan.shards and not slot[Word.PID]
         ]
@@ -315,7 +275,7 @@ class Host:
     def _start(self, started: Child, head: bytes) -> None:
         parent = os.getpid()
         if not self._can_fork:
-            started.pid = _spawn(self._config, started.orders, head)
+            started.pid = spawn(self._config, started.orders, head)
         elif (pid := child.fork()) == 0:
             self._become(started, head, parent)
         else:
@@ -330,7 +290,7 @@ class Host:
             started.group.enter()
         self._notifier.silence()
         orders = started.orders
-        child.settle_in(parent, _name_of(orders, self._config.name), self._fds_without(orders))
+        child.settle_in(parent, name_of(orders, self._config.name), self._fds_without(orders))
         self._state = None  # the host's to stop, not ours when we leave through its frames
         self._serve_as(orders, self._board, head)
 
@@ -381,26 +341,10 @@ class Host:
             self._tell_ready()
         if "failed" in head:
             speaker.failure = message
-        self._hold(speaker, head.get("begun", ()), message.fds)
+        self._held.hold(speaker, head.get("begun", ()), message.fds)
         for token in head.get("ended", ()):
-            self._let_go(speaker, token)
+            self._held.let_go(speaker, token)
             self._free_slot(speaker)  # before its process ends: the client may be back by then
-
-    def _hold(self, speaker: Child, begun: Any, fds: tuple[int, ...]) -> None:
-        for (token, path), fd in zip(begun, fds, strict=False):
-            if self._held >= self._max_held:
-                os.close(fd)
-                continue
-            self._held += 1
-            speaker.held[token] = fd, path
-        if begun and speaker.connection_fd is not None:
-            os.close(speaker.connection_fd)
-            speaker.connection_fd = None
-
-    def _let_go(self, speaker: Child, token: int) -> None:
-        if token in speaker.held:
-            self._held -= 1
-            os.close(speaker.held.pop(token)[0])
 
     # Deaths
 
@@ -433,7 +377,7 @@ class Host:
                 pid=found.pid,
                 generation=found.epoch,
                 wait_status=found.wait_status,
-                sessions=self._sessions(),
+                sessions=self._news.sessions,
                 seconds=found.lived_seconds,
                 peak_bytes=found.peak_bytes,
                 isolated=False,
@@ -447,7 +391,8 @@ class Host:
         memory = self._out_of_memory(dead)
         sessions = len(dead.held) + (dead.connection_fd is not None)
         if status or dead.held:
-            self._speak_for(dead, last_words.how_it_died(status, out_of_memory=memory))
+            how = last_words.how_it_died(status, out_of_memory=memory)
+            self._held.speak_for(dead, self._last_word(dead, how))
         elif dead.connection_fd is not None:  # its client came and went
             os.close(dead.connection_fd)
         self._board[dead.orders.index].clear()
@@ -485,18 +430,10 @@ class Host:
             self._selector.unregister(dead.link)
         dead.link.close()
 
-    def _speak_for(self, dead: Child, how: str) -> None:
+    def _last_word(self, dead: Child, how: str) -> str:
         if self._stop_by is not None:
-            text = "The environment is stopping."
-        else:
-            text = f"The process of this session ({dead.where}) {how}; the session has ended."
-        for fd, path in dead.held.values():
-            last_words.say(fd, path, text)
-        self._held -= len(dead.held)
-        dead.held.clear()
-        if dead.connection_fd is not None:
-            last_words.say_before_handshake(dead.connection_fd, text)
-            dead.connection_fd = None
+            return "The environment is stopping."
+        return f"The process of this session ({dead.where}) {how}; the session has ended."
 
     def _out_of_memory(self, dead: Child) -> str | None:
         if dead.killed_for is not None:
@@ -540,28 +477,6 @@ class Host:
             isolate=self._plan.isolates,
         )
 
-    def _sessions(self) -> int:
-        return sum(slot[Word.SESSIONS] for slot in self._board.serving_slots())
-
-    def _sessions_changed(self) -> bool:
-        return self._is_ready and self._sessions() != self._notifier.told
-
-    def _tell_sessions(self) -> None:
-        now = time.monotonic()
-        if self._sessions_changed() and now - self._told_at >= TELL_SECONDS:
-            self._told_at = now
-            self._notifier.sessions(self._sessions())
-
-    def _tell_capacity(self) -> None:
-        now = time.monotonic()
-        if not self._is_ready or now - self._capacity_told_at < TELL_CAPACITY_SECONDS:
-            return
-        self._capacity_told_at = now
-        summary = summary_of(self._board, now_microseconds())
-        if summary != self._capacity:
-            self._capacity = summary
-            self._notifier.capacity(summary)
-
     def _free_slot(self, ended: Child) -> None:
         if ended.is_isolated and ended.holds_slot:
             ended.holds_slot = False
@@ -573,25 +488,6 @@ class Host:
         if front is not None:
             with contextlib.suppress(OSError):
                 send(front.link, Message({"isolated_ended": 1}))
-
-    # Memory of isolated sessions, where no cgroup caps them
-
-    def _must_look(self) -> bool:
-        limit = self._config.session_memory_bytes
-        return limit is not None and any(
-            c.is_isolated and c.group is None for c in self._children.values()
-        )
-
-    def _look_at_memory(self) -> None:
-        now = time.monotonic()
-        limit = self._config.session_memory_bytes
-        if limit is None or now < self._next_look or not self._must_look():
-            return
-        self._next_look = now + LOOK_SECONDS
-        for watched in self._children.values():
-            if watched.is_isolated and watched.group is None and held_bytes(watched.pid) > limit:
-                watched.killed_for = cap_sentence(limit)
-                os.kill(watched.pid, signal.SIGKILL)
 
     # Stopping
 
@@ -612,54 +508,3 @@ class Host:
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def back_off_seconds(deaths: int) -> float:
-    """How long to wait for a successor after so many young deaths in a row; not for the first."""
-    if deaths <= 1:
-        return 0.0
-    return float(min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (deaths - 2)))
-
-
-def what_forbids_forking() -> str | None:
-    """Why this process cannot be forked safely; None when it can.
-
-    Threads of Python may hold its locks. Those that C libraries keep to themselves (BLAS) are
-    theirs to deal with, and they do (`pthread_atfork`).
-    """
-    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-    if threads:
-        return f"importing it left threads running ({', '.join(threads)})"
-    if (children := _children_of_ours()) > 0:
-        return f"importing it left {children} processes running"
-    return None
-
-
-def _children_of_ours() -> int:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return len(file.read().split())
-    except OSError:
-        return 0
-
-
-def _spawn(config: HostConfig, orders: Orders, head: bytes) -> int:
-    """Start the process of these orders as a program of its own."""
-    told = orders.to_json() | {"head": base64.b64encode(head).decode()}
-    return _start_program(config, told, orders.fds)
-
-
-def _start_program(config: HostConfig, told: dict[str, Any], fds: tuple[int, ...]) -> int:
-    environ = os.environ | {
-        HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-        ORDERS_VARIABLE: json.dumps(told),
-    }
-    arguments = [sys.executable, "-P", str(PROGRAM)]
-    process = subprocess.Popen(arguments, env=environ, pass_fds=fds)
-    process.returncode = 0  # it is `_reap` that waits
-    return process.pid
-
-
-def _name_of(orders: Orders, name: str) -> str:
-    kind = "session" if orders.connection_fd is not None else f"shard {orders.index}"
-    return f"{kind} {name}"

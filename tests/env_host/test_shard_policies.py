@@ -10,13 +10,13 @@ import pytest
 from openenvd.env_host.acceptor import SLACK, may_accept
 from openenvd.env_host.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.board import ALIVE_SECONDS, MICROSECONDS, Board, Word
+from openenvd.env_host.children import MAX_BACK_OFF_SECONDS, back_off_seconds
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.fds import SPARE_FDS
 from openenvd.env_host.heads import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.last_words import how_it_died
 from openenvd.env_host.limits import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
-from openenvd.env_host.zygote import MAX_BACK_OFF_SECONDS, back_off_seconds
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host tells its keeper of the board: how many sessions, and how full all of it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from .board import Board, Word, now_microseconds
+from .capacity import summary_of
+
+if TYPE_CHECKING:
+    from .notify import Notifier
+
+TELL_SECONDS = 0.05  # between two numbers of sessions told
+TELL_CAPACITY_SECONDS = 5.0  # between two looks at how full all of it is
+
+
+class News:
+    """Tells what has changed, and not too often."""
+
+    def __init__(self, board: Board, notifier: Notifier) -> None:
+        self._board = board
+        self._notifier = notifier
+        self._told_at = 0.0
+        self._capacity_told_at = 0.0
+        self._capacity: dict[str, Any] | None = None
+
+    @property
+    def sessions(self) -> int:
+        """How many there are."""
+        return sum(slot[Word.SESSIONS] for slot in self._board.serving_slots())
+
+    def due(self) -> float:
+        """When `tell` has something to do, on the monotonic clock."""
+        capacity = self._capacity_told_at + TELL_CAPACITY_SECONDS
+        return min(capacity, self._told_at + TELL_SECONDS) if self._has_changed() else capacity
+
+    def tell(self) -> None:
+        """Tell what is due."""
+        now = time.monotonic()
+        if self._has_changed() and now - self._told_at >= TELL_SECONDS:
+            self._told_at = now
+            self._notifier.sessions(self.sessions)
+        if now - self._capacity_told_at >= TELL_CAPACITY_SECONDS:
+            self._tell_capacity(now)
+
+    def _tell_capacity(self, now: float) -> None:
+        self._capacity_told_at = now
+        summary = summary_of(self._board, now_microseconds())
+        if summary != self._capacity:
+            self._capacity = summary
+            self._notifier.capacity(summary)
+
+    def _has_changed(self) -> bool:
+        return self.sessions != self._notifier.told
