@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong between a session and the state that it shares.
 
-SessionError
-└── WorldError                what a call of `self.world` raises
-    ├── WorldCallFailed       the state's method raised; the session goes on
-    ├── WorldTimeout          no reply in time: the call may have had effects
-    │   └── WorldBusy         it was never sent: too much is in flight
-    ├── BodyTooLarge          more bytes than one call may carry; it was not sent
-    └── WorldLost             the state is gone, and with it what the session did there
-SessionEnded
-└── WorldLost                 … so the session is ended too: error frame, close 1011
 HostError
+├── WorldError                what a call of `self.world` raises: it fails the step alone
+│   ├── WorldCallFailed       the state's method raised
+│   ├── WorldTimeout          no reply in time: the call may have had effects
+│   │   └── WorldBusy         it was never sent: too much is in flight
+│   ├── BodyTooLarge          more bytes than one call may carry; it was not sent
+│   └── WorldLost             the state is gone, and with it what the session did there
+├── SessionEnded
+│   └── WorldLost             … so the session is ended too: error frame, close 1011
 ├── WireError                 the peer sent what is no frame: its connection is closed
 └── StartError
     └── StateFailed           the state process did not start
@@ -18,12 +17,12 @@ HostError
 
 from __future__ import annotations
 
-from .errors import HostError, SessionEnded, SessionError, StartError
+from .errors import HostError, SessionEnded, StartError
 
 LOST_CLOSE = 1011  # WebSocket: the server met a condition that prevents it from going on
 
 
-class WorldError(SessionError):
+class WorldError(HostError):
     """A call of the shared state did not succeed."""
 
 

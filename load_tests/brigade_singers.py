@@ -39,6 +39,7 @@ _UPGRADE = (
 class Tally:
     """What all singers of this process saw."""
 
+    packets: int = 0  # sent
     latencies: list[float] = field(default_factory=list)  # seconds, since the packet was due
     misses: int = 0
     faults: list[str] = field(default_factory=list)
@@ -131,7 +132,8 @@ class Singer(asyncio.Protocol):
             )
             self._send(frame(TEXT, text.encode()))
         await asyncio.sleep(first_due + packets * PACKET_SECONDS - time.monotonic())
-        self._tally.misses += len(self._due) - self._answered
+        self._tally.packets += packets - WARM_UP_PACKETS
+        self._tally.misses += packets - max(self._answered, WARM_UP_PACKETS)  # not answered at all
         self.is_over = True
 
     def leave(self) -> None:
@@ -192,6 +194,7 @@ async def run(port: int, count: int, packets: int, leads: bool) -> None:
     for singer in singers:
         singer.leave()
     found = {
+        "packets": tally.packets,
         "latencies": tally.latencies,
         "misses": tally.misses,
         "faults": tally.faults[:5],
