@@ -8,7 +8,8 @@ each outcome is written when it comes. The tables are those of `openenvd.request
 sides leave the same rows behind: the request's, its events', the tally.
 
 They are kinder than the original: the driver's bare SQL, `multiprocessing.Queue` instead of a queue
-server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging.
+server behind proxies, an indexed `=` instead of a `LIKE` scan, and no logging. Checkpoints are
+where SQLite makes them, in whichever commit finds the log long; ours are made by a thread beside.
 """
 
 from __future__ import annotations
