@@ -24,6 +24,7 @@ from . import exit_codes, passthrough
 COMMANDS = {
     "up": ("up", "Start the daemon, and say what it found."),
     "launch": ("launch", "Run an environment."),
+    "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Environments and requests, or one of them."),
     "logs": ("logs", "What an environment or a request printed."),
     "requests": ("requests", "The queue and its history."),

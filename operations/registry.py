@@ -17,6 +17,7 @@ from .describe import Describe
 from .down import Down
 from .launch import Launch
 from .probe import Probe
+from .rollout import Rollout
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Launch,
@@ -25,6 +26,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Check,
     Describe,
     Probe,
+    Rollout,
 )
 
 # What the zygote imports, so that workers find it in memory; also what operations import late,

@@ -22,6 +22,7 @@ LARGE_BYTES = 65_536  # from here on, text is looked at in a thread of its own
 
 _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
+    WSErrorCode.SESSION_ERROR: FailureReason.CONNECTION_LOST,  # the server ended it
     WSErrorCode.VALIDATION_ERROR: FailureReason.INVALID_ACTION,
     WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
     WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,

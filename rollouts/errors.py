@@ -5,6 +5,8 @@
     ├── PolicyNotFound          `--policy` names nothing that can be called
     ├── NoEnvironment           nobody answers at the address, or not as an OpenEnv server does
     ├── LoopLagged              the loop was held for longer than `--max-loop-lag` allows
+    ├── AllFailed               of all episodes not one came to its end
+    ├── OtherRollout            the folder holds a rollout of something else
     ├── EpisodeFailed           inside one episode: becomes its `Failure`, and goes no further
     ├── OutputError             the folder that rollouts are written to
     │   ├── OutputFull          its disk (or quota, or file size limit) is exhausted
@@ -59,6 +61,19 @@ class LoopLagged(RolloutError):
 
     kind = "operation_error"
     default_hint = "the request's log has the stack of what held it"
+
+
+class AllFailed(RolloutError):
+    """Of all episodes not one came to its end."""
+
+    kind = "operation_error"
+    default_hint = "the request's log says of each why it failed"
+
+
+class OtherRollout(RolloutError):
+    """The folder holds a rollout of something else."""
+
+    kind = "invalid"
 
 
 class EpisodeFailed(RolloutError):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from .chat_policy import ChatPolicy
 from .policies import CallablePolicy, Policy, function_named
@@ -14,8 +13,8 @@ RANDOM = "random"
 CHAT_PREFIX = "openai:"
 
 
-async def policy_named(name: str, address: str, *, folder: Path | None = None) -> Policy:
-    """The policy; `address` is asked what an action is, `folder` looked into for the function.
+async def policy_named(name: str, address: str) -> Policy:
+    """The policy; `address` is asked what an action is.
 
     Raises:
         PolicyNotFound, NoEnvironment
@@ -25,4 +24,4 @@ async def policy_named(name: str, address: str, *, folder: Path | None = None) -
     if name.startswith(CHAT_PREFIX):
         schema = await asyncio.to_thread(action_schema, address)
         return ChatPolicy(name.removeprefix(CHAT_PREFIX), schema)
-    return CallablePolicy(await asyncio.to_thread(function_named, name, folder))
+    return CallablePolicy(await asyncio.to_thread(function_named, name))

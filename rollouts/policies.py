@@ -16,11 +16,14 @@ a crowd of them would fight for the GIL, and the loop would lose.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -89,14 +92,28 @@ class CpuThreads:
 
     def __init__(self, most: int = CPU_THREADS) -> None:
         self._pool = ThreadPoolExecutor(max_workers=most, thread_name_prefix="policy")
+        self._under_way = 0
+        self._lock = threading.Lock()  # guards the count
 
     async def run(self, function: Callable[[], _T]) -> _T:
         """The function's result, worked out off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, self._counted, function)
+        return await future
 
     def close(self) -> None:
-        """Begin nothing more. What hangs is left behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Begin nothing more, and wait for threads that do nothing. What hangs is left behind."""
+        self._pool.shutdown(wait=self._under_way == 0, cancel_futures=True)
+
+    def _counted(self, function: Callable[[], _T]) -> _T:
+        self._count(+1)
+        try:
+            return function()
+        finally:
+            self._count(-1)
+
+    def _count(self, difference: int) -> None:
+        with self._lock:
+            self._under_way += difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +197,8 @@ def takes_turn(function: Any) -> bool:
     return len(required) >= 2 or is_open or any(p.name == "turn" for p in by_position[1:])
 
 
-def function_named(name: str, folder: Path | None = None) -> Any:
-    """What `package.module:function` names; `folder` is looked into first.
+def function_named(name: str) -> Any:
+    """What `package.module:function` names.
 
     Raises:
         PolicyNotFound: nothing that can be called.
@@ -189,17 +206,44 @@ def function_named(name: str, folder: Path | None = None) -> Any:
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
         raise PolicyNotFound(f"{name!r} does not name a policy")
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     try:
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:
         raise PolicyNotFound(f"the policy {name!r} cannot be imported: {exc}") from exc
+    except Exception as exc:
+        told = f"importing the policy {name!r} raised {type(exc).__name__}: {exc}"
+        raise PolicyNotFound(told, "run it by itself to see where") from exc
     if not callable(found):
         raise PolicyNotFound(f"the policy {name!r} cannot be called")
     return found
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Modules of the user's `folder` can be imported; afterwards they are forgotten, so that a
+    process that lives on finds them as they are the next time.
+    """
+    if folder is None:
+        yield
+        return
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if _lies_in(sys.modules[name], folder):
+                del sys.modules[name]
+
+
+def _lies_in(module: Any, folder: Path) -> bool:
+    path = getattr(module, "__file__", None)
+    return path is not None and Path(path).is_relative_to(folder)
 
 
 def policy_failed(exc: Exception) -> EpisodeFailed:

@@ -22,6 +22,7 @@ def test_launches_and_measurements_are_long_and_everything_else_is_short() -> No
     schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
     assert schedules.pop("launch") == "LONG"
     assert schedules.pop("benchmark") == "LONG"
+    assert schedules.pop("rollout") == "LONG"
     assert set(schedules) == {"down", "check", "describe", "probe"}
     assert set(schedules.values()) == {"SHORT"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,13 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyNotFound
 from openenvd.rollouts.named_policy import policy_named
-from openenvd.rollouts.policies import CallablePolicy, function_named, is_async, takes_turn
+from openenvd.rollouts.policies import (
+    CallablePolicy,
+    function_named,
+    importable,
+    is_async,
+    takes_turn,
+)
 from openenvd.rollouts.random_policy import RandomPolicy, sample
 
 from .conftest import Serve, address_of
@@ -113,9 +120,19 @@ def test_what_a_policy_takes_is_told_by_its_signature() -> None:
     assert [is_async(f) for f in (one, coroutine, WithAsyncCall())] == [False, True, True]
 
 
-def test_a_policy_is_found_by_name_in_the_users_folder(tmp_path: Path) -> None:
-    (tmp_path / "my_policy_for_test.py").write_text("class A:\n  def act(o): return 1\n")
-    assert function_named("my_policy_for_test:A.act", tmp_path)(None) == 1
+def test_a_policy_is_found_in_the_users_folder_as_it_is_now(tmp_path: Path) -> None:
+    for number in (1, 22):
+        (tmp_path / "my_policy.py").write_text(f"class A:\n  def act(o): return {number}\n")
+        with importable(tmp_path):
+            assert function_named("my_policy:A.act")(None) == number
+    assert "my_policy" not in sys.modules
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_policy_whose_import_raises_is_told(tmp_path: Path) -> None:
+    (tmp_path / "no_policy.py").write_text("1 / 0")
+    with importable(tmp_path), pytest.raises(PolicyNotFound, match="raised ZeroDivisionError"):
+        function_named("no_policy:act")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv rollout`: queue a rollout, show how far it is, say what is in the folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import exit_codes
+from .following import Detached, follow_request
+from .options import connect, json_option, megabytes
+from .output import Output, good
+from .source import read_variables, working_folder
+
+CHAT_PREFIX = "openai:"
+CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--out", required=True, metavar="DIR", help="Where the episodes are written.")
+@click.option("--episodes", type=click.IntRange(min=1), help="How many [256].")
+@click.option("--concurrency", type=click.IntRange(min=1), help="How many at once [64].")
+@click.option("--policy", metavar="POLICY", help="module:function, openai:URL, or random [random].")
+@click.option("--async", "is_async", is_flag=True, help="Print the request's id, and return.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Most steps of an episode [100].")
+@click.option("--step-timeout", type=_SECONDS, metavar="SECONDS", help="Longest step [60].")
+@click.option("--episode-timeout", type=_SECONDS, metavar="SECONDS", help="Longest episode.")
+@click.option(
+    "--retries", type=click.IntRange(min=0), help="Further attempts at an episode that fails [2]."
+)
+@click.option("--seed", type=int, help="Of the first episode; each further one adds 1.")
+@click.option(
+    "--format", "form", type=click.Choice(["jsonl", "parquet", "arrow"]), help="Of the files."
+)
+@click.option("--keep-failed", is_flag=True, help="Write episodes that failed, too.")
+@click.option(
+    "--buffer", type=megabytes, metavar="SIZE",
+    help="Most memory between sessions and disk [256M].",
+)  # fmt: skip
+@click.option(
+    "--max-loop-lag", type=_SECONDS, metavar="SECONDS",
+    help="Fail when the event loop was held for longer.",
+)  # fmt: skip
+@click.option(
+    "-e", "--env", "variables", multiple=True, metavar="KEY[=VALUE]",
+    help="A variable for the policy; without a value, the one it has here. Repeatable.",
+)  # fmt: skip
+@click.option("--memory", type=megabytes, metavar="SIZE", help="Most memory of the rollout.")
+@click.option("--timeout", type=_SECONDS, metavar="SECONDS", help="Longest it may run altogether.")
+@click.option("--retry-oom", is_flag=True, help="Killed for memory, go on with what it needed.")
+@click.option("--priority", type=click.IntRange(-100, 100), help="Higher runs earlier.")
+@click.option("--idempotency-key", metavar="KEY", help="The same key again is the same request.")
+@json_option
+def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: Any) -> int:
+    """Run many episodes at environments of this daemon, or at the URLs of any.
+
+    Asked for again, it plays what the folder does not have yet. Ctrl-C detaches, a second one
+    cancels; what has finished is kept.
+    """
+    output = Output(as_json=as_json)
+    payload = _payload(names, options)
+    client = connect(output)
+    request = client.submit(
+        "rollout",
+        payload,
+        idempotency_key=options["idempotency_key"],
+        priority=options["priority"],
+        timeout_seconds=options["timeout"],
+        retry_oom=options["retry_oom"] or None,
+    )
+    if is_async:
+        if not as_json:
+            click.echo(request["id"])
+        output.json({"request_id": request["id"]})
+        return exit_codes.OK
+    return _follow(client, request, output)
+
+
+def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """What the operation is given. Only what was said is sent."""
+    here = working_folder()
+    policy = options["policy"] or ""
+    chat = [name for name in CHAT_VARIABLES if name in os.environ]
+    variables = [*(chat if policy.startswith(CHAT_PREFIX) else ()), *options["variables"]]
+    said = {
+        "more_names": list(names[1:]) or None,
+        "policy": options["policy"],
+        "env": read_variables(tuple(variables), os.environ) or None,
+        "episodes": options["episodes"],
+        "concurrency": options["concurrency"],
+        "max_steps": options["max_steps"],
+        "step_timeout_seconds": options["step_timeout"],
+        "episode_timeout_seconds": options["episode_timeout"],
+        "retries": options["retries"],
+        "seed": options["seed"],
+        "format": options["form"],
+        "keep_failed": options["keep_failed"] or None,
+        "buffer_mb": options["buffer"],
+        "memory_mb": options["memory"],
+        "max_loop_lag_seconds": options["max_loop_lag"],
+    }
+    given = {key: value for key, value in said.items() if value is not None}
+    out = (here / Path(options["out"]).expanduser()).resolve()
+    return {"name": names[0], "out": str(out), "cwd": str(here), **given}
+
+
+def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
+    try:
+        final = follow_request(client, request, output)
+    except Detached:
+        output.json({"request_id": request["id"]})
+        return exit_codes.INTERRUPTED
+    result = final.get("result")
+    answer = {"request_id": final["id"], "rollout": result}
+    if final.get("error") is not None:
+        answer["error"] = final["error"]
+    output.json(answer)
+    if result is not None:
+        for line in _summary(result):
+            output.result(line)
+    return exit_codes.of_request(final)
+
+
+def _summary(result: dict[str, Any]) -> list[str]:
+    there = result["earlier"] + result["done"] + result["truncated"]
+    lines = [f"{good('✓')} {there} of {result['wanted']} episodes are in {result['out']}"]
+    if result["steps"]:
+        lines.append(
+            f"  {result['steps']:,} steps in {result['seconds']:.1f} s "
+            f"({result['steps_per_second']:,.0f} steps/s)"
+        )
+    if result["mean_reward"] is not None:
+        lines.append(f"  mean reward {result['mean_reward']:.4g}")
+    for reason, count in result["failures"].items():
+        lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
+    lag = result["lag"]
+    worst = lag["worst_seconds"] * 1000
+    lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")
+    return lines

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rollout`: many episodes of a policy, into a folder.
+
+    main thread: waits, is cancelled          thread "rollout": the event loop
+    ───────────────────────────────           ────────────────────────────────
+    run ──order──────────────────────────────▶ rollouts.to_folder.roll_out
+    TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
+    context.progress, the log ◀───report, each second
+
+Run again, after a crash or by hand, it plays the episodes that the folder does not have yet.
+The room that does the work is imported when it is needed: the daemon reads the payload alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ..environments.asking import address_by_name
+from ..environments.layout import Layout
+from . import base
+
+if TYPE_CHECKING:
+    from ..rollouts.to_folder import Order, Report
+
+MEGABYTE = 2**20
+MAX_EPISODES = 10_000_000
+MAX_CONCURRENCY = 10_000
+LEAST_BUFFER_MB = 4
+MAX_BUFFER_MB = 2**20
+LOG_SECONDS = 10.0  # between two lines about how far it is
+
+
+class RolloutPayload(base.Payload):
+    """What is to be rolled out, and how."""
+
+    name: str = Field(
+        min_length=1, max_length=base.MAX_TEXT, description="An environment's name, or a URL."
+    )
+    more_names: list[str] = Field(
+        default_factory=list, description="Further environments, which take turns with it."
+    )
+    out: str = Field(
+        min_length=1, max_length=base.MAX_TEXT, description="The folder to write to; absolute."
+    )
+    policy: str = Field(
+        "random",
+        min_length=1,
+        max_length=base.MAX_TEXT,
+        description="`package.module:function`, `openai:URL` or `random`.",
+    )
+    cwd: str | None = Field(
+        None,
+        max_length=base.MAX_TEXT,
+        description="The folder that the policy's module is looked for in; an absolute path.",
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the policy."
+    )
+    episodes: int = Field(256, ge=1, le=MAX_EPISODES, description="How many, altogether.")
+    concurrency: int = Field(64, ge=1, le=MAX_CONCURRENCY, description="How many at once.")
+    max_steps: int = Field(100, ge=1, description="Most steps of an episode.")
+    step_timeout_seconds: float = Field(
+        60.0, gt=0, le=base.MAX_SECONDS, description="Longest reset or step."
+    )
+    episode_timeout_seconds: float | None = Field(
+        None, gt=0, le=base.MAX_SECONDS, description="Longest episode."
+    )
+    retries: int = Field(2, ge=0, le=1000, description="Further attempts at an episode that fails.")
+    seed: int | None = Field(None, description="Of the first episode; each further one adds 1.")
+    reset: dict[str, Any] = Field(default_factory=dict, description="More for every reset.")
+    format: str = Field(
+        "jsonl", pattern="^(jsonl|parquet|arrow)$", description="jsonl, parquet or arrow."
+    )
+    keep_failed: bool = Field(False, description="Write episodes that failed, too.")
+    buffer_mb: int = Field(
+        256,
+        ge=LEAST_BUFFER_MB,
+        le=MAX_BUFFER_MB,
+        description="Most memory for what is under way between sessions and disk, in MB.",
+    )
+    memory_mb: int | None = Field(
+        None, ge=32, le=2**30, description="Memory limit of the rollout, in MB."
+    )
+    max_loop_lag_seconds: float | None = Field(
+        None, gt=0, description="Fail when the event loop was ever held for longer."
+    )
+
+    @field_validator("out", "cwd")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_absolute():
+            raise ValueError(f"{value!r} is not an absolute path")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _possible_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be an environment variable")
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("an environment is named twice")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """All environments."""
+        return [self.name, *self.more_names]
+
+    def order(self, addresses: Mapping[str, str]) -> Order:
+        """For the room that does it."""
+        from ..rollouts.to_folder import Order
+
+        return Order(
+            environments=addresses,
+            policy=self.policy,
+            folder=Path(self.out),
+            episodes=self.episodes,
+            concurrency=self.concurrency,
+            max_steps=self.max_steps,
+            step_timeout_seconds=self.step_timeout_seconds,
+            episode_timeout_seconds=self.episode_timeout_seconds,
+            retries=self.retries,
+            seed=self.seed,
+            reset=self.reset,
+            form=self.format,
+            keep_failed=self.keep_failed,
+            buffer_bytes=self.buffer_mb * MEGABYTE,
+            max_loop_lag_seconds=self.max_loop_lag_seconds,
+        )
+
+
+class Rollout:
+    """Rolls out one policy."""
+
+    name: ClassVar[str] = "rollout"
+    summary: ClassVar[str] = "Run many episodes of a policy, and write them to a folder."
+    schedule: ClassVar[str] = "LONG"
+    idempotent: ClassVar[bool] = True  # it plays what the folder does not have yet
+    max_attempts: ClassVar[int] = 5
+    expected_bytes: ClassVar[int] = 100 * MEGABYTE
+    leaves_bytes: ClassVar[int] = 0
+    Payload: ClassVar[type[base.Payload]] = RolloutPayload
+
+    @staticmethod
+    def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:
+        """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`.
+
+        Raises:
+            EnvironmentsError, RolloutError
+        """
+        from ..rollouts.loop_thread import run_on_thread
+        from ..rollouts.policies import importable
+        from ..rollouts.to_folder import roll_out
+
+        teller = _Teller(context)
+        order = payload.order(addresses_of(payload.names, context.home))
+        base.say(f"{order.episodes} episodes at {', '.join(order.environments.values())}")
+        folder = Path(payload.cwd) if payload.cwd else None
+        with importable(folder), _variables(payload.env):
+            result = run_on_thread(roll_out(order, teller.tell, base.say))
+        teller.finish(result)
+        return result
+
+
+def addresses_of(names: list[str], home: Path) -> dict[str, str]:
+    """Where each of them answers; a URL answers where it says.
+
+    Raises:
+        NotAnswering: an environment has no replica on this machine.
+    """
+    runs = Layout(home).runs
+    return {name: name if "://" in name else address_by_name(runs, name) for name in names}
+
+
+class _Teller:
+    """Progress to the daemon each time, and to the log now and then."""
+
+    def __init__(self, context: base.OperationContext) -> None:
+        self._context = context
+        self._say_at = time.monotonic() + LOG_SECONDS
+
+    def tell(self, report: Report) -> None:
+        """Where it stands; from any thread."""
+        message = report.message()
+        told = {"phase": "rolling out", "message": message, "rollout": report.to_json()}
+        self._context.progress(told)
+        if time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + LOG_SECONDS
+            base.say(message)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """How it ended."""
+        base.say(
+            f"{result['earlier'] + result['done'] + result['truncated']} episodes are in "
+            f"{result['out']}; {result['steps']:,} steps in {result['seconds']:.1f} s"
+        )
+
+
+@contextmanager
+def _variables(env: Mapping[str, str]) -> Iterator[None]:
+    """The variables are set; afterwards as they were."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

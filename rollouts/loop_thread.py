@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An event loop on a thread of its own, for a main thread in which signals raise exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvloop
+
+_T = TypeVar("_T")
+
+
+def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
+    """The coroutine's result, from an event loop on a thread of its own.
+
+    A signal that is raised in the main thread meets nothing but a wait there; the coroutine is then
+    cancelled, and has ended when this returns.
+    """
+    done: Future[_T] = Future()
+    cancel: Future[Callable[[], object]] = Future()
+
+    async def watched() -> _T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await main
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                result = runner.run(watched())
+        except BaseException as exc:
+            done.set_exception(exc)
+        else:
+            done.set_result(result)
+
+    thread = threading.Thread(target=run, name="rollout")
+    # The thread is there before a signal can be raised that has to end it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    thread.start()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return done.result()
+    except BaseException:  # cancelled, too: it is raised here, wherever the other thread is
+        if not done.done():
+            with contextlib.suppress(RuntimeError):  # it has ended by now
+                cancel.result()()
+        raise
+    finally:
+        thread.join()

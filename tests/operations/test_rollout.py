@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rollout as a worker calls it: cancelled in the middle, with variables, wrongly asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from openenvd.executor.errors import TaskCancelled
+from openenvd.operations.base import OperationContext
+from openenvd.operations.rollout import Rollout, RolloutPayload
+from openenvd.rollouts.loop_thread import run_on_thread
+
+from ..rollouts.conftest import Serve, address_of
+from ..rollouts.conftest import serve as serve
+
+VARIABLE = "POLICY_SAYS_FOR_TEST"
+POLICY = f"""
+import os
+def act(observation): return {{"what": os.environ["{VARIABLE}"]}}
+"""
+
+
+def context(home: Path) -> OperationContext:
+    return OperationContext("1" * 32, home, lambda _: None)
+
+
+def test_an_address_is_rolled_out_with_the_policys_variables(
+    serve: Serve, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "acting.py").write_text(POLICY)
+    said = {
+        "name": address_of(serve()),
+        "out": str(tmp_path / "out"),
+        "policy": "acting:act",
+        "cwd": str(tmp_path),
+        "env": {VARIABLE: "go"},
+        "episodes": 5,
+    }
+    payload = RolloutPayload.model_validate(said)
+    before = threading.active_count()
+    result = Rollout.run(payload, context(tmp_path))
+    assert (result["done"], result["steps"]) == (5, 25)
+    assert VARIABLE not in os.environ
+    assert threading.active_count() == before  # else the worker could not be used again
+    assert "5 episodes are in" in capfd.readouterr().out
+
+
+@pytest.fixture
+def cancellable() -> Iterator[None]:
+    """SIGTERM raises `TaskCancelled` in the main thread, as in a worker."""
+
+    def raise_it(*_: object) -> None:
+        raise TaskCancelled
+
+    before = signal.signal(signal.SIGTERM, raise_it)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_cancelling_ends_the_loop_before_it_is_told(cancellable: None) -> None:
+    ended: list[str] = []
+
+    async def main() -> dict[str, Any]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned up")
+        return {}
+
+    with pytest.raises(TaskCancelled):
+        run_on_thread(main())
+    assert ended == ["cleaned up"]
+    assert not [t for t in threading.enumerate() if t.name == "rollout"]
+
+
+def test_what_goes_wrong_on_the_loop_is_raised(cancellable: None) -> None:
+    async def main() -> dict[str, Any]:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        run_on_thread(main())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"out": "relative"},
+        {"cwd": "relative"},
+        {"episodes": 0},
+        {"concurrency": 0},
+        {"format": "csv"},
+        {"env": {"A=B": "c"}},
+        {"more_names": ["echo"]},
+        {"surprise": 1},
+    ],
+)
+def test_a_wrong_payload_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RolloutPayload.model_validate({"name": "echo", "out": "/out", **wrong})
+
+
+def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:
+    code = "import openenvd.operations.registry, sys; print('openenvd.rollouts' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts into a folder: continued where they were interrupted, every episode exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.rollouts import to_folder
+from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
+from openenvd.rollouts.policies import importable
+from openenvd.rollouts.to_folder import Order, Report, missing, roll_out
+
+from .conftest import Serve, address_of, lines_of
+
+POLICIES = """
+import threading
+def go(observation): return {"what": "go"}
+def stumble(observation):
+    bad = observation["episode"].endswith("3") and observation["step"] == 2
+    return {"what": "raise" if bad else "go"}
+def fail(observation): raise OSError("no weights")
+async def hold(observation):
+    threading.Event().wait(0.3)
+    return {"what": "go"}
+"""
+
+
+def rows(folder: Path, kind: str = "episodes") -> list[dict[str, Any]]:
+    """What was written."""
+    files = sorted(folder.glob(f"{kind}-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+async def run(order: Order, tmp_path: Path, **hooks: Any) -> dict[str, Any]:
+    (tmp_path / "policies_here.py").write_text(POLICIES)
+    with importable(tmp_path):
+        return await roll_out(order, hooks.get("tell", lambda _: None), hooks.get("say", print))
+
+
+def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> Order:
+    return Order(
+        environments={"walk": address},
+        policy=f"policies_here:{policy}",
+        folder=tmp_path / "out",
+        **{"episodes": 20, "concurrency": 4, "retries": 0, **more},
+    )
+
+
+async def test_a_rollout_is_written_and_summed_up(serve: Serve, tmp_path: Path) -> None:
+    result = await run(order_of(address_of(serve()), tmp_path, seed=5), tmp_path)
+    assert (result["wanted"], result["earlier"], result["done"]) == (20, 0, 20)
+    assert (result["steps"], result["mean_reward"]) == (100, 15.0)
+    assert result["out"] == str(tmp_path / "out")
+    assert result["lag"]["samples"] >= 0
+    found = {row["episode_id"]: row for row in rows(tmp_path / "out")}
+    assert sorted(found) == [f"{n:06d}" for n in range(20)]
+    assert {row["seed"] for row in found.values()} == set(range(5, 25))
+    assert len(rows(tmp_path / "out", "steps")) == 100
+
+
+async def test_what_is_there_is_not_played_again(serve: Serve, tmp_path: Path) -> None:
+    host = serve()
+    await run(order_of(address_of(host), tmp_path, episodes=8), tmp_path)
+    result = await run(order_of(address_of(host), tmp_path, episodes=20), tmp_path)
+    assert (result["earlier"], result["done"]) == (8, 12)
+    assert Counter(lines_of(host, "resets.log")) == Counter(f"{n:06d}" for n in range(20))
+    assert len({row["episode_id"] for row in rows(tmp_path / "out")}) == 20
+
+
+async def test_what_failed_is_told_left_out_and_played_by_the_next(
+    serve: Serve, tmp_path: Path
+) -> None:
+    order = order_of(address_of(serve()), tmp_path, "stumble")
+    told: list[str] = []
+    result = await run(order, tmp_path, say=told.append)
+    assert result["failures"] == {"environment_error": 2}
+    assert {row["episode_id"] for row in rows(order.folder)} == {
+        f"{n:06d}" for n in range(20) if n % 10 != 3
+    }
+    assert [line for line in told if "failed at step 2: environment_error: " in line]
+    assert (await run(order, tmp_path))["earlier"] == 18
+
+
+async def test_what_failed_can_be_kept(serve: Serve, tmp_path: Path) -> None:
+    order = order_of(address_of(serve()), tmp_path, "stumble", keep_failed=True)
+    await run(order, tmp_path)
+    assert len(rows(order.folder)) == 20
+    assert (await run(order, tmp_path))["earlier"] == 20
+
+
+async def test_another_rollout_does_not_get_into_the_folder(serve: Serve, tmp_path: Path) -> None:
+    address = address_of(serve())
+    await run(order_of(address, tmp_path, episodes=1), tmp_path)
+    with pytest.raises(OtherRollout, match="other seed: None, not 7"):
+        await run(order_of(address, tmp_path, seed=7), tmp_path)
+
+
+async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> None:
+    order = order_of(address_of(serve()), tmp_path, "fail", episodes=1000)
+    with pytest.raises(AllFailed, match=r"the first 16 episodes failed.*no weights"):
+        await run(order, tmp_path)
+    assert rows(order.folder) == []
+
+
+async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_path: Path) -> None:
+    with pytest.raises(AllFailed, match="all 3 episodes failed"):
+        await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
+
+
+async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
+    serve: Serve, tmp_path: Path
+) -> None:
+    address = address_of(serve())
+    order = order_of(address, tmp_path, "hold", episodes=1, max_loop_lag_seconds=0.1)
+    with pytest.raises(LoopLagged):
+        await run(order, tmp_path)
+    assert len(rows(order.folder)) == 1
+
+
+async def test_how_far_it_is_is_told(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_folder, "REPORT_SECONDS", 0.01)
+    reports: list[str] = []
+
+    def tell(report: Report) -> None:
+        reports.append(report.message())
+        assert report.to_json()["wanted"] == 200
+
+    await run(order_of(address_of(serve()), tmp_path, episodes=200), tmp_path, tell=tell)
+    assert all("/200 episodes, " in text and "lag p99" in text for text in reports)
+    assert reports
+
+
+def test_what_is_missing_is_every_number_that_is_not_there() -> None:
+    assert missing(5, frozenset({"000000", "000003", "000099"})) == [1, 2, 4]
