@@ -49,6 +49,7 @@ Failure cases, and what the executor makes of them:
 |                                            | back-off, and every worker of the old one is        |
 |                                            | replaced once it is idle. If one of them dies       |
 |                                            | meanwhile, its exit status is not known: `LOST`     |
+| zygote says nothing for long               | killed, and as above                                |
 | zygote or workers cannot be started        | retried with back-off; after some attempts the      |
 |                                            | waiting tasks are `Died`, rather than hang          |
 | daemon is killed                           | the lifeline closes: the kernel kills every         |

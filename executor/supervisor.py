@@ -57,6 +57,9 @@ _READ_BYTES = 262_144
 _LEAVE_SECONDS = 1.0  # a worker that has nothing to do and is told to go
 _STATUS_SECONDS = 1.0  # between a worker's death and the zygote's word of how
 _SOURCE_SECONDS = 2.0  # for the zygote to end
+# Without a word of a zygote that was asked for workers, or is starting: it hangs, or somebody has
+# stopped it. Far more than a preload takes on a machine that is busy.
+SILENCE_SECONDS = 30.0
 
 
 class Supervisor:
@@ -97,6 +100,7 @@ class Supervisor:
         self._source_number = 0
         self._failed_starts = 0
         self._next_start = 0.0
+        self._answer_by = math.inf  # finite while the source owes us a word
         self._watch_at = math.inf  # under the pools' lock: a worker without a cgroup is busy
         self._stop_deadline = math.inf  # finite once we are asked to stop
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
@@ -422,6 +426,8 @@ class Supervisor:
                 self._on_deadline(worker)
         if now >= self._watch_at:
             self._watch_memory(now)
+        if now >= self._answer_by:
+            self._on_source_lost(f"the zygote has said nothing for {SILENCE_SECONDS:.0f} s", 0.0)
         if now >= self._stop_deadline:
             self._kill_all()
         with self._alarm_lock:
@@ -430,6 +436,7 @@ class Supervisor:
                 self._stop_alarm(now),
                 self._start_alarm(now),
                 self._watch_at,
+                self._answer_by,
                 *(worker.deadline for worker in self._pools.workers()),
             )
 
@@ -496,10 +503,18 @@ class Supervisor:
             return
         events = self._source.read()
         if events is None:
-            self._on_source_lost()
+            self._on_source_lost("the zygote died", _SOURCE_SECONDS)
             return
         for event in events:
             self._on_source_event(event)
+        self._answer_by = math.inf
+        self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        """While workers are asked for, the source has to say something in time."""
+        if self._answer_by == math.inf and any(p.asked for p in self._pools.by_schedule.values()):
+            self._answer_by = time.monotonic() + SILENCE_SECONDS
+            self.set_alarm(self._answer_by)
 
     def _on_source_event(self, event: SourceEvent) -> None:
         match event:
@@ -543,15 +558,15 @@ class Supervisor:
             pool.enter(worker, Stage.LEAVING)
         self._see_off(worker, kill=False)
 
-    def _on_source_lost(self) -> None:
-        """The zygote is dead. Its workers are not: they finish what they do, and leave."""
-        self._close_source()
+    def _on_source_lost(self, why: str, grace_seconds: float) -> None:
+        """The zygote is of no use. Its workers are: they finish what they do, and leave."""
+        self._close_source(grace_seconds)
         with self._pools.lock:
             for pool in self._pools.by_schedule.values():
                 pool.asked.clear()
         if not self._is_stopping():
-            self._count_failed_start("the zygote died")
-            log.warning("the zygote died; starting another")
+            self._count_failed_start(why)
+            log.warning("%s; starting another", why)
         self._source_number += 1  # nobody will tell how the old one's workers end
         for worker in self._pools.workers():
             if worker.stage is Stage.DEAD:
@@ -566,10 +581,11 @@ class Supervisor:
             self._pools.of(worker).enter(worker, Stage.LEAVING)
         self._see_off(worker, kill=False)
 
-    def _close_source(self) -> None:
+    def _close_source(self, grace_seconds: float = _SOURCE_SECONDS) -> None:
+        self._answer_by = math.inf
         if self._source is not None:
             self._selector.unregister(self._source.fileno())
-            self._source.close(_SOURCE_SECONDS)
+            self._source.close(grace_seconds)
             self._source = None
 
     def _count_failed_start(self, why: str) -> None:
@@ -607,6 +623,7 @@ class Supervisor:
         for pool in self._pools.by_schedule.values():
             for ordinal in self._ordinals_wanted(pool):
                 self._source.ask(f"{pool.schedule.lower()}-{ordinal}")
+        self._expect_answer()
 
     def _restart_source(self) -> None:
         try:

@@ -417,6 +417,16 @@ def test_running_tasks_survive_the_zygote_and_another_is_started(bench: Bench) -
     assert zygote_of(bench) != zygote
 
 
+def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    zygote = zygote_of(bench)
+    os.kill(zygote, signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(supervisor, "SILENCE_SECONDS", 0.2)
+        task_id = bench.submit("echo", schedule=LONG)
+        wait_gone(zygote)
+    assert isinstance(bench.recorder.outcome(task_id), Succeeded)
+
+
 def test_a_preload_that_ends_the_zygote_is_left_out_in_the_end(
     make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
