@@ -39,7 +39,8 @@ from .shared_state_errors import (
     WorldTimeout,
 )
 from .shared_state_methods import EXPIRED, decode_result
-from .shared_state_wire import Flag, Frame, Kind
+from .shared_state_outgoing import Outgoing
+from .shared_state_wire import BODY_IN_RING, Frame, Kind
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -80,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
+        self._outgoing = Outgoing()
         self._queue: deque[Pending] = deque()
         self._sent: dict[int, tuple[Pending, int]] = {}  # by request id; and the body's bytes
         self._bytes = 0
@@ -131,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def leave(self, session: int) -> None:
         """A session is over."""
-        self._write(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
+        self._outgoing.send(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
 
     def close(self) -> None:
         """End it; what is in flight fails."""
@@ -141,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """HELLO was sent before there was a transport."""
         self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.attach(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
@@ -153,6 +156,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail everything at once; nothing is sent again."""
         self._transport = None
+        self._outgoing.detach()
         if self._timer is not None:
             self._timer.cancel()
         if self._rings is not None:
@@ -195,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         body, offset = pending.body, None
         if body is not None and self._rings is not None and size > bodies.DOORBELL_BYTES:
             offset = self._rings.put(body)
-        self._write(
+        self._outgoing.send(
             wire.encode(
                 Kind.CALL,
                 epoch=self.epoch,
@@ -209,10 +213,6 @@ class Connection(asyncio.BufferedProtocol):
             )
         )
         pending.body = None  # from here on it is the socket's or the ring's
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
 
     def _take(self, frames: Iterable[Frame]) -> None:
         try:
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         if pending is None or pending.session != frame.session:
             raise WireError(f"a reply to call {frame.request_id}, which waits for none")
         body = frame.body
-        if frame.flags & Flag.BODY_IN_RING:
+        if frame.flags & BODY_IN_RING:
             body = self._body_of(frame)
         del self._sent[frame.request_id]  # only now: whatever is wrong above must fail it too
         self._bytes -= size
@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._rings is None:
             raise WireError("a body in shared memory, of which there is none")
         body = self._rings.get(frame.body_offset, frame.body_bytes)
-        self._write(wire.encode(Kind.RELEASE, epoch=self.epoch))
+        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self.epoch))
         return body
 
     def _watch(self, deadline: float) -> None:

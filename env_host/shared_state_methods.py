@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .shared_state_wire import Flag, encode_value
+from .shared_state_wire import HAS_BODY, HAS_VALUE, encode_value
 
 SESSION_ENDED = "session_ended"
 CLOSE = "close"
@@ -66,19 +66,19 @@ def encode_result(result: Any) -> tuple[bytes, bytes | None, int]:
         TypeError, ValueError: it is none of what a method may return.
     """
     if result is None:
-        return b"", None, Flag.NONE
+        return b"", None, 0
     if isinstance(result, bytes | bytearray | memoryview):
-        return b"", _flat(result), Flag.NONE
+        return b"", _flat(result), 0
     if isinstance(result, tuple) and len(result) == 2 and _is_body(result[1]):
-        return encode_value(result[0]), _flat(result[1]), Flag.HAS_VALUE
-    return encode_value(result), None, Flag.HAS_VALUE
+        return encode_value(result[0]), _flat(result[1]), HAS_VALUE
+    return encode_value(result), None, HAS_VALUE
 
 
 def decode_result(flags: int, value: Any, body: bytes | None) -> Any:
     """What the method returned."""
-    if not flags & Flag.HAS_BODY:
+    if not flags & HAS_BODY:
         return value
-    return (value, body) if flags & Flag.HAS_VALUE else body
+    return (value, body) if flags & HAS_VALUE else body
 
 
 def _method(function: Callable[..., Any]) -> Method:

@@ -28,7 +28,8 @@ from . import shared_state_wire as wire
 from .shared_state_errors import BodyTooLarge, WireError
 from .shared_state_limits import GREETING_SECONDS, MAX_CALLS
 from .shared_state_methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
-from .shared_state_wire import Flag, Frame, Kind
+from .shared_state_outgoing import Outgoing
+from .shared_state_wire import BODY_IN_RING, Frame, Kind
 
 SESSIONS_PER_CONNECTION = 2**32
 
@@ -90,6 +91,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._first = first
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
+        self._outgoing = Outgoing()
         self._greeted = False
         self._shard = "?"
         self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for
@@ -100,6 +102,7 @@ class StateConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Look at what was read before there was a transport."""
         self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.attach(self._transport)
         self._take(lambda: self._incoming.feed(self._first))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -124,6 +127,7 @@ class StateConnection(asyncio.BufferedProtocol):
         """Its sessions are over, once what still runs for them has finished."""
         self._lost = True
         self._transport = None
+        self._outgoing.detach()
         if self._rings is not None:
             self._rings.close()
             self._rings = None
@@ -160,7 +164,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._greeted = True
         self._shard = frame.name
         value = wire.encode_value({"pid": os.getpid()})
-        self._send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
+        self._outgoing.send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
 
     def _call(self, frame: Frame) -> None:
         body = self._body_of(frame)
@@ -183,12 +187,12 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def _body_of(self, frame: Frame) -> bytes | None:
         """The body, taken out of shared memory at once, so that its place is free again."""
-        if not frame.flags & Flag.BODY_IN_RING:
+        if not frame.flags & BODY_IN_RING:
             return frame.body
         if self._rings is None:
             raise WireError("a body in shared memory, of which there is none")
         body = self._rings.get(frame.body_offset, frame.body_bytes)
-        self._send(wire.encode(Kind.RELEASE, epoch=self._server.epoch))
+        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self._server.epoch))
         return body
 
     def _run_now(self, method: Method, frame: Frame, body: bytes | None) -> None:
@@ -235,7 +239,7 @@ class StateConnection(asyncio.BufferedProtocol):
             ring_offset=offset,
             flags=flags,
         )
-        self._send(head)
+        self._outgoing.send(head)
 
     def _raised(self, frame: Frame, exc: Exception) -> None:
         log.debug("shared state: %s raised", frame.name, exc_info=exc)
@@ -249,11 +253,7 @@ class StateConnection(asyncio.BufferedProtocol):
             request_id=frame.request_id,
             value=wire.encode_value({"type": kind, "message": message}),
         )
-        self._send(failure)
-
-    def _send(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        self._outgoing.send(failure)
 
     def _session_of(self, frame: Frame) -> int:
         return self._number * SESSIONS_PER_CONNECTION + frame.session

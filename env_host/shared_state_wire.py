@@ -5,7 +5,7 @@
 
 `length` counts what follows the header, and must agree with the three lengths it is made of: that,
 the kind and the limits are how garbage is told from a frame. A body in shared memory
-(`Flag.BODY_IN_RING`) does not follow: it lies at `body_offset` of the sender's ring
+(`BODY_IN_RING`) does not follow: it lies at `body_offset` of the sender's ring
 (`shared_state_bodies.py`).
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from .shared_state_errors import BodyTooLarge, WireError
@@ -22,6 +22,11 @@ HEADER = struct.Struct("<IBBHIIIIIQQ")
 MAX_VALUE_BYTES = 16 * 2**20  # of JSON in one frame
 MAX_BODY_BYTES = 256 * 2**20  # of one body; a WebSocket message of 100 MB fits
 READ_BYTES = 256 * 1024  # what is read at once
+
+# How a frame carries what it carries. Plain ints: an `IntFlag` costs a microsecond at each use.
+HAS_BODY = 1
+HAS_VALUE = 2
+BODY_IN_RING = 4
 
 Buffer = bytes | bytearray | memoryview
 
@@ -38,13 +43,7 @@ class Kind(IntEnum):
     RELEASE = 7  # both  the oldest body in the other's ring has been read
 
 
-class Flag(IntFlag):
-    """How a frame carries what it carries."""
-
-    NONE = 0
-    HAS_BODY = 1
-    HAS_VALUE = 2
-    BODY_IN_RING = 4
+_FIRST_KIND, _LAST_KIND = int(Kind.HELLO), int(Kind.RELEASE)
 
 
 class Frame(NamedTuple):
@@ -80,9 +79,9 @@ def encode(
     body_bytes = 0 if body is None else len(body)
     length = len(name) + len(value)
     if body is not None:
-        flags |= Flag.HAS_BODY
+        flags |= HAS_BODY
     if ring_offset is not None:
-        flags |= Flag.BODY_IN_RING
+        flags |= BODY_IN_RING
     else:
         length += body_bytes
     head = HEADER.pack(
@@ -178,10 +177,10 @@ class Incoming:
 
 def _checked_length(header: tuple[int, ...]) -> int:
     length, kind, flags, name_bytes, _, _, value_bytes, body_bytes, _, _, _ = header
-    inline = 0 if flags & Flag.BODY_IN_RING else body_bytes
+    inline = 0 if flags & BODY_IN_RING else body_bytes
     if (
         length != name_bytes + value_bytes + inline
-        or not Kind.HELLO <= kind <= Kind.RELEASE
+        or not _FIRST_KIND <= kind <= _LAST_KIND
         or value_bytes > MAX_VALUE_BYTES
         or body_bytes > MAX_BODY_BYTES
     ):
@@ -201,7 +200,7 @@ def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
         raise WireError(f"a frame whose text is none: {exc}") from exc
     at += value_bytes
     body = None
-    if flags & Flag.HAS_BODY and not flags & Flag.BODY_IN_RING:
+    if flags & HAS_BODY and not flags & BODY_IN_RING:
         body = bytes(memoryview(data)[at : at + body_bytes])
     return Frame(
         kind, flags, epoch, session, request_id, header[10], name, value, body, offset, body_bytes

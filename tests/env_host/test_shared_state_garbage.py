@@ -17,13 +17,13 @@ from openenvd.env_host.shared_state import connect_world, start_state_process
 from openenvd.env_host.shared_state_errors import WorldError, WorldLost
 from openenvd.env_host.shared_state_link import StateLink
 from openenvd.env_host.shared_state_process import StateProcess
-from openenvd.env_host.shared_state_wire import Flag, Kind
+from openenvd.env_host.shared_state_wire import BODY_IN_RING, HAS_BODY, Kind
 from openenvd.env_host.shared_state_world import World
 
 from .worlds import LedgerWorld
 
 HELLO = wire.encode(Kind.HELLO, name=b"shard 9")
-IN_RING = Flag.HAS_BODY | Flag.BODY_IN_RING
+IN_RING = HAS_BODY | BODY_IN_RING
 
 
 @pytest.fixture
