@@ -143,13 +143,19 @@ class Cgroup:
                 return identity.signal(signal.SIGKILL)
         return False
 
-    def remove(self) -> bool:
-        """Remove the group and the empty ones right below it, which a server has made for its
-        children; False while processes are inside. Removing twice is fine."""
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.directory):
+    def remove_with_children(self) -> bool:
+        """Remove the group and those right below it, which a server has made for its sessions.
+
+        Not for a group below which others make theirs: an empty one is perhaps about to be used.
+        """
+        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
+            for entry in entries:
                 if entry.is_dir():
-                    os.rmdir(entry.path)  # noqa: PTH106
+                    Cgroup(entry.path, entry.name, self.version).remove()
+        return self.remove()
+
+    def remove(self) -> bool:
+        """Remove the group; False while processes are inside. Removing twice is fine."""
         try:
             os.rmdir(self.directory)  # noqa: PTH106
         except FileNotFoundError:
@@ -228,8 +234,8 @@ class CgroupManager:
         """Remove the empty groups below, then the manager's own; False while some are in use."""
         if not self._directory:
             return True
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self._directory):
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._directory) as entries:
+            for entry in entries:
                 if entry.is_dir():
                     Cgroup(entry.path, entry.name, self._version).remove()
         return self._remove_own()

@@ -227,7 +227,7 @@ class Keeper:
 
     def _leave_groups(self) -> None:
         if self._cgroup is not None:
-            self._cgroup.remove()
+            self._cgroup.remove_with_children()
         leave_keepers_group(self._entered)
 
     def _note_in_run_file(self) -> None:
@@ -319,7 +319,7 @@ class Keeper:
     def _open_cgroup(self) -> None:
         """A fresh group for each server, so that peak and counters are its own."""
         if self._cgroup is not None:
-            self._cgroup.remove()
+            self._cgroup.remove_with_children()
             self._cgroup = None
         if self._manager is not None:
             with contextlib.suppress(OSError):

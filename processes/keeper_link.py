@@ -272,7 +272,7 @@ def clean_up_after_keeper(run_dir: str | os.PathLike[str], grace_seconds: float 
         ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
     if cgroup is not None:
         cgroup.kill()
-        cgroup.remove()
+        cgroup.remove_with_children()
     if run.get("socket_path"):
         Path(run["socket_path"]).unlink(missing_ok=True)
     return ended
