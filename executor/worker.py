@@ -38,6 +38,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from ..processes.memory import private_bytes
 from . import frames
 from .errors import FrameError, TaskCancelled
 from .lifeline import tie_to_lifeline
@@ -58,6 +60,7 @@ WORKER_OOM_SCORE_ADJ = 600
 
 # Peaks are told apart only when a task used this much more than the worker did before: resetting
 # the kernel's high-water mark costs more than a quick task.
+WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
 PEAK_RESOLUTION_BYTES = 2**20
 
 MOST_MESSAGE_CHARS = 10_000
@@ -122,6 +125,7 @@ class Worker:
     def _serve(self, task: dict[str, Any]) -> None:
         self._show_title(task["label"])
         self._log.begin(task["log_path"])
+        self._gauge.begin()
         outcome = self._outcome(task)
         self._log.end()
         with contextlib.suppress(OSError):
@@ -222,8 +226,10 @@ class MemoryGauge:
     """Peak and present memory of this process, per task.
 
     The peak leaves out what is shared anyway, as a cgroup does: pages of files, and those born with
-    it. Of child processes the largest counts, once it was larger than this process and any child
-    before it: a child that has yet to become its own program looks as large as we do.
+    it, unless it has written them: that is looked at after tasks which took long enough for it to
+    be worth a millisecond. Of child processes the largest counts, once it was larger than this
+    process and any child before it: a child that has yet to become its own program looks as large
+    as we do.
     """
 
     def __init__(self) -> None:
@@ -234,9 +240,14 @@ class MemoryGauge:
         with contextlib.suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = resource.getpagesize()
+        self._began_at = time.monotonic()
         resident, of_files = self._resident_bytes()
         self._born_bytes = max(0, (resident or 0) - of_files)
         self._restart()
+
+    def begin(self) -> None:
+        """A task begins."""
+        self._began_at = time.monotonic()
 
     def read(self) -> dict[str, int | None]:
         """The peak since the last reading, and what is resident now; in bytes."""
@@ -245,6 +256,8 @@ class MemoryGauge:
             self._restart()
         resident, of_files = self._resident_bytes()
         own = max(0, high - of_files - self._born_bytes)
+        if time.monotonic() - self._began_at >= WORTH_MEASURING_SECONDS:
+            own = max(own, private_bytes(os.getpid()))
         children = high_water_bytes(resource.RUSAGE_CHILDREN)
         self.is_blunt = children > max(high, self._children_bytes) + PEAK_RESOLUTION_BYTES
         if self.is_blunt:

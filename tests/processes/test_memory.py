@@ -13,6 +13,7 @@ from openenvd.processes.memory import proportional_bytes, replica_bytes
 from .conftest import Replica, forked
 
 MB = 1 << 20
+FUZZ = 8 * MB  # the kernel counts in batches on each processor, and adds them up now and then
 Make = Callable[..., Replica]
 
 
@@ -25,7 +26,7 @@ def test_what_a_server_and_its_children_hold_is_its_replicas(replica: Make) -> N
     after = replica_bytes(one.link.status)
     assert before is not None
     assert after is not None
-    assert 40 * MB <= after - before < 44 * MB
+    assert 40 * MB - FUZZ <= after - before < 40 * MB + FUZZ
 
 
 def test_without_a_cgroup_it_is_counted_by_process(replica: Make) -> None:
@@ -74,5 +75,5 @@ def test_the_page_cache_is_not_held(cgroups: CgroupManager, tmp_path: Path) -> N
     held, current = group.held_bytes(), group.current_bytes()
     assert held is not None
     assert current is not None
-    assert current - held >= 20 * MB
+    assert current - held >= 20 * MB - FUZZ
     assert group.remove()
