@@ -2,11 +2,13 @@
 """Clients that step as fast as they are answered, in one light process.
 
     python -m load_tests.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES [--wait S] [--steps N]
+                                      [--hold]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
-or it has done N steps; then it closes. What it sends is prepared once, with a mask of zeros, and
-what it receives is counted but not decoded (the first frame of each session is looked at), so that
-the clients are not what is measured. Prints one line of JSON.
+or it has done N steps; then it closes. With `--hold`, they all begin to step when a line comes on
+standard input; `ready` says that they can. What they send is prepared once, with a mask of zeros,
+and what they receive is counted but not decoded (the first frame of each session is looked at), so
+that the clients are not what is measured. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class Plan:
     step: bytes
     steps: int | None
     ends_at: float = 0.0
+    is_holding: bool = False
+    holding: list[StepClient] = field(default_factory=list)
 
 
 @dataclass
@@ -145,6 +149,13 @@ class StepClient(asyncio.Protocol):
             self._tally.sessions += 1
             self._tally.first_step_at = self._tally.first_step_at or now
         self._steps += 1
+        if self._plan.is_holding:
+            self._plan.holding.append(self)
+        else:
+            self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """The next step, unless it is time to leave."""
         if now < self._plan.ends_at and self._steps != self._plan.steps:
             self._send(self._plan.step)
         else:
@@ -188,6 +199,19 @@ def plan_of(payload_bytes: int, wait_seconds: float, steps: int | None) -> Plan:
     return Plan(frame_of(b'{"type":"reset","data":{}}'), frame_of(step.encode()), steps)
 
 
+async def let_go(plan: Plan, tally: Tally, sessions: int, seconds: float) -> None:
+    """Wait for all sessions, and for the word."""
+    while len(plan.holding) + tally.failed < sessions:
+        await asyncio.sleep(0.01)
+    print("ready", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    now = tally.first_step_at = time.perf_counter()
+    plan.ends_at = now + seconds
+    plan.is_holding = False
+    for client in plan.holding:
+        client.go_on(now)
+
+
 async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str, Any]:
     """All sessions, from the first connection to the last answer."""
     loop = asyncio.get_running_loop()
@@ -207,7 +231,8 @@ async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str,
         except (OSError, TimeoutError) as exc:
             tally.fail(repr(exc))
 
-    await asyncio.gather(*(one() for _ in range(sessions)))
+    holding = let_go(plan, tally, sessions, seconds) if plan.is_holding else asyncio.sleep(0)
+    await asyncio.gather(holding, *(one() for _ in range(sessions)))
     return {
         "sessions": tally.sessions,
         "failed": tally.failed,
@@ -228,8 +253,10 @@ def main() -> int:
     parser.add_argument("payload_bytes", type=int)
     parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--hold", action="store_true")
     given = parser.parse_args()
     plan = plan_of(given.payload_bytes, given.wait, given.steps)
+    plan.is_holding = given.hold
     outcome = uvloop.run(run(given.port, given.sessions, given.seconds, plan))
     json.dump(outcome, sys.stdout)
     return 0

@@ -60,8 +60,9 @@ class Found:
 
 def measure(target: Target, case: Case, seconds: float) -> Found:
     """Let the clients loose on one server."""
+    clients = _start_clients(target.port, case, seconds)
     before = _cpu_seconds(target.root_pids)
-    outcomes = _run_clients(target.port, case, seconds)
+    outcomes = _let_run(clients)
     spent = _cpu_seconds(target.root_pids) - before
     if failed := sum(o["failed"] for o in outcomes):
         why = next(o["first_failure"] for o in outcomes if o["failed"])
@@ -76,14 +77,28 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
     )
 
 
-def _run_clients(port: int, case: Case, seconds: float) -> list[dict[str, Any]]:
+def _start_clients(port: int, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
+    """Clients whose sessions are all there, and wait for the word."""
     count = min(CLIENTS, case.sessions)
     command = [sys.executable, "-m", "load_tests.step_clients", str(port)]
-    command += [str(case.sessions // count), str(seconds), str(case.payload_bytes)]
-    clients = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    command += [str(case.sessions // count), str(seconds), str(case.payload_bytes), "--hold"]
+    pipe = subprocess.PIPE
+    clients = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
+    for client in clients:
+        assert client.stdout is not None
+        if client.stdout.readline() != b"ready\n":
+            raise SystemExit(f"{' '.join(command)} failed")
+    return clients
+
+
+def _let_run(clients: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.write(b"go\n")
+        client.stdin.flush()
     outputs = [client.communicate()[0] for client in clients]
     if any(client.returncode for client in clients):
-        raise SystemExit(f"{' '.join(command)} failed")
+        raise SystemExit("the clients failed")
     return [json.loads(output) for output in outputs]
 
 
