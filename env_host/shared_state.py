@@ -34,7 +34,7 @@ What fails, and how it shows:
     shared_state_bodies.py   shared memory             shared_state_world.py    `self.world`
     shared_state_server.py   in the state process      shared_state_limits.py   bounds, deadlines
     shared_state_link.py     in a shard                shared_state_process.py  fork, exit, again
-    shared_state_outgoing.py frames of one turn in one write
+    shared_state_connection.py  calls in flight        shared_state_outgoing.py one write a turn
 """
 
 from __future__ import annotations

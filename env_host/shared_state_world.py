@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from .shared_state_connection import Connection
 from .shared_state_limits import CALL_SECONDS
-from .shared_state_link import Connection, StateLink
+from .shared_state_link import StateLink
 from .shared_state_wire import Buffer, encode_value
 
 Result = TypeVar("Result")

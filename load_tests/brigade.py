@@ -144,18 +144,20 @@ def state_alone(report: Report, repetitions: int, seconds: float) -> None:
 def between_processes(report: Report, options: Any) -> None:
     """Calls that do nothing, and what waiting for them costs."""
     calls = 20_000 if options.short else 200_000
-    theirs, one_by_one, pipelined, idle, their_idle = [], [], [], [], []
+    theirs, one_by_one, pipelined, bare, idle, their_idle = [], [], [], [], [], []
     for _ in range(1 if options.short else options.repetitions):
         theirs.append(sleep_polled_memory.round_trips_a_second(calls // 40))
         one, many = brigade_state.round_trips_a_second(calls)
         one_by_one.append(one)
         pipelined.append(many)
+        bare.append(brigade_state.bare_round_trips_a_second(calls))
         seconds = 1.0 if options.short else 5.0
         their_idle.append(100 * _their_idle(seconds))
         idle.append(100 * brigade_state.idle_cpu_share(seconds))
     old = report.add("round trips, sleep-polled memory", "/s", theirs)
     report.add("round trips, ours, one after the other", "/s", one_by_one)
     new = report.add("round trips, ours, pipelined", "/s", pipelined)
+    report.add("  limit: bare frames over uvloop, pipelined", "/s", bare)
     report.ratio("  ours against the original's", new, old)
     report.add("idle with 4 shards, sleep-polled memory", "% core", their_idle)
     report.add("idle with 4 shards, ours", "% core", idle)

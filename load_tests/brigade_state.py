@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import uvloop
@@ -28,6 +32,7 @@ from openenvd.envs.brigade.opus import SAMPLE_RATE
 
 LINKS = 4
 SESSIONS_AT_ONCE = 64  # of calls, when it is asked for all it can do
+_BARE = struct.Struct("<IQ32s")  # length, id, and as much again as our header has
 COMPRESSED_SAMPLES = 1920  # of a packet of 3,840 bytes, read as samples
 
 
@@ -94,6 +99,20 @@ def round_trips_a_second(calls: int) -> tuple[float, float]:
         return uvloop.run(_round_trips(process.address, calls))
     finally:
         process.stop()
+
+
+def bare_round_trips_a_second(calls: int) -> float:
+    """The limit: frames of our header's size between bare processes on uvloop, pipelined."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"{folder}/bare"
+        process = subprocess.Popen([sys.executable, "-m", "load_tests.brigade_state", address, "-"])
+        try:
+            while not os.path.exists(address):
+                time.sleep(0.01)
+            return uvloop.run(_bare_round_trips(address, calls))
+        finally:
+            process.kill()
+            process.wait()
 
 
 def idle_cpu_share(seconds: float) -> float:
@@ -182,6 +201,66 @@ async def _round_trips(address: str, calls: int) -> tuple[float, float]:
     return one_by_one, pipelined
 
 
+class BareServer(asyncio.Protocol):
+    """Looks at each frame's length and id, and sends all of a turn back."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        frames = [_BARE.pack(*frame) for frame in _BARE.iter_unpack(data)]
+        self._transport.write(b"".join(frames))
+
+
+class BareClient(asyncio.Protocol):
+    """A future for each frame, by its id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._last = 0
+        self._out: list[bytes] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for _, number, _ in _BARE.iter_unpack(data):
+            self._waiting.pop(number).set_result(None)
+
+    def call(self) -> asyncio.Future[None]:
+        """There and back."""
+        self._last += 1
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(_BARE.pack(_BARE.size, self._last, bytes(32)))
+        self._waiting[self._last] = future = asyncio.get_running_loop().create_future()
+        return future
+
+    def _flush(self) -> None:
+        frames, self._out = self._out, []
+        self._transport.write(b"".join(frames))
+
+
+async def _bare_round_trips(address: str, calls: int) -> float:
+    loop = asyncio.get_running_loop()
+    transport, client = await loop.create_unix_connection(BareClient, address)
+
+    async def many(count: int) -> None:
+        for _ in range(count):
+            await client.call()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(many(calls // 100) for _ in range(100)))
+    seconds = time.perf_counter() - began
+    transport.close()
+    return calls // 100 * 100 / seconds
+
+
+async def _be_bare(address: str) -> None:
+    server = await asyncio.get_running_loop().create_unix_server(BareServer, address)
+    await server.serve_forever()
+
+
 async def _idle(address: str, pid: int, seconds: float) -> float:
     links = await _links(address, LINKS)
     used = _cpu(pid)
@@ -237,4 +316,4 @@ async def _be_victim(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_be_victim(sys.argv[1]))
+    uvloop.run(_be_bare(sys.argv[1]) if sys.argv[2:] else _be_victim(sys.argv[1]))
