@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts through a real daemon: killed, cancelled, out of memory; every episode exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .conftest import Machine, eventually
+
+EPISODES = 60
+POLICIES = """
+import asyncio, os, pathlib
+
+async def slowly(observation):
+    await asyncio.sleep(0.02)
+    return {"message": "hello"}
+
+held = []
+async def leak_a_little(observation):
+    await asyncio.sleep(0.005)
+    if len(held) < 45:  # 360 MB
+        held.append(bytearray(os.urandom(1)) * 8_000_000)
+    return {"message": "hello"}
+
+def leak(observation):
+    if os.path.exists("%(leak)s"):
+        held.append(bytearray(os.urandom(1)) * 8_000_000)
+    return {"message": "hello"}
+"""
+
+
+def write_policies(folder: Path) -> None:
+    code = POLICIES % {"leak": folder / "leak"}
+    (folder / "policies.py").write_text(code)
+
+
+def begin(machine: Machine, policy: str = "slowly", *more: str) -> str:
+    """An asynchronous rollout, some of whose episodes are written; its id."""
+    folder = machine.home.parent
+    write_policies(folder)
+    machine.ok("launch", "echo")
+    arguments = ["--episodes", str(EPISODES), "--concurrency", "4", "--max-steps", "10"]
+    named = ["--policy", f"policies:{policy}", "--out", "out", "--async"]
+    return machine.ok("rollout", "echo", *arguments, *named, *more).out.strip()
+
+
+def again(machine: Machine, policy: str = "slowly") -> Any:
+    arguments = ["--episodes", str(EPISODES), "--max-steps", "10", "--json"]
+    named = ["--policy", f"policies:{policy}", "--out", "out"]
+    return machine.ok("rollout", "echo", *arguments, *named).json["rollout"]
+
+
+def out_of(machine: Machine) -> Path:
+    return machine.home.parent / "out"
+
+
+def recorded(machine: Machine) -> int:
+    """How many episodes are certain, by the journal and the manifest."""
+    folder, count = out_of(machine), 0
+    for name in ("journal.jsonl", "manifest.json"):
+        if (folder / name).exists():
+            count += (folder / name).read_text().count('"0000')
+    return count
+
+
+def worker_of(machine: Machine) -> psutil.Process:
+    workers = machine.ok("info", "--json").json["workers"]
+    (pid,) = [worker["pid"] for worker in workers if worker["label"] == "rollout echo"]
+    return psutil.Process(pid)
+
+
+def every_episode_is_there_once(machine: Machine) -> None:
+    rows = [
+        json.loads(line)
+        for file in out_of(machine).glob("episodes-*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    counted = Counter(row["episode_id"] for row in rows)
+    assert counted == Counter(f"{number:06d}" for number in range(EPISODES))
+    steps = [
+        json.loads(line)
+        for file in out_of(machine).glob("steps-*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert Counter((s["episode_id"], s["step"]) for s in steps) == Counter(
+        (f"{number:06d}", step) for number in range(EPISODES) for step in range(10)
+    )
+
+
+def test_a_killed_daemon_goes_on_with_the_rollout(machine: Machine) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    machine.kill_daemon()
+    machine.ok("up")
+    machine.ok("wait", request_id)
+    request = machine.request(request_id)
+    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
+    assert request["result"]["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_after_a_killed_worker_the_same_command_plays_what_is_missing(machine: Machine) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    worker_of(machine).kill()
+    machine.run("wait", request_id)
+    assert machine.request(request_id)["error"]["kind"] == "worker_lost"
+    assert again(machine)["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_a_cancelled_rollout_keeps_what_has_finished(machine: Machine) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    machine.ok("cancel", request_id)
+    machine.run("wait", request_id)
+    assert machine.request(request_id)["state"] == "CANCELLED"
+    eventually(lambda: machine.environment("echo")["sessions"] == 0)
+    assert again(machine)["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_a_policy_that_leaks_is_named_and_what_it_finished_is_kept(machine: Machine) -> None:
+    leak = machine.home.parent / "leak"
+    leak.touch()
+    request_id = begin(machine, "leak", "--memory", "300M")
+    machine.run("wait", request_id)
+    request = machine.request(request_id)
+    assert request["error"]["kind"] == "oom_killed", request
+    leak.unlink()
+    assert again(machine, "leak")["truncated"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
+    request_id = begin(machine, "leak_a_little", "--memory", "300M", "--retry-oom")
+    machine.ok("wait", request_id)
+    request = machine.request(request_id)
+    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
+    assert "was killed by" in machine.ok("logs", request_id).out
+    every_episode_is_there_once(machine)
+
+
+def test_progress_and_result_are_shown(machine: Machine) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", "echo")
+    arguments = ["--episodes", "8", "--max-steps", "5", "--out", "out"]
+    answer = machine.ok("rollout", "echo", *arguments)
+    assert "8 of 8 episodes are in" in answer.out
+    assert "40 steps" in answer.out
+    assert "loop lag p99" in answer.out
+    refused = machine.run("rollout", "echo", *arguments, "--seed", "3")
+    assert refused.code == 1
+    assert "holds a rollout with other seed" in refused.err
+    assert machine.run("rollout", "nowhere", "--out", "other").code == 1
