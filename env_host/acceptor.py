@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accepts connections of the shared socket, reads their heads, and sends them where they belong.
 
-    shared socket ──accept, when `may_accept`──▶ `Arrival` reads the head ──▶ on_head
+    shared socket ──accept, its `fair_share`──▶ `Arrival` reads the head ──▶ on_head
     inbox (from another shard) ─────────────────▶ `Arrival` that was read already ──▶ on_head
 
 All shards wait for the same socket, and the kernel wakes all of them. Who should not take the
@@ -13,7 +13,6 @@ the others milliseconds, not their clients.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -124,6 +123,7 @@ class Acceptor:
         make_protocol: Callable[[], asyncio.Protocol],
     ) -> None:
         self._listener = listener
+        self._family = listener.family
         self._own = own
         self._others = others
         self._make_protocol = make_protocol
@@ -148,18 +148,20 @@ class Acceptor:
     def open(self, connection: socket.socket, make_protocol: Callable[[], Any]) -> None:
         """Begin with a connection."""
         opening = self._loop.connect_accepted_socket(make_protocol, connection)
-        task = self._loop.create_task(self._opened(opening))
+        task = self._loop.create_task(opening)
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._opened)
 
-    async def _opened(self, opening: Any) -> None:
-        with contextlib.suppress(OSError):  # it has left
-            await opening
+    def _opened(self, task: asyncio.Task[Any]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled():
+            task.exception()  # it has left already, which is nobody's fault
 
     def _wake(self) -> None:
-        if may_accept(self._own, self._others, now_microseconds()) or self._was_patient():
+        share = fair_share(self._own, self._others, now_microseconds())
+        if share or self._was_patient():
             self._away_since = None
-            self._accept()
+            self._accept(share or BATCH)
         else:
             self._look_away(LOOK_AWAY_SECONDS)
 
@@ -171,12 +173,11 @@ class Acceptor:
         self._looked_at = now
         return now - self._away_since >= PATIENCE_SECONDS
 
-    def _accept(self) -> None:
-        for accepted in range(BATCH):
-            if accepted and not may_accept(self._own, self._others, now_microseconds(), accepted):
-                return
+    def _accept(self, most: int) -> None:
+        for _ in range(most):
             try:
-                connection, _ = self._listener.accept()
+                # What `accept` does, without its asking the listener for its family each time.
+                fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
@@ -185,7 +186,7 @@ class Acceptor:
                 return
             self._was_full = False
             self._own.add(Word.CONNECTIONS)
-            self.open(connection, self._make_protocol)
+            self.open(socket.socket(self._family, socket.SOCK_STREAM, 0, fd), self._make_protocol)
 
     def _look_away(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener.fileno())
@@ -197,15 +198,13 @@ class Acceptor:
             log.warning("no more connections can be accepted for now: %s", exc)
 
 
-def may_accept(own: Slot, others: Sequence[Slot], now: int, accepted: int = 0) -> bool:
-    """Whether this shard should take the next connection, rather than leave it to another.
-
-    `accepted`: how many it has just taken, which its slot does not show yet.
-    """
-    roomy = [slot for slot in others if slot.room and slot.is_turning(now)]
+def fair_share(own: Slot, others: Sequence[Slot], now: int) -> int:
+    """How many connections this shard should take now, rather than leave them to the others."""
+    roomy = [slot.load for slot in others if slot.room and slot.is_turning(now)]
     if not roomy:
-        return True  # also when all are full: HTTP is answered, and sessions wait their turn
-    return own.room > 0 and own.load + accepted - min(slot.load for slot in roomy) <= SLACK
+        return BATCH  # also when all are full: HTTP is answered, and sessions wait their turn
+    ahead = own.load - min(roomy)
+    return max(0, min(BATCH, own.room, SLACK + 1 - ahead))
 
 
 def duplicate(transport: asyncio.BaseTransport) -> int | None:

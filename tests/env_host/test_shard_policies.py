@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from openenvd.env_host.acceptor import SLACK, may_accept
+from openenvd.env_host.acceptor import BATCH, SLACK, fair_share
 from openenvd.env_host.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.board import ALIVE_SECONDS, MICROSECONDS, Board, Word
 from openenvd.env_host.children import MAX_BACK_OFF_SECONDS, back_off_seconds
@@ -38,8 +38,12 @@ def stop_turning(made: Board, index: int) -> None:
     made[index][Word.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
 
 
+def share(made: Board, index: int) -> int:
+    return fair_share(made[index], made.others(index), NOW)
+
+
 def accepts(made: Board, index: int) -> bool:
-    return may_accept(made[index], made.others(index), NOW)
+    return share(made, index) > 0
 
 
 def test_a_shard_alone_accepts_always() -> None:
@@ -64,6 +68,13 @@ def test_a_shard_far_ahead_waits_for_the_others() -> None:
     assert not accepts(made, 0)
     assert accepts(made, 1)
     assert accepts(board(SLACK, 0, 3), 0)
+
+
+def test_a_shard_takes_as_many_as_leave_it_not_far_ahead() -> None:
+    assert share(board(0), 0) == BATCH
+    assert share(board(SLACK - 2, 0), 0) == 3
+    assert share(board(98, 90), 0) == 1
+    assert share(board(98, 98), 0) == 2
 
 
 def test_nobody_waits_for_a_shard_that_hangs_or_is_gone() -> None:
