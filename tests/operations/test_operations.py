@@ -187,7 +187,7 @@ def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> 
 
 def test_check_tells_what_the_machine_offers(run: Run) -> None:
     found = run("check")
-    assert found["environments"] == ["echo"]
+    assert found["environments"] == ["benchmark", "brigade", "echo"]
     assert found["limits"]["memory_bytes"] > 0
     assert found["uv"]["version"].startswith("uv ")
     assert found["disk"]["free_bytes"] > 0
