@@ -74,6 +74,7 @@ log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
+HOME_SECONDS = 2.0  # between looks at whether the home is still there
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
 
@@ -83,8 +84,8 @@ def run(
 ) -> int:
     """Be the daemon until told to stop. Returns the exit code."""
     try:
-        with _hold_lock(paths), asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_Daemon(paths, settings, ready_fd, zygote).main())
+        with _hold_lock(paths) as lock, asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_Daemon(paths, settings, ready_fd, zygote, lock).main())
     except DaemonError as exc:
         _tell(ready_fd, exc.to_json())
         log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
@@ -101,11 +102,13 @@ class _Daemon:
         settings: Settings,
         ready_fd: int | None,
         zygote: FirstZygote | None,
+        lock: _HomeLock,
     ) -> None:
         self._paths = paths
         self._settings = settings
         self._ready_fd = ready_fd
         self._zygote = zygote
+        self._lock = lock
         self._stopping = asyncio.Event()
 
     async def main(self) -> None:
@@ -118,6 +121,10 @@ class _Daemon:
         identity = _identity(self._paths, tcp)
         with tcp, unix:
             await self._serve(limits, identity, [tcp, unix])
+        if self._lock.is_ours():  # what lies there may be the next daemon's
+            self._tidy_up()
+
+    def _tidy_up(self) -> None:
         end_nurseries(self._paths.sockets)
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
@@ -159,8 +166,18 @@ class _Daemon:
 
     async def _until_told(self, serving: asyncio.Task[None]) -> None:
         told = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([told, serving], return_when=asyncio.FIRST_COMPLETED)
+        homeless = asyncio.create_task(self._mind_home())
+        await asyncio.wait([told, serving, homeless], return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
+        homeless.cancel()
+
+    async def _mind_home(self) -> None:
+        """Until the home is removed, or moved: then no client finds us any more, what we are asked
+        for would be lost, and our port is in the next daemon's way.
+        """
+        while self._lock.is_ours():  # noqa: ASYNC110  no event tells of it everywhere
+            await asyncio.sleep(HOME_SECONDS)
+        log.critical("the state folder %s is gone, and the daemon with it", self._paths.home)
 
     @asynccontextmanager
     async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Services]:
@@ -235,8 +252,25 @@ class _Daemon:
 # The steps of a start, in their order.
 
 
+class _HomeLock:
+    """The lock of a home, held."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def is_ours(self) -> bool:
+        """Whether it is still where its home was."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # it cannot be told now
+            return True
+
+
 @contextmanager
-def _hold_lock(paths: Paths) -> Iterator[None]:
+def _hold_lock(paths: Paths) -> Iterator[_HomeLock]:
     try:
         _make_folders(paths)
         descriptor = os.open(paths.daemon_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -249,7 +283,7 @@ def _hold_lock(paths: Paths) -> Iterator[None]:
     except OSError as exc:
         raise _unwritable(paths, exc) from exc
     try:
-        yield
+        yield _HomeLock(paths.daemon_lock, descriptor)
     finally:
         os.close(descriptor)
 

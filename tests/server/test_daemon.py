@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import stat
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from openenvd.client import daemon
@@ -111,3 +113,27 @@ def test_what_a_daemon_leaves_when_it_stops_is_private_and_no_identity(home: Pat
     assert not paths.socket.exists()
     for path in [home, *home.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def wait_gone(pid: int) -> None:
+    psutil.Process(pid).wait(WAIT_SECONDS)
+
+
+def test_a_daemon_whose_home_is_removed_ends(home: Path) -> None:
+    pid = daemon.connect(Paths(home), settings={"port": 0}).identity["pid"]
+    shutil.rmtree(home)
+    wait_gone(pid)
+    assert not home.exists()
+
+
+def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> None:
+    paths = Paths(home)
+    first = daemon.connect(paths, settings={"port": 0}).identity["pid"]
+    home.rename(home.with_name("moved"))
+    second = daemon.connect(paths, settings={"port": 0})
+    try:
+        wait_gone(first)
+        assert daemon.read_identity(paths) == second.identity
+        assert daemon.find(paths) is not None
+    finally:
+        daemon.stop(paths)

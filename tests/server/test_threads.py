@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from openenvd.server.daemon import VITAL_THREADS, _Daemon
+from openenvd.server.daemon import VITAL_THREADS, _Daemon, _hold_lock
 from openenvd.server.settings import Paths, Settings
 
 
@@ -24,9 +25,11 @@ def run_to_its_death(name: str) -> None:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Daemon:
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Daemon]:
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
-    return _Daemon(Paths(tmp_path), Settings(), None)
+    paths = Paths(tmp_path)
+    with _hold_lock(paths) as lock:
+        yield _Daemon(paths, Settings(), None, None, lock)
 
 
 @pytest.mark.parametrize("name", sorted(VITAL_THREADS))
