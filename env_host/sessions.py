@@ -29,7 +29,7 @@ __all__ = ["Admission", "Attached", "Hooks", "NoHooks", "Session", "SessionTable
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 HAND_OVER_SECONDS = 5.0  # how long a newcomer waits for a session that is closing already
-MAX_PASSING = 32  # environments at once that serve one HTTP request each
+MAX_PASSING = 1024  # environments at once that serve one HTTP request each, in waiting mostly
 
 log = logging.getLogger("openenvd.env_host")
 
