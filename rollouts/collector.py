@@ -39,6 +39,7 @@ from .policies import CallablePolicy, CpuThreads, Policy
 from .session_pool import SessionPool
 from .sessions import session_url
 from .standing import EpisodeRoom, StandingRoom
+from .turns import Turns
 
 DEFAULT_BUFFER_BYTES = 512 * 2**20
 LAG_WINDOW_SECONDS = 600.0
@@ -180,7 +181,7 @@ class _Run:
         self._plan = plan
         self._numbers = numbers
         self._standing = StandingRoom(plan.buffer_bytes, keeps_episodes=keeps_episodes)
-        self._stage = Stage(plan.rules, plan.policy, CpuThreads(), pool, sink, figures)
+        self._stage = Stage(plan.rules, plan.policy, CpuThreads(), pool, sink, figures, Turns())
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

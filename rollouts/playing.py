@@ -25,6 +25,7 @@ from .policies import CpuThreads, Player, Policy, Turn, policy_failed
 from .session_pool import SessionPool, is_for_want_of_room
 from .sessions import Session
 from .standing import EpisodeRoom
+from .turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Stage:
     pool: SessionPool
     sink: StepSink
     figures: Figures
+    turns: Turns
 
 
 class Attempt:
@@ -114,6 +116,7 @@ class Attempt:
     async def _reset_somewhere(self) -> Session:
         fresh = False
         while True:
+            await self._stage.turns.take()  # a connection costs more than a step
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
             except EpisodeFailed as exc:
@@ -136,12 +139,14 @@ class Attempt:
                 return session
 
     async def _reset(self, session: Session) -> None:
+        await self._stage.turns.take()
         seed = {} if self._seed is None else {"seed": self._seed}
         arguments = {"episode_id": self._id, **seed, **self._rules.reset}
         seconds = self._rules.step_timeout_seconds
         self._answer = answer_of(await session.reset(arguments, seconds=seconds))
 
     async def _step(self, session: Session, player: Player) -> None:
+        await self._stage.turns.take()
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
         decided = await player.act(before, turn)

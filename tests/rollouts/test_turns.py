@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns of the loop: a few pass in each, in their order, and timers come in between."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from openenvd.rollouts.turns import Turns
+
+
+async def test_a_few_pass_in_each_turn_of_the_loop_in_their_order() -> None:
+    turns = Turns(at_once=3)
+    passed: list[int] = []
+    seen: list[int] = []
+
+    async def one(number: int) -> None:
+        await turns.take()
+        passed.append(number)
+
+    def look() -> None:
+        seen.append(len(passed))
+        if len(passed) < 12:
+            asyncio.get_running_loop().call_soon(look)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(12)]
+    look()
+    await asyncio.gather(*tasks)
+    assert passed == list(range(12))
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= 3
+
+
+async def test_alone_nobody_waits() -> None:
+    turns = Turns(at_once=1)
+    for _ in range(5):
+        async with asyncio.timeout(60):
+            await turns.take()
+
+
+async def test_who_is_cancelled_costs_nobody_a_turn() -> None:
+    turns = Turns(at_once=1)
+    tasks = [asyncio.create_task(turns.take()) for _ in range(6)]
+    await asyncio.sleep(0)
+    for task in tasks[1:4]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(d, asyncio.CancelledError) for d in done] == [0, 1, 1, 1, 0, 0]
