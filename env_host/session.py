@@ -16,7 +16,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .calls import Calls
@@ -230,8 +229,9 @@ class _Holding:
     async def end(self) -> None:
         """Close it, and wait for that."""
         self._released.set()
-        with suppress(Exception):  # a broken connection must not keep the environment open
-            await asyncio.shield(self._task)
+        await asyncio.wait({self._task})
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            log.info("an MCP connection did not close: %r", error)
 
     async def _hold(self) -> None:
         try:

@@ -73,6 +73,8 @@ class Call:
         """The outcome is here."""
         if self.socket.is_waiting_for(self):
             self.settle(result, error)
+        elif isinstance(result, Session):  # its slot came when its client had just gone
+            self.socket.give_back(result)
         elif error is not None:
             log.info("a call that nobody waits for any more failed: %r", error)
 
@@ -278,6 +280,10 @@ class SessionSocket(WebSocketProtocol):
     def is_waiting_for(self, call: Call) -> bool:
         """Whether the outcome of `call` is still wanted."""
         return self._call is call
+
+    def give_back(self, session: Session) -> None:
+        """End a session that has come too late."""
+        self._service.table.release(session)
 
     def _wait_for(self, call: Call) -> Call:
         self._call = call

@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.definition import definition_of_class
+from openenvd.env_host.mcp import Mcp
+from openenvd.env_host.session_socket import Service, SessionSocket
 from openenvd.env_host.session_watch import SessionWatch
 from openenvd.env_host.sessions import SessionTable
 from openenvd.env_host.ws_frames import PING, head_of_frame
@@ -303,6 +305,48 @@ async def test_who_is_silent_is_asked_and_then_given_up() -> None:
     assert b"keepalive" in peer.recv(100)
     peer.close()
     ours.close()
+
+
+class Doorkeeper:
+    """Lets one in when it is told to."""
+
+    totals = (0, 1)
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    def take_promise(self) -> bool:
+        return False
+
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
+        await self.opened.wait()
+        return has_room()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_client_that_goes_when_its_slot_comes_does_not_keep_it(turns: int) -> None:
+    door = Doorkeeper()
+    definition = definition_of_class(ECHO, "echo")
+    table = SessionTable(definition, 1, exclusive=False, admission=door)
+    loop = asyncio.get_running_loop()
+    session_socket = SessionSocket(Service(table, Mcp(table), None, loop))
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    await loop.connect_accepted_socket(lambda: session_socket, ours)
+    session_socket.begin(None)
+    await asyncio.sleep(0)
+    door.opened.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    session_socket._leave()
+    waited = 0
+    while table.taken or waited < 5:
+        await asyncio.sleep(0.001)
+        waited += 1
+    assert len(table) == 0
+    session_socket.transport.abort()
+    await asyncio.sleep(0.01)
+    peer.close()
 
 
 async def test_a_call_that_hangs_is_told_again_when_it_has_lasted_twice_as_long(
