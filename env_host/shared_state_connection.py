@@ -303,7 +303,7 @@ async def open_connection(
     try:
         async with asyncio.timeout(limits.GREETING_SECONDS):
             sock.setblocking(False)
-            await loop.sock_connect(sock, address)
+            await loop.sock_connect(sock, socket_name(address))
             hello = wire.encode(Kind.HELLO, name=shard.encode())
             socket.send_fds(sock, [hello], [fd] if created else [])
             await loop.create_connection(lambda: connection, sock=sock)
@@ -316,6 +316,11 @@ async def open_connection(
         if created:
             os.close(fd)
     return connection
+
+
+def socket_name(address: str) -> str:
+    """What the kernel calls an address; `@…` is one without a file (unix(7), abstract)."""
+    return "\0" + address[1:] if address.startswith("@") else address
 
 
 def _failure(method: str, value: Any) -> WorldError:

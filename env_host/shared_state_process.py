@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StateProcess`: the host's hold on the process that holds the state.
 
-The host has the listening socket, in a folder that only its user may enter, and forks the state
+The host has the listening socket, to which only its own user may connect, and forks the state
 process to serve it. When that dies (`reap`), the host forks the next (`start_if_due`) with the next
 epoch; connects of the meantime wait in the socket's queue. A state that dies at once again and
 again is started ever more slowly, but never given up: without it there is no session.
@@ -15,6 +15,7 @@ import importlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -25,11 +26,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Never
 
 from . import child
 from .serve import run_loop
+from .shared_state_connection import socket_name
 from .shared_state_errors import StateFailed
 from .shared_state_server import StateServer
 
@@ -102,10 +103,14 @@ class StateProcess:
         self._spawn = spawn
         with suppress(ImportError):
             importlib.import_module("uvloop")  # before a fork: to load a library is not for after
-        self._folder = Path(tempfile.mkdtemp(prefix="oe-world-"))  # 0700
-        self.address = str(self._folder / "state")
+        self._folder: str | None = None
+        if sys.platform == "linux":  # a name without a file: nothing is left when we are killed
+            self.address = f"@openenvd-world-{secrets.token_hex(16)}"
+        else:
+            self._folder = tempfile.mkdtemp(prefix="oe-world-")  # 0700
+            self.address = f"{self._folder}/state"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.address)
+        self._listener.bind(socket_name(self.address))
         self._listener.listen(BACKLOG)
         self._started_at = 0.0
         self._short_lives = 0
@@ -183,7 +188,8 @@ class StateProcess:
             _stop(self.pid)
             self.pid = None
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_until_ready(self, reading: int) -> None:
         with open(reading, "rb", closefd=False) as pipe:

@@ -19,6 +19,7 @@ import itertools
 import logging
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -32,6 +33,7 @@ from .shared_state_outgoing import Outgoing
 from .shared_state_wire import BODY_IN_RING, Frame, Kind
 
 SESSIONS_PER_CONNECTION = 2**32
+_CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -55,6 +57,9 @@ class StateServer:
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        if not _is_ours(connection):
+            connection.close()
             return
         connection.setblocking(False)
         task = asyncio.get_running_loop().create_task(self._greet(connection))
@@ -288,6 +293,16 @@ def _seconds_left(frame: Frame) -> float | None:
     if not frame.deadline_us:
         return None
     return max(frame.deadline_us / 1e6 - time.monotonic(), 0)
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether a process of our own user has connected; elsewhere the socket's folder sees to it."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return bool(uid == os.geteuid())
 
 
 async def _readable(connection: socket.socket) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,6 +25,7 @@ from openenvd.env_host.shared_state import (
     start_state_process,
 )
 from openenvd.env_host.shared_state_bodies import DOORBELL_BYTES
+from openenvd.env_host.shared_state_connection import socket_name
 from openenvd.env_host.shared_state_errors import (
     BodyTooLarge,
     StateFailed,
@@ -51,7 +52,8 @@ def state() -> Iterator[StateProcess]:
     yield process
     process.stop()
     assert process.pid is None
-    assert not Path(process.address).exists()
+    with socket.socket(socket.AF_UNIX) as late, pytest.raises(OSError, match="refused"):
+        late.connect(socket_name(process.address))
 
 
 @pytest.fixture
@@ -358,6 +360,21 @@ def test_the_state_process_ends_with_its_host() -> None:
         host.kill()
     orphan.wait(30)
     assert not orphan.is_running()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+async def test_another_user_may_not_connect(state: StateProcess, world: World) -> None:
+    code = (
+        "import os,sys,socket; os.setuid(65534); s=socket.socket(socket.AF_UNIX); "
+        "s.connect(sys.argv[1]); s.settimeout(30); print(s.recv(1))"
+    )
+    code = code.replace("sys.argv[1]", "sys.argv[1].replace('@', chr(0))")
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, state.address, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await other.communicate()
+    assert said == b"b''\n"
+    assert await world.echo(a=1) == {"a": 1}
 
 
 # Deadlines and back-pressure

@@ -14,6 +14,7 @@ import pytest
 from openenvd.env_host import shared_state_limits as limits
 from openenvd.env_host import shared_state_wire as wire
 from openenvd.env_host.shared_state import connect_world, start_state_process
+from openenvd.env_host.shared_state_connection import socket_name
 from openenvd.env_host.shared_state_errors import WorldError, WorldLost
 from openenvd.env_host.shared_state_link import StateLink
 from openenvd.env_host.shared_state_process import StateProcess
@@ -46,7 +47,7 @@ def talk(address: str, *pieces: bytes, fd: int | None = None) -> bytes:
     """Everything a state process answers until it closes."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(30)
-        peer.connect(address)
+        peer.connect(socket_name(address))
         found = b""
         try:
             for piece in pieces:
@@ -95,7 +96,7 @@ async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
 ) -> None:
     call = wire.encode(Kind.CALL, epoch=1, name=b"note", value=b'{"entry":1}', body=bytes(1000))
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(state.address)
+        peer.connect(socket_name(state.address))
         peer.sendall(HELLO + call[:-1])
     assert await world.entries() == []
 
