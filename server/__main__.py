@@ -4,8 +4,8 @@
 First of all it lets go of every descriptor it inherited, except the standard three and the ready
 pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from ending.
 
-Then it forks the zygote, while it has one thread and has imported nothing but what operations need;
-only then comes what makes a daemon of it (`daemon.py`).
+Then it looks whether it will fit at all, and forks the zygote, while it has one thread and has
+imported nothing but what operations need; only then comes what makes a daemon of it (`daemon.py`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = _settings(options)
     except ValueError as exc:
-        return _refuse(options.ready_fd, str(exc))
+        error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
+        return _refuse(options.ready_fd, error, code=2)
     paths = Paths.from_environment()
     _tell_workers(settings)
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     if options.ready_fd is not None:  # in the background; in the foreground it is the user's
         prefer_own_session(DAEMON_NICE)
     gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
+    try:
+        _check_floor(settings)
+    except DaemonError as exc:
+        return _refuse(options.ready_fd, exc, code=1)
     zygote = _fork_zygote(paths)
     _set_up_log(paths, settings, in_background=options.ready_fd is not None)
     run = _import_daemon()
@@ -104,12 +109,24 @@ def _settings(options: argparse.Namespace) -> Settings:
     return replace(Settings.from_environment(), **said)
 
 
-def _refuse(ready_fd: int | None, message: str) -> int:
-    sys.stderr.write(f"{message}\n")
+def _check_floor(settings: Settings) -> None:
+    """Before we are of our full size: the kernel would end us on the way there, without a word.
+
+    Raises:
+        DaemonError: a daemon and two workers do not fit.
+    """
+    from ..operations.registry import expected_bytes
+    from ..processes.limits import read_limits
+    from .planning import plan_for
+
+    plan_for(read_limits(), settings, expected_bytes())
+
+
+def _refuse(ready_fd: int | None, error: DaemonError, *, code: int) -> int:
+    sys.stderr.write(f"{error.message}{f' ({error.hint})' if error.hint else ''}\n")
     if ready_fd is not None:
-        error = DaemonError("invalid", message, "openenv up --help shows every setting")
         os.write(ready_fd, json.dumps(error.to_json()).encode() + b"\n")
-    return 2
+    return code
 
 
 def _tell_workers(settings: Settings) -> None:

@@ -28,7 +28,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +44,6 @@ from ..executor import (
     BurstableExecutor,
     FirstZygote,
     Plan,
-    PlanError,
-    plan_workers,
     settle_leftovers,
     sweep_orphans,
 )
@@ -64,6 +62,7 @@ from .errors import DaemonError
 from .expectations import MOST_KEPT, Declared, Expectations
 from .hub import EventHub
 from .log_streams import LogWatcher
+from .planning import plan_for
 from .reconciler import Reconciler
 from .security import ensure_token
 from .services import Services
@@ -76,7 +75,6 @@ LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 HOME_SECONDS = 2.0  # between looks at whether the home is still there
 VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
-DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
 
 
 def run(
@@ -116,7 +114,6 @@ class _Daemon:
         _mind_signals(self._stopping.set)
         self._mind_threads()
         limits = read_limits()
-        _plan(limits, self._settings, registry.expected_bytes())  # too small: say so at once
         tcp, unix = _bind(self._paths, self._settings)
         identity = _identity(self._paths, tcp)
         with tcp, unix:
@@ -317,27 +314,12 @@ def _learned_plan(
         for op in registry.OPERATIONS
     }
     known = store.expectations(MOST_KEPT)
-    plan = _plan(limits, settings, registry.expected_bytes())
+    plan = plan_for(limits, settings, registry.expected_bytes())
     expectations = Expectations(declared, known, most_bytes=plan.budget_bytes)
     shares = {schedule.value: expectations.typical(schedule) for schedule in Schedule}
     with contextlib.suppress(DaemonError):
-        plan = _plan(limits, settings, shares)
+        plan = plan_for(limits, settings, shares)
     return plan, expectations
-
-
-def _plan(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:
-    try:
-        return plan_workers(
-            limits,
-            max_long=settings.max_long_workers,
-            max_short=settings.max_short_workers,
-            worker_memory_bytes=settings.worker_memory_mb * 2**20,
-            reserve_bytes=settings.reserve_mb * 2**20,
-            daemon_bytes=DAEMON_BYTES,
-            expected=expected,
-        )
-    except PlanError as exc:
-        raise DaemonError("too_small", exc.message, exc.hint) from exc
 
 
 def _open_stores(paths: Paths) -> tuple[DispatchStore, AsyncStore]:

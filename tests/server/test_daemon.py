@@ -73,6 +73,20 @@ def test_too_little_memory_is_told_once_with_what_would_do(home: Path) -> None:
     assert error["hint"] not in error["message"]
 
 
+def test_too_little_memory_is_noticed_before_it_is_used(home: Path) -> None:
+    """The kernel ended a daemon in 60 MB while it imported, and nobody could say why."""
+    script = (
+        "import sys; from openenvd.server.__main__ import main; code = main(['--port=0']);"
+        "sys.exit(code if {'fastapi', 'sqlalchemy'}.isdisjoint(sys.modules) else 99)"
+    )
+    environ = {**os.environ, "OPENENV_HOME": str(home), "OPENENV_RESERVE_MB": "100000000"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, timeout=WAIT_SECONDS, capture_output=True
+    )
+    assert done.returncode == 1
+    assert b"of memory are too few" in done.stderr
+
+
 def test_a_home_that_is_no_folder_is_told(home: Path) -> None:
     home.write_text("")
     assert refusal_of(home)["kind"] == "state_unwritable"
