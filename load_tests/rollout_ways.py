@@ -34,6 +34,7 @@ import numpy as np
 import uvloop
 from websockets.asyncio.client import connect
 
+from openenvd.env_host import heap
 from openenvd.env_host.lag import EventLoopLagMonitor
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.disk import Disk
@@ -59,6 +60,7 @@ class Task:
     running_bytes: int  # ours: what running episodes may hold …
     buffer_bytes: int  # … and what waits to be written
     disk_bytes_per_second: int | None = None
+    keep_pages: bool = False  # of freed blocks, for the next ones: see `env_host.heap`
     most_bytes: int = 1 << 62  # naive: ends itself there
 
 
@@ -235,6 +237,8 @@ def main() -> None:
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive}[way]
+    if task.keep_pages:
+        heap.keep_pages()
     uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))

@@ -41,6 +41,7 @@ CHECKPOINT_SECONDS = 1.0
 BATCH_BYTES = 4 << 20
 BATCH_SECONDS = 0.01
 SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
+HEAP_SHARE = 4  # and one is lost between blocks of different sizes, on the C library's heap
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class RolloutWriter:
     """
 
     def __init__(self, output: Output, buffer_bytes: int) -> None:
-        self.budget = ByteBudget(buffer_bytes - buffer_bytes // SPOOL_SHARE)
+        elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE
+        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes)
         self._output = output
         self._earlier = output.finished_episode_ids
         self._batch: list[_Job] = []  # of the loop
