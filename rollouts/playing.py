@@ -122,6 +122,7 @@ class Attempt:
             except EpisodeFailed as exc:
                 if not (is_for_want_of_room(exc) and await self._pool.wait_for_room(self._address)):
                     raise
+                fresh = False
                 continue
             try:
                 await self._reset(session)

@@ -66,19 +66,13 @@ class Session:
             uri = parse_uri(session_url(address))
         except InvalidURI as exc:
             raise NoEnvironment(f"{address!r} is not the address of an environment") from exc
-        wire: _Wire | None = None
         try:
             async with asyncio.timeout(seconds):
-                wire = await _connected(uri)
-                await wire.opened
+                return cls(await _opened(uri))
         except TimeoutError as exc:
             raise _not_connected(address, f"no answer within {seconds:g} s") from exc
         except OSError as exc:
             raise _not_connected(address, exc.strerror or str(exc)) from exc
-        finally:
-            if wire is not None and not wire.is_open:
-                wire.abort()
-        return cls(wire)
 
     @property
     def is_open(self) -> bool:
@@ -234,6 +228,7 @@ class _Wire(asyncio.Protocol):
         for future in (self.opened, self._answer):
             if future is not None and not future.done():
                 future.set_exception(self._lost)
+                future.exception()  # seen: whoever waited for it may have been cancelled
 
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -245,10 +240,16 @@ class _Wire(asyncio.Protocol):
                 self._transport.write_eof()
 
 
-async def _connected(uri: WebSocketURI) -> _Wire:
+async def _opened(uri: WebSocketURI) -> _Wire:
+    """A connection after its handshake; none is left behind when that fails or is cancelled."""
     loop = asyncio.get_running_loop()
     secure = ssl.create_default_context() if uri.secure else None
     _, wire = await loop.create_connection(lambda: _Wire(uri), uri.host, uri.port, ssl=secure)
+    try:
+        await wire.opened
+    except BaseException:  # cancelled, too, even right after it was opened
+        wire.abort()
+        raise
     return wire
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
 from openenvd.rollouts.policies import Decision, Turn
+from openenvd.rollouts.session_pool import SessionPool
 
 from .conftest import Serve, address_of, lines_of
 
@@ -294,3 +296,34 @@ async def test_finished_episodes_that_nobody_takes_hold_the_others_back(serve: S
         # Two wait to be taken, and four wait to join them.
         assert len(lines_of(host, "resets.log")) - taken <= 6
     assert taken == 30
+
+
+async def test_a_connection_that_is_given_up_leaves_no_error_behind(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = serve("Endless")
+    collector = RolloutCollector(address_of(host), go, concurrency=8, max_steps=None)
+    for turns in (1, 3, 10, 30, 100):
+        collecting = asyncio.create_task(collect(collector, 8))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_session_that_the_server_closed_meanwhile_is_replaced(serve: Serve) -> None:
+    host = serve()
+    pool = SessionPool(2, reuse=True)
+    session, was_used = await pool.take(address_of(host))
+    pool.give_back(address_of(host), session)
+    assert (await pool.take(address_of(host)))[0] is session
+    pool.give_back(address_of(host), session)
+    session.abort()
+    await asyncio.sleep(0)
+    other, was_used = await pool.take(address_of(host))
+    assert other is not session
+    assert not was_used
+    pool.close()
