@@ -17,6 +17,7 @@ import re
 
 V1, V2 = 1, 2
 _LEAF = "host"
+_SESSION = re.compile(r"session-(\d+)-\d+")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -82,6 +83,7 @@ class SessionGroups:
         self._version, self._directory = 0, ""
         try:
             self._version, self._directory = _open()
+            _sweep(self._directory)
         except OSError as exc:
             self.why_not = f"{exc.filename or 'control groups'}: {exc.strerror}"
 
@@ -127,6 +129,15 @@ def _mounted(kind: str, path: str, option: str) -> str:
             rest = path[len(root.rstrip("/")) :]
             return f"{point.rstrip('/')}{rest}".rstrip("/")
     raise OSError(2, f"no {kind} hierarchy is mounted", path)
+
+
+def _sweep(directory: str) -> None:
+    """Remove what hosts that were killed have left, where no keeper does."""
+    for name in os.listdir(directory):  # noqa: PTH208
+        match = _SESSION.fullmatch(name)
+        if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{directory}/{name}")  # noqa: PTH106
 
 
 def _probe(directory: str) -> str:

@@ -286,9 +286,9 @@ class Host:
 
     def _become(self, started: Child, head: bytes, parent: int) -> Never:
         """In the child: leave everything that is the host's behind."""
-        if started.group is not None:
-            started.group.enter()
         self._notifier.silence()
+        if started.group is not None:
+            _enter(started.group)
         orders = started.orders
         child.settle_in(parent, name_of(orders, self._config.name), self._fds_without(orders))
         self._state = None  # the host's to stop, not ours when we leave through its frames
@@ -508,3 +508,10 @@ class Host:
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def _enter(group: SessionGroup) -> None:
+    try:
+        group.enter()
+    except OSError as exc:  # serve all the same: the replica's own cap still holds
+        log.warning("a session runs without its memory cap: %s", exc)
