@@ -6,7 +6,7 @@
                                        │   └───────────────────────────────────────────┘ │
     whatever ends it: the client leaves, `close`, an error, time is up, `end`  ──▶ `_finish`
 
-`_call` is what is being waited for; an outcome that comes when it is not (any more) is dropped.
+`_call` is what is being waited for (`session_call.py`).
 `_finish` happens once: it gives the slot up first, since a client that sees the close must find
 room for its next session, and says the last word then.
 """
@@ -30,6 +30,7 @@ from .errors import SessionEnded, SessionError
 from .mcp import Mcp
 from .protocol import WSErrorCode
 from .session import Session
+from .session_call import Call, Settle
 from .sessions import SessionTable
 from .written import observation_data, state_data
 from .ws_frames import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
@@ -50,43 +51,6 @@ class Service:
     mcp: Mcp
     step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
-
-
-class Call:
-    """Something of the environment that is being waited for."""
-
-    __slots__ = ("future", "name", "settle", "socket", "timer")
-
-    def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
-        self.socket = socket
-        self.name = name  # of what a message asked for; empty while the session begins
-        self.settle = settle
-        self.future: asyncio.Future[Any] | None = None  # None: it runs on a thread
-        self.timer: asyncio.TimerHandle | None = None
-
-    def watch(self, future: asyncio.Future[Any]) -> None:
-        """Take the outcome of `future` for the call's."""
-        self.future = future
-        future.add_done_callback(self._done)
-
-    def settled(self, result: Any, error: BaseException | None) -> None:
-        """The outcome is here."""
-        if self.socket.is_waiting_for(self):
-            self.settle(result, error)
-        elif isinstance(result, Session):  # its slot came when its client had just gone
-            self.socket.give_back(result)
-        elif error is not None:
-            log.info("a call that nobody waits for any more failed: %r", error)
-
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            self.settled(None, RuntimeError("the environment cancelled its own call"))
-        else:
-            error = future.exception()
-            self.settled(None if error else future.result(), error)
-
-
-Settle = Callable[[Any, BaseException | None], None]
 
 
 class SessionSocket(WebSocketProtocol):
