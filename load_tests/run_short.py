@@ -21,6 +21,7 @@ PROGRAMS = (
     ("steps", 1, "--short"),
     ("brigade", 1, "--short"),
     ("full_house", 1, "--requests 1000 --house 20"),
+    ("rollouts", 1, "--short"),
 )
 
 
