@@ -92,11 +92,12 @@ def story(event: Died, known: Circumstances) -> str:
     return "\n".join(lines)
 
 
-def advice(event: Died, known: Circumstances) -> str:
+def advice(event: Died | Raised, known: Circumstances) -> str:
     """The commands to try, beginning with `openenv`."""
-    memory = more_memory(event.exit, known.budget_bytes)
+    reason = reason_of(event)
+    memory = None if reason is None else more_memory(reason, known.budget_bytes)
     tips = [] if memory is None else [_with_more(known.request, memory)]
-    if known.long_running > 1:
+    if known.long_running > 1 and isinstance(event, Died):  # a replica has its memory to itself
         tips.append(f"openenv up --max-long-workers {known.long_running - 1}")
     if not tips:
         return "it had all the memory that workers may use: openenv info shows the plan"

@@ -9,7 +9,7 @@ from ..executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ..processes.exit_reason import ExitKind, ExitReason
 from ..requests_db.records import Outcome, RequestError
 from ..requests_db.states import ErrorKind, RequestState
-from .memory_deaths import Circumstances, advice, story
+from .memory_deaths import Circumstances, advice, reason_of, story
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 
@@ -39,7 +39,7 @@ def outcome_of(event: FinalEvent, known: Circumstances | None = None) -> Outcome
                 peak_bytes=event.peak_bytes,
             )
         case Raised():
-            return _failed(event, _error_raised(event))
+            return _failed(event, _error_raised(event, known))
         case Died():
             return _failed(event, _error_of_death(event, known))
         case Cancelled():
@@ -68,12 +68,14 @@ def _failed(event: Raised | Died, error: RequestError) -> Outcome:
     )
 
 
-def _error_raised(event: Raised) -> RequestError:
-    error = event.error
+def _error_raised(event: Raised, known: Circumstances | None) -> RequestError:
+    error, hint, reason = event.error, event.error.hint, reason_of(event)
+    if known is not None and reason is not None and reason.is_oom:  # of a replica it was starting
+        hint = advice(event, known)
     expected = error.hint is not None or _kind_of(error) is not ErrorKind.OPERATION_ERROR
     tail = () if expected else tuple(error.traceback.splitlines()[-MAX_TRACEBACK_LINES:])
     message = error.message if expected else f"{error.type}: {error.message}"
-    return RequestError(_kind_of(error), message, error.hint, error.evidence, log_tail=tail)
+    return RequestError(_kind_of(error), message, hint, error.evidence, log_tail=tail)
 
 
 def _kind_of(error: TaskError) -> ErrorKind:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.executor.messages import Died
+from openenvd.executor.messages import Died, Raised, TaskError
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
@@ -44,6 +44,16 @@ def circumstances(**changes: Any) -> Circumstances:
     )
     known = Circumstances(asked, "launch trial", [200 * MB] * 19 + [214 * MB], 4, 2048 * MB)
     return replace(known, **changes)
+
+
+def test_a_replica_that_needed_more_is_told_with_the_command_to_try() -> None:
+    told = "replica 0 of trial was killed by the kernel at 256 MB before it was ready"
+    evidence = REASON.to_json()
+    error = TaskError("ReplicaFailed", told, "give it more", "oom_killed", evidence=evidence)
+    outcome = outcome_of(Raised("id", error, None, at=5.0), circumstances())
+    assert outcome.error is not None
+    assert (outcome.error.message, outcome.error.evidence) == (told, evidence)
+    assert outcome.error.hint == "openenv launch trial --memory 512M"
 
 
 def test_the_story_is_told_whole() -> None:
