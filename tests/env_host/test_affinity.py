@@ -9,7 +9,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Tools(Environment[Action, Observation, State]):
 
 
 @pytest.fixture
-def host(start: StartHost, tmp_path: Path) -> Iterator[Callable[..., Host]]:
+def host(start: StartHost, tmp_path: Path) -> Callable[..., Host]:
     """Starts a host of `Tools`."""
     (tmp_path / "tools.py").write_text(TOOLS)
 
