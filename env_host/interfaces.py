@@ -73,7 +73,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False  # all sessions share one thread
-    THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread: sessions share a pool of them
+    THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread: sessions share a pool
 
     @abstractmethod
     def reset(
