@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many episodes may run is learned from what they were seen to hold."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from openenvd.rollouts.standing import COPIES, SCOUTS, StandingRoom
+
+
+async def begin(standing: StandingRoom, stack: AsyncExitStack, begun: list[int]) -> None:
+    await stack.enter_async_context(standing.enter())
+    begun.append(1)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> None:
+    standing = StandingRoom(100 * COPIES * 1000, keeps_episodes=False)
+    begun: list[int] = []
+    async with AsyncExitStack() as stack:
+        scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
+        others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
+        await settle()
+        assert begun == []
+        for scout in scouts:
+            scout.step(10, 1000)
+        await settle()
+        assert len(begun) == 100 - SCOUTS
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    assert standing.peak_bytes <= 100 * COPIES * 1000
+
+
+async def test_an_episode_that_ends_before_its_first_step_lets_the_others_in() -> None:
+    standing = StandingRoom(1000, keeps_episodes=False)
+    async with standing.enter():
+        pass
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        await stack.enter_async_context(standing.enter())
+
+
+async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None:
+    standing = StandingRoom(10_000, keeps_episodes=True)
+    async with standing.enter() as room:
+        for _ in range(5):
+            room.step(3000, 3000)
+        assert standing.peak_bytes == 15_000  # it is never kept waiting in the middle
