@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from . import manifest
+from .columnar import arrow, in_columns
 from .disk import Disk, typed
 from .episodes import Episode, Step
 from .errors import EpisodeRefused, OutputBusy
@@ -49,6 +50,8 @@ class Output:
     ) -> None:
         if form not in FORMATS:
             raise ValueError(f"rollouts are written as {', '.join(FORMATS)}, not {form!r}")
+        if form != JSONL:
+            arrow()  # said now, not when the first part is whole
         self.folder = folder
         self._form = form
         self._disk = disk or Disk()
@@ -268,8 +271,6 @@ class Output:
         """In columns, where these are asked for; what the growing part has stays until then."""
         if self._form == JSONL:
             return part.finished()
-        from .columnar import in_columns
-
         return in_columns(part, self._form, self._disk)
 
     def _grow_anew(self) -> None:

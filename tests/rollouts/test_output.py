@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from openenvd.rollouts.errors import (
     OutputDamaged,
     OutputFull,
     OutputUnwritable,
+    RolloutError,
 )
 from openenvd.rollouts.layout import Verdict
 from openenvd.rollouts.output import OWN_PART_BYTES, Output
@@ -186,6 +188,15 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputUnwritable):
         Output(tmp_path / "file" / "out")
+
+
+def test_columns_without_pyarrow_are_refused_before_anything_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RolloutError, match="not installed") as told:
+        Output(tmp_path, form="parquet")
+    assert "openenvd[arrow]" in told.value.hint
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
