@@ -22,8 +22,12 @@ from typing import Any, cast
 from .board import Slot, Word, now_microseconds
 from .heads import END_OF_HEAD, MAX_HEAD_BYTES
 
-BATCH = 16  # connections accepted in one go
-SLACK = 8  # sessions that a shard may be ahead of the one with the fewest
+BATCH = 16  # connections accepted in one go, by a shard that has few
+SLACK = 8  # sessions that a shard may be ahead of the one with the fewest, or this share of its own
+# A flood must be taken in fast: the kernel's queue is short (`somaxconn`), and a connection that
+# finds it full comes again after 1, 3 and 7 s. A turn of the loop may be long then.
+SHARE = 1 / 16
+MOST_BATCH = 256
 LOOK_AWAY_SECONDS = 0.002
 PATIENCE_SECONDS = 0.05  # then a connection that nobody else took is ours
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
@@ -201,10 +205,11 @@ class Acceptor:
 def fair_share(own: Slot, others: Sequence[Slot], now: int) -> int:
     """How many connections this shard should take now, rather than leave them to the others."""
     roomy = [slot.load for slot in others if slot.room and slot.is_turning(now)]
+    batch = min(MOST_BATCH, max(BATCH, int(own.load * SHARE)))
     if not roomy:
-        return BATCH  # also when all are full: HTTP is answered, and sessions wait their turn
+        return batch  # also when all are full: HTTP is answered, and sessions wait their turn
     ahead = own.load - min(roomy)
-    return max(0, min(BATCH, own.room, SLACK + 1 - ahead))
+    return max(0, min(batch, own.room, max(SLACK, batch - BATCH) + 1 - ahead))
 
 
 def duplicate(transport: asyncio.BaseTransport) -> int | None:

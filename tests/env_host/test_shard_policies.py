@@ -70,6 +70,11 @@ def test_a_shard_far_ahead_waits_for_the_others() -> None:
     assert accepts(board(SLACK, 0, 3), 0)
 
 
+def test_a_shard_that_has_many_takes_many_more_at_once() -> None:
+    many = 160 * BATCH
+    assert share(board(many, many, most=2 * many), 0) == 9 * BATCH + 1
+
+
 def test_a_shard_takes_as_many_as_leave_it_not_far_ahead() -> None:
     assert share(board(0), 0) == BATCH
     assert share(board(SLACK - 2, 0), 0) == 3
