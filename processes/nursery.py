@@ -23,6 +23,8 @@ What happens when
     the daemon stops           it is told to end; its keepers go on
     the daemon dies            nothing; it ends when it is idle
     it is killed               keepers go on (they are detached); the next launch starts another
+    it hangs                   who has waited in vain takes its name away, and does without; the
+                               next launch starts another
     it ends while one connects it takes its socket's name away under the lock that a starter holds,
                                so a client is served, or finds nobody and starts another
     a module leaves a thread   it refuses: forking would not be safe
@@ -67,6 +69,8 @@ class Nursery:
 
     def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
         self._listener = listener
+        self._name = listener.getsockname()
+        self._born_as = _identity_of(self._name)
         self._folder = folder
         self._idle_seconds = idle_seconds
         self._keepers: set[int] = set()
@@ -165,12 +169,22 @@ class Nursery:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):
-                os.unlink(self._listener.getsockname())  # noqa: PTH108
+                if _identity_of(self._name) == self._born_as:  # another's, if we did not answer
+                    os.unlink(self._name)  # noqa: PTH108
             self._has_left = True
         except BlockingIOError:
             self._asked_at = time.monotonic()
         finally:
             os.close(lock)
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    """Tells a file from another of the same name; no file has (0, 0)."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
 
 
 def is_idle(keepers: int, silent_seconds: float, idle_seconds: float) -> bool:

@@ -54,9 +54,13 @@ def fork_keeper(
     fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
     try:
         for _ in range(_ATTEMPTS):
-            _start_unless_there(path, nursery, environ)
-            if answer := _ask(path, message, fds):
-                return "pid" in answer
+            found = _start_unless_there(path, nursery, environ)
+            try:
+                if answer := _ask(path, message, fds, REPLY_SECONDS):
+                    return "pid" in answer
+            except TimeoutError:  # it hangs: let the next launch find another
+                _forget(path, found)
+                return False
     except OSError:  # no socket, no lock, no program: another way remains
         return False
     finally:
@@ -81,7 +85,8 @@ def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def end_nurseries(folder: Path) -> None:
     """End every nursery of a home; what they forked goes on. Tolerates that none is there."""
     for path in folder.glob("nursery-*.sock"):
-        _ask(path, {"end": True}, [], END_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            _ask(path, {"end": True}, [], END_SECONDS)
         path.unlink(missing_ok=True)  # it was killed, or does not answer
 
 
@@ -92,11 +97,11 @@ def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -> None:
+def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -> os.stat_result:
     """On return somebody listens at `path`, although it may still be importing."""
     with _locked(path.parent):
         if _listens(path):
-            return
+            return path.stat()
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -104,6 +109,15 @@ def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -
             path.chmod(0o600)
             listener.listen(LISTEN_BACKLOG)
             _spawn(listener.fileno(), nursery, environ)
+        return path.stat()
+
+
+def _forget(path: Path, found: os.stat_result) -> None:
+    """Take its name from the nursery that was found there; another's is left alone."""
+    with _locked(path.parent), contextlib.suppress(FileNotFoundError):
+        now = path.stat()
+        if (now.st_ino, now.st_mtime_ns) == (found.st_ino, found.st_mtime_ns):
+            path.unlink()
 
 
 def _spawn(listen_fd: int, nursery: Json, environ: Mapping[str, str]) -> None:
@@ -140,14 +154,20 @@ def _listens(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def _ask(path: Path, message: Json, fds: list[int], seconds: float = REPLY_SECONDS) -> Json | None:
-    """Its answer; None when it has gone, or says nothing."""
+def _ask(path: Path, message: Json, fds: list[int], seconds: float) -> Json | None:
+    """Its answer; None when it has gone.
+
+    Raises:
+        TimeoutError: it is there, and says nothing.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(seconds)
         try:
             connection.connect(str(path))
             socket.send_fds(connection, [json.dumps(message).encode()], fds)
             data = connection.recv(MAX_MESSAGE_BYTES)
+        except TimeoutError:
+            raise
         except OSError:
             return None
     return dict(json.loads(data)) if data else None

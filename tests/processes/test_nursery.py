@@ -148,6 +148,24 @@ def test_a_killed_nursery_is_replaced_and_its_keepers_go_on(make: Make) -> None:
     assert one.wait(lambda s: s["sessions"] == 3)["state"] == "ready"
 
 
+def test_one_that_hangs_is_done_without_and_replaced(
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nursery = _nursery_of(make().ready())
+    nursery.suspend()
+    try:
+        with monkeypatch.context() as impatient:
+            impatient.setattr(nursery_link, "REPLY_SECONDS", 0.2)
+            make().ready()  # as a program
+        assert _nurseries(folder) == []
+        assert _nursery_of(make().ready()).pid != nursery.pid
+    finally:
+        nursery.resume()
+        nursery.terminate()
+        _await_end(nursery)
+    assert len(_nurseries(folder)) == 1  # of the next one
+
+
 def test_one_that_is_told_to_end_leaves_its_keepers_running(make: Make, folder: Path) -> None:
     one = make().ready()
     nursery = _nursery_of(one)
