@@ -50,6 +50,7 @@ Failure cases, and what the executor makes of them:
 |                                            | replaced once it is idle. If one of them dies       |
 |                                            | meanwhile, its exit status is not known: `LOST`     |
 | zygote says nothing for long               | killed, and as above                                |
+| zygote finds threads in itself             | ended; workers are spawned from then on             |
 | zygote or workers cannot be started        | retried with back-off; after some attempts the      |
 |                                            | waiting tasks are `Died`, rather than hang          |
 | daemon is killed                           | the lifeline closes: the kernel kills every         |
@@ -263,14 +264,16 @@ class BurstableExecutor:
             return partial(self._make_zygote, lifeline)
         return partial(self._make_spawner, lifeline)
 
-    def _make_zygote(self, lifeline: int, may_preload: bool) -> WorkerSource:
+    def _make_zygote(self, lifeline: int, may_preload: bool, may_fork: bool) -> WorkerSource:
+        if not may_fork:
+            return self._make_spawner(lifeline)
         first, self._first_zygote = self._first_zygote, None
         if first is not None:
             return ZygoteLink.adopt(first)
         preload = self._preload if may_preload else ()
         return ZygoteLink.start(lifeline=lifeline, home=self._home, preload=preload)
 
-    def _make_spawner(self, lifeline: int, _may_preload: bool) -> WorkerSource:
+    def _make_spawner(self, lifeline: int, *_may: bool) -> WorkerSource:
         return Spawner(lifeline=lifeline, home=self._home)
 
 

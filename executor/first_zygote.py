@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from .sources import worker_environment
+from .sources import threads_of_this_process, worker_environment
 from .zygote import become_zygote, preload
 
 
@@ -37,8 +37,8 @@ class FirstZygote:
     lifeline: tuple[int, int]  # the reading end, which workers hold, and ours, never written
 
 
-def fork_first_zygote(modules: Sequence[str], home: str) -> FirstZygote:
-    """Import `modules`, then fork. Call it in a process that has one thread.
+def fork_first_zygote(modules: Sequence[str], home: str) -> FirstZygote | None:
+    """Import `modules`, then fork; None when there are threads by then, whoever started them.
 
     Raises:
         OSError: the system will not fork.
@@ -47,6 +47,8 @@ def fork_first_zygote(modules: Sequence[str], home: str) -> FirstZygote:
     gc.disable()  # what imports make is there to stay: nothing to collect, much to look through
     preload(list(modules))
     gc.freeze()
+    if threads_of_this_process() > 1:
+        return None
     ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lifeline = os.pipe()
     pid = os.fork()

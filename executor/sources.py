@@ -70,7 +70,14 @@ class Ready:
     seconds: float
 
 
-SourceEvent = Forked | Refused | Exited | Ready
+@dataclass(frozen=True, slots=True)
+class Unsafe:
+    """The source has more threads than one, and must not fork; it ends."""
+
+    threads: int
+
+
+SourceEvent = Forked | Refused | Exited | Ready | Unsafe
 
 
 class WorkerSource(Protocol):
@@ -92,7 +99,15 @@ class WorkerSource(Protocol):
         """End the source; returns when it is gone."""
 
 
-SourceFactory = Callable[[bool], WorkerSource]  # told whether it may preload
+SourceFactory = Callable[[bool, bool], WorkerSource]  # told whether it may preload, and fork
+
+
+def threads_of_this_process() -> int:
+    """Those of C as well, which `threading` does not know of; 1 where nobody tells."""
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    except OSError:
+        return 1
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:

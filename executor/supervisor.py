@@ -43,6 +43,7 @@ from .sources import (
     Refused,
     SourceEvent,
     SourceFactory,
+    Unsafe,
     WorkerSource,
     signal_group,
 )
@@ -98,6 +99,7 @@ class Supervisor:
 
         self._source: WorkerSource | None = None
         self._source_number = 0
+        self._may_fork = True
         self._failed_starts = 0
         self._next_start = 0.0
         self._answer_by = math.inf  # finite while the source owes us a word
@@ -495,7 +497,8 @@ class Supervisor:
 
     def _start_source(self) -> None:
         self._source_number += 1
-        self._source = self._make_source(self._failed_starts < FAILED_STARTS_BEFORE_BARE)
+        may_preload = self._failed_starts < FAILED_STARTS_BEFORE_BARE
+        self._source = self._make_source(may_preload, self._may_fork)
         self._selector.register(self._source.fileno(), selectors.EVENT_READ, self._on_source)
 
     def _on_source(self) -> None:
@@ -525,6 +528,9 @@ class Supervisor:
             case Refused():
                 self._pool_named(event.name).asked.discard(ordinal_of(event.name))
                 self._count_failed_start(f"no process for worker {event.name}: {event.error}")
+            case Unsafe():
+                log.warning("the zygote has %d threads, and must not fork", event.threads)
+                self._may_fork = False
             case Ready():
                 log.info("the zygote is ready after %.0f ms", event.seconds * 1000)
 

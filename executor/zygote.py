@@ -10,6 +10,10 @@ file, a lock or their fate with it. What it does:
         ◀ its end                   exits; the daemon is gone or does not want it any more
     when a child ended:             ▶ {"exited": pid, "status", "peak_bytes"}
     once, after preloading:         ▶ {"ready": seconds it took}
+                                    ▶ {"unsafe": threads}   or it ends: something that was imported,
+                                                            or starts with every Python, has left
+                                                            threads, and what they lock stays locked
+                                                            in a fork
 
 Its memory is frozen (`gc.freeze`) before the first fork, so that workers share its pages for as
 long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
@@ -40,6 +44,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from .sources import threads_of_this_process
 from .worker import serve
 
 MOST_MESSAGE_BYTES = 65_536
@@ -155,6 +160,9 @@ def become_zygote(control: socket.socket, *, lifeline: int, home: str, began: fl
     adopt_orphans()
     zygote = Zygote(control, lifeline=lifeline, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
+        if (threads := threads_of_this_process()) > 1:
+            zygote.tell({"unsafe": threads})
+            os._exit(0)
         zygote.tell({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .sources import Exited, Forked, Ready, Refused, SourceEvent, worker_environment
+from .sources import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
     from .first_zygote import FirstZygote
@@ -162,4 +162,6 @@ def _understand(data: bytes, descriptors: list[int]) -> SourceEvent:
         return Refused(message["refused"], message["error"])
     if "exited" in message:
         return Exited(message["exited"], message["status"], message["peak_bytes"])
+    if "unsafe" in message:
+        return Unsafe(message["unsafe"])
     return Ready(message["ready"])

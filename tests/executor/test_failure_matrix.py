@@ -427,6 +427,20 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)
 
 
+def test_nothing_is_forked_where_there_are_threads(
+    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracer or a numeric library may start one in every Python, unasked."""
+    start = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "leaves_a_thread.py").write_text(start)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    bench = make_bench(start=False)
+    bench.executor._preload = ["leaves_a_thread"]
+    bench.executor.start()
+    worker = psutil.Process(bench.run("context").result["pid"])
+    assert worker.ppid() == os.getpid()  # spawned
+
+
 def test_a_preload_that_ends_the_zygote_is_left_out_in_the_end(
     make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -58,3 +59,13 @@ def test_a_lost_first_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) -> N
 
 def test_it_ends_with_a_daemon_that_never_came_to_life(tmp_path: Path) -> None:
     wait_gone(run_daemon(tmp_path, "fail to start")["zygote"])
+
+
+def test_it_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "leaves_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    script = "from openenvd.executor import fork_first_zygote as fork; assert fork(%r, '/') is None"
+    command = [sys.executable, "-c", script % ["leaves_a_thread"]]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+    assert done.returncode == 0
