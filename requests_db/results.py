@@ -38,7 +38,7 @@ class NameTaken:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """So many requests wait already; nothing was written."""
+    """So many requests of its schedule wait already; nothing was written."""
 
     pending: int
 

@@ -204,6 +204,12 @@ ADD_TO_TALLY = (
 )
 TALLY = select(*(_t[state.value.lower()] for state in RequestState))
 PENDING_TALLY = select(_t.pending)
+# Only asked when as many wait of both schedules together; the claim's index answers it alone.
+PENDING_OF = (
+    select(func.count())
+    .select_from(requests)
+    .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
+)
 LAST_EVENT = select(_t.last_event)
 INSERT_EVENT = insert(events)
 

@@ -32,7 +32,7 @@ from .rows import (
     new_request,
     request_of,
 )
-from .states import EnvironmentState, RequestState
+from .states import EnvironmentState, RequestState, Schedule
 
 _ID_BYTES = 8
 
@@ -102,11 +102,19 @@ def _refusal(
         found = _one(connection, statements.LOCKED_ENVIRONMENT_BY_NAME, of_name=name)
         if found is not None and (holder := environment_of(found)).state.is_live:
             return NameTaken(holder)
-    if max_pending is not None:
-        pending: int = prepared.scalar(connection, statements.PENDING_TALLY, {})
-        if pending >= max_pending:
-            return QueueFull(pending)
+    if max_pending is not None and _is_full(connection, new.schedule, max_pending):
+        return QueueFull(max_pending)
     return None
+
+
+def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bool:
+    """Each schedule has room of its own: a queue full of launches still takes a `down`."""
+    pending: int = prepared.scalar(connection, statements.PENDING_TALLY, {})
+    if pending < max_pending:
+        return False
+    parameters = {"of_schedule": schedule.value}
+    of_schedule: int = prepared.scalar(connection, statements.PENDING_OF, parameters)
+    return of_schedule >= max_pending
 
 
 def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:

@@ -41,7 +41,7 @@ class Settings:
     worker_memory_mb: int = _setting(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
     reserve_mb: int = _setting(0, "Memory left to everything else, in MB; 0 lets the plan decide.")
     max_pending: int = _setting(
-        100_000, "Most requests waiting at once; more are refused (429).", least=1
+        100_000, "Most requests waiting, LONG and SHORT each; more are refused (429).", least=1
     )
     keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are collected.")
     keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.", most=36_500)

@@ -96,7 +96,7 @@ class Submitter:
                 raise _name_taken(outcome.environment)
             case results.QueueFull():
                 raise QueueFull(
-                    f"{outcome.pending} requests are waiting already",
+                    f"{outcome.pending} {new.schedule} requests are waiting already",
                     "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
                 )
 

@@ -137,6 +137,7 @@ async def test_a_full_queue_takes_no_more(store: AsyncStore, dispatch: DispatchS
     for _ in range(3):
         await submitted(store)
     assert await store.submit(CHECK, now=100.5, max_pending=3) == QueueFull(3)
+    assert isinstance(await store.submit(LAUNCH, now=100.5, max_pending=3), Submitted)
     dispatch.claim(Schedule.SHORT, 1, 200.5)
     assert isinstance(await store.submit(CHECK, now=100.5, max_pending=3), Submitted)
 
@@ -221,6 +222,7 @@ async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
     await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+    await store.submit(CHECK, now=100.5)
     down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
     result = await store.submit(down, now=101.5, stopping="trial", max_pending=1)
     assert isinstance(result, QueueFull)

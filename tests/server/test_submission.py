@@ -84,11 +84,24 @@ async def test_a_name_that_cannot_be_a_path_is_refused(
     assert await store.list_requests() == []
 
 
+async def test_a_queue_full_of_launches_takes_what_frees_it(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    for name in ("echo", "second", "third"):
+        await submit(submitter, "launch", source="echo", name=name)
+    with pytest.raises(QueueFull, match="3 LONG requests are waiting already"):
+        await submit(submitter, "launch", source="echo", name="other")
+    await submit(submitter, "check")
+    await submit(submitter, "down", name="echo")
+    assert await state_of(store, "echo") is EnvironmentState.STOPPING
+
+
 async def test_a_full_queue_refuses_and_changes_nothing(
     submitter: Submitter, store: AsyncStore
 ) -> None:
-    await submit(submitter, "launch", source="echo")
-    for _ in range(2):
+    for name in ("echo", "second", "third"):
+        await submit(submitter, "launch", source="echo", name=name)
+    for _ in range(3):
         await submit(submitter, "check")
     with pytest.raises(QueueFull):
         await submit(submitter, "launch", source="echo", name="other")
