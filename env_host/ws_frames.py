@@ -79,7 +79,7 @@ class FrameParser:
         self._chunks: list[bytes] | None = None  # of a frame that has not arrived whole
         self._held = 0  # bytes in them
         self._wanted = 0  # bytes without which it is not worth looking again
-        self._fragments: list[bytes] | None = None  # of a message in several frames
+        self._fragments: bytearray | None = None  # of a message in several frames
         self._kind = 0  # of that message
 
     def feed(self, data: bytes) -> list[Message]:
@@ -157,13 +157,13 @@ class FrameParser:
 
     def _join(self, kind: int, payload: bytes, *, last: bool) -> Message | None:
         if self._fragments is None:
-            self._fragments, self._kind = [], kind
-        self._fragments.append(payload)
-        if sum(map(len, self._fragments)) > self._max_bytes:
+            self._fragments, self._kind = bytearray(), kind
+        self._fragments += payload  # not in a list: they may be many, and empty
+        if len(self._fragments) > self._max_bytes:
             raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
         if not last:
             return None
-        whole, self._fragments = b"".join(self._fragments), None
+        whole, self._fragments = bytes(self._fragments), None
         return self._kind, whole
 
 

@@ -6,7 +6,11 @@
         └── send_text, close ─┴── pong, close
 
 Closing: our close frame goes out, and the peer has `CLOSE_SECONDS` to answer it; closing the
-connection at once could cost it what we said last. Its own close frame is answered, and that is it.
+connection at once could cost it what we said last. Its own close frame is answered, and that is it:
+what is still to be written has as long to be taken.
+
+A peer that does not read makes us hold no more: `is_paused` tells the subclass, and of its pings
+the last alone is answered, once it reads again.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class WebSocketProtocol(asyncio.Protocol):
         "_is_heard",
         "_loop",
         "_parser",
+        "_pong",
         "is_paused",
         "transport",
     )
@@ -55,6 +60,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._has_left = False
         self._is_heard = True  # anything has come since `ask_for_life` last looked
         self._is_asked = False  # it pinged then
+        self._pong: bytes | None = None  # to be sent when the peer reads again
         self.is_paused = False  # the peer reads more slowly than we write
         self.transport: Any = None
 
@@ -111,6 +117,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """The peer has closed its side without a word."""
+        self._hang_up()
         self._leave()
         return None
 
@@ -128,12 +135,15 @@ class WebSocketProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self.is_paused = False
+        pong, self._pong = self._pong, None
+        if pong is not None and self._closing is None and not self._has_left:
+            self._write(PONG, pong)
 
     def fail(self, code: int, reason: str) -> None:
         """Close at once: the peer broke the protocol."""
         if self._closing is None and not self._has_left:
             self.transport.write(close_frame(code, reason))
-        self.transport.close()
+        self._hang_up()
         self._leave()
 
     def fail_text(self) -> None:
@@ -156,15 +166,27 @@ class WebSocketProtocol(asyncio.Protocol):
     def _other(self, kind: int, payload: bytes) -> None:
         if kind == PING:
             if self._closing is None and not self._has_left:
-                self._write(PONG, payload)
+                self._answer_ping(payload)
         elif kind == CLOSE:
             code = code_of_close(payload)
             if self._closing is None and not self._has_left:
                 self.transport.write(close_frame(code))
-            self.transport.close()
+            self._hang_up()
             self._leave()
         elif kind != PONG and self._closing is None and not self._has_left:
             self.binary_received()
+
+    def _answer_ping(self, payload: bytes) -> None:
+        if self.is_paused:
+            self._pong = payload
+        else:
+            self._write(PONG, payload)
+
+    def _hang_up(self) -> None:
+        """Close when what was written has gone; at last without, if the peer does not take it."""
+        self.transport.close()
+        if self._closing is None:
+            self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
     def _leave(self) -> None:
         if not self._has_left:

@@ -67,6 +67,17 @@ def test_fragments_are_joined_and_control_frames_pass_between_them() -> None:
     assert parse(data) == [(PING, b"1"), (PONG, b"2"), (TEXT, b"abc"), (BINARY, b"d")]
 
 
+def test_a_great_many_empty_fragments_neither_hold_the_loop_nor_memory() -> None:
+    """Adding all of them up again with each would take minutes."""
+    parser = FrameParser(LIMIT)
+    parser.feed(sent(Opcode.TEXT, b"", fin=False))
+    empty = sent(Opcode.CONT, b"", fin=False) * 1000
+    for _ in range(300):
+        assert parser.feed(empty) == []
+    assert not parser._fragments
+    assert parser.feed(sent(Opcode.CONT, b"x")) == [(TEXT, b"x")]
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [

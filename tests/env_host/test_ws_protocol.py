@@ -20,7 +20,7 @@ from openenvd.env_host.mcp import Mcp
 from openenvd.env_host.session_socket import Service, SessionSocket
 from openenvd.env_host.session_watch import SessionWatch
 from openenvd.env_host.sessions import SessionTable
-from openenvd.env_host.ws_frames import PING, head_of_frame
+from openenvd.env_host.ws_frames import PING, PONG, head_of_frame
 from openenvd.env_host.ws_protocol import WebSocketProtocol
 
 from .conftest import ECHO, StartHost
@@ -283,6 +283,46 @@ class Listening(WebSocketProtocol):
 
     def client_left(self) -> None:
         self.left.set_result(None)
+
+
+async def test_of_the_pings_of_a_peer_that_does_not_read_the_last_is_answered() -> None:
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.pause_writing()
+    for number in range(1000):
+        protocol.data_received(frame(Opcode.PING, b"%d" % number))
+    assert protocol.transport.get_write_buffer_size() == 0
+    protocol.resume_writing()
+    assert peer.recv(65536) == head_of_frame(3, PONG) + b"999"
+    protocol.transport.abort()
+    await protocol.left
+    peer.close()
+
+
+@pytest.mark.parametrize("goodbye", [b"", frame(Opcode.CLOSE, b""), b"\xff\xff"])
+async def test_a_connection_ends_though_its_peer_does_not_take_what_was_written(
+    goodbye: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the peer says goodbye, leaves without a word, or breaks the protocol."""
+    monkeypatch.setattr("openenvd.env_host.ws_protocol.CLOSE_SECONDS", 0.05)
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.send_text(b"x" * 10_000_000)
+    if goodbye:
+        peer.send(goodbye)
+    else:
+        peer.shutdown(socket.SHUT_WR)
+    await protocol.left
+    assert protocol.transport.get_write_buffer_size()
+    while ours.fileno() >= 0:
+        await asyncio.sleep(0.01)
+    peer.close()
 
 
 async def test_who_is_silent_is_asked_and_then_given_up() -> None:
