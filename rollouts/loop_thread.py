@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -23,12 +22,15 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
     cancelled, and has ended when this returns.
     """
     done: Future[_T] = Future()
+    is_given_up = threading.Event()
     cancel: Future[Callable[[], object]] = Future()
 
     async def watched() -> _T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        if is_given_up.is_set():  # looked at after that, as it is set before: one of us sees it
+            task.cancel()
         return await main
 
     def run() -> None:
@@ -41,16 +43,15 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
             done.set_result(result)
 
     thread = threading.Thread(target=run, name="rollout")
-    # The thread is there before a signal can be raised that has to end it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    thread.start()
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        thread.start()
         return done.result()
     except BaseException:  # cancelled, too: it is raised here, wherever the other thread is
-        if not done.done():
-            with contextlib.suppress(RuntimeError):  # it has ended by now
+        is_given_up.set()
+        if cancel.done():
+            with contextlib.suppress(RuntimeError):  # the loop has ended by now
                 cancel.result()()
         raise
     finally:
-        thread.join()
+        with contextlib.suppress(RuntimeError):  # a signal came before it was started
+            thread.join()
