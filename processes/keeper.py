@@ -70,7 +70,7 @@ from .cgroups import Cgroup, CgroupManager
 from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
 from .keeper_group import enter_keepers_group, leave_keepers_group
-from .log_bound import keep_newest_half, next_look_seconds
+from .log_bound import BUSY_LOOK_SECONDS, keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
 from .server_child import (
     ForkInto,
@@ -393,6 +393,7 @@ class Keeper:
             self._read_notify()
             self._close_notify()
             self._exit = self._last_exit = self._explain()
+            self._bound_log()  # nobody will look at it again
             self._log_tail = last_lines(self._run["log_path"], LOG_TAIL_LINES)
             self._pid = self._pid_started_at = self._ended = None
         self._state = "exited"
@@ -442,6 +443,8 @@ class Keeper:
         """Bound the log, note the counters, and write what could not be written before."""
         before, size = self._log_size, self._bound_log()
         seconds = next_look_seconds(size, size - before, self._run["max_log_bytes"])
+        if self._state == "starting":  # when most is printed, and what loops prints without end
+            seconds = BUSY_LOOK_SECONDS
         self._log_size = size
         self._next_look = time.monotonic() + seconds
         if self._pid is not None and self._ended is None:

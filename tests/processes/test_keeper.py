@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -413,10 +414,22 @@ def test_log_is_kept_bounded_while_the_server_writes(replica: Make) -> None:
         one.tell(f"print line-{number} {'x' * 40}")
     one.tell("exit 0")
     one.wait_state("exited")
+    assert Path(one.run_file["log_path"]).stat().st_size <= 20_000
+    assert one.link.status["log_tail"][-1].startswith("line-2999")
     one.link.send("start")  # looks at once
     one.wait_state("ready", generation=2)
     assert Path(one.run_file["log_path"]).stat().st_size <= 20_000
     assert "line-2999" in one.log()
+
+
+def test_log_is_kept_bounded_while_a_server_prints_that_is_not_ready(replica: Make) -> None:
+    chatter = "import time\nwhile True:\n    print('x' * 99, flush=True)\n    time.sleep(0.0005)\n"
+    one = replica(max_log_bytes=20_000, argv=[sys.executable, "-c", chatter], entry=None).start()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while "earlier lines were dropped" not in one.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert one.link.status["state"] == "starting"
 
 
 def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) -> None:
