@@ -44,6 +44,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from ..executor import BurstableExecutor, NoRoom
 from ..executor.admission import Need, Shortage, admit
@@ -66,6 +67,7 @@ from ..requests_db.results import Claim
 from ..requests_db.states import ErrorKind, Schedule
 from ..requests_db.store import DispatchStore
 from .expectations import Expectations, asked_bytes, left_bytes
+from .log_retention import logs_of, to_remove
 from .memory_deaths import Circumstances, payload_of, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
 from .settings import Paths, Settings
@@ -442,10 +444,24 @@ class Dispatcher:
         self._collect_at = time.monotonic() + COLLECT_EVERY_SECONDS
         keep_seconds = self._settings.keep_days * SECONDS_PER_DAY
         removed = self._store.collect(time.time(), self._settings.keep_requests, keep_seconds)
-        for request_id in removed:
-            self._paths.request_log(request_id).unlink(missing_ok=True)
+        _remove(self._paths.request_log(request_id) for request_id in removed)
         for name in self._store.collect_environments(time.time(), keep_seconds):
             shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
+        self._collect_logs(time.time() - keep_seconds)
+
+    def _collect_logs(self, oldest: float) -> None:
+        logs = list(logs_of(self._paths))  # first: what begins from now on is not among them
+        with contextlib.suppress(OSError):
+            replicas = {path.name for path in self._paths.runs.iterdir()}
+            most_bytes = self._settings.max_logs_mb * MB
+            running = self._running.keys() | replicas
+            _remove(to_remove(logs, running, oldest=oldest, most_bytes=most_bytes))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for path in files:
+        with contextlib.suppress(OSError):  # it has gone, or has to stay
+            path.unlink()
 
 
 def sample_of(event: FinalEvent) -> PeakSample | None:

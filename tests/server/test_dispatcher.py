@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -323,6 +324,16 @@ def test_logs_go_with_their_requests(bench: Bench, monkeypatch: pytest.MonkeyPat
     bench.store.record_outcomes([Outcome(request_id, RequestState.SUCCEEDED, time.time())])
     log = bench.paths.request_log(request.id)
     log.write_text("done\n")
+    bench.dispatcher.start()
+    bench.eventually(lambda: not log.exists())
+
+
+def test_all_logs_together_are_kept_bounded(bench: Bench) -> None:
+    """SkyPilot #10023: logs filled the disk."""
+    bench.paths.runs.mkdir()
+    bench.dispatcher._settings = replace(bench.settings, max_logs_mb=1)
+    log = bench.paths.request_log("0" * 16)
+    log.write_bytes(b"x" * 2 * MB)
     bench.dispatcher.start()
     bench.eventually(lambda: not log.exists())
 
