@@ -159,7 +159,11 @@ class StateProcess:
     def start_if_due(self) -> None:
         """Fork the next one, if it is time; does not wait until it is ready."""
         if self.due is not None and time.monotonic() >= self.due:
-            self.start(wait=False)
+            try:
+                self.start(wait=False)
+            except OSError as exc:  # no room for a process: that must not be the host's end
+                self.due = time.monotonic() + MAX_DELAY_SECONDS
+                log.warning("the shared state has no process yet: %s", exc)
 
     def died(self, status: int, peak_bytes: int | None = None) -> StateExit:
         """Take note of what `waitpid` said."""
@@ -172,7 +176,7 @@ class StateProcess:
             epoch=self.epoch,
             wait_status=status,
             exit_code=code if code >= 0 else None,
-            signal_name=signal.Signals(-code).name if code < 0 else None,
+            signal_name=_signal_name(-code) if code < 0 else None,
             lived_seconds=round(lived, 3),
             restart_in_seconds=restart_delay(lived, self._short_lives),
             peak_bytes=peak_bytes,
@@ -256,6 +260,13 @@ def create_state(env_class: Any) -> Any:
         name = getattr(env_class, "__name__", str(env_class))
         raise StateFailed(f"{name} declares SHARED_STATE = True but has no create_state()")
     return create()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
 
 
 def _exit(code: int) -> Never:

@@ -23,12 +23,14 @@ What happens when
                            processes
     too few descriptors    copies of sockets are not kept: such clients see only the end of the
                            connection when their shard dies
+    no room for a process  a shard is tried again later; a session's client is refused
+
+How a child is made: `starting.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import selectors
@@ -36,32 +38,20 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING
 
 from . import child, last_words
 from .board import Board, Slot, Word
-from .children import (
-    LOOK_SECONDS,
-    Child,
-    HeldSockets,
-    MemoryWatch,
-    back_off_seconds,
-    name_of,
-    spawn,
-    start_program,
-    what_forbids_forking,
-)
+from .children import Child, HeldSockets, MemoryWatch, back_off_seconds
 from .errors import ShardFailed
 from .fds import SPARE_FDS
-from .handover import Message, close_all, packet_pair, receive, send
+from .handover import Message, close_all, receive, send
 from .host_news import News
 from .limits import Plan
 from .protocol import HostConfig, Serving
-from .session_cgroup import SessionGroup, SessionGroups
 from .session_memory import cap_sentence
-from .shard import Orders
 from .shared_state import start_state_process
+from .starting import ServeAs, Starter
 
 if TYPE_CHECKING:
     from .notify import Notifier
@@ -69,9 +59,8 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
 YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
+AGAIN_SECONDS = 0.05  # until what a child had no room to hear is told again
 LINGERING = 16  # processes of isolated sessions that are over, and have not ended
-
-ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -93,17 +82,15 @@ class Host:
         self._shared_class = shared_class
         self._state: StateProcess | None = None
         self._plan = plan
-        self._listener = listener
         self._notifier = notifier
         self._notify_fd = notifier.fd
-        self._serve_as = serve_as
         self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
         # Twice: a session's slot is free before its process has ended.
         extra = 2 * plan.max_sessions + LINGERING if plan.isolates else 0
         self._board = Board.create(plan.shards, extra)
+        self._starter = Starter(self, config, plan, self._board, listener, serve_as)
         self._news = News(self._board, notifier)
         self._memory = MemoryWatch(config.session_memory_bytes)
-        self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._children: dict[int, Child] = {}  # by pid
         self._due: dict[int, float] = {}  # shards to be started, and when
         self._deaths: dict[int, int] = dict.fromkeys(range(plan.shards), 0)  # young, in a row
@@ -111,9 +98,7 @@ class Host:
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
-        self._number = 0
-        self._groups: SessionGroups | None = None
-        self._can_fork = False
+        self._freed = 0  # slots of isolated sessions, which the front has not been told of
 
     # The agenda
 
@@ -124,8 +109,7 @@ class Host:
             ShardFailed: none could be started.
         """
         self._watch_signals()
-        self._open_groups()
-        self._get_ready_to_fork()
+        self._starter.get_ready()
         try:
             self._start_state()
             self._serve()
@@ -139,6 +123,7 @@ class Host:
         while not (self._stop_by is not None and not self._children):
             self._handle_events(self._seconds_to_wait())
             self._start_due()
+            self._tell_front()
             if self._is_ready:
                 self._news.tell()
             self._memory.look(self._children.values())
@@ -157,6 +142,8 @@ class Host:
             moments.append(self._stop_by)
         if self._is_ready:
             moments.append(self._news.due())
+        if self._freed:
+            moments.append(now + AGAIN_SECONDS)
         if (look := self._memory.due(self._children.values())) is not None:
             moments.append(look)
         return max(0.0, min(moments) - now) if moments else None
@@ -173,134 +160,75 @@ class Host:
             signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
         self._selector.register(reading, selectors.EVENT_READ, self._on_signal)
 
-    def _open_groups(self) -> None:
-        if not (self._plan.isolates and self._config.session_memory_bytes):
-            return
-        self._groups = SessionGroups()
-        if not self._groups.are_available:
-            log.warning(
-                "isolated sessions have no memory cgroups (%s); what they hold is looked at "
-                "instead, %d times a second",
-                self._groups.why_not,
-                1 / LOOK_SECONDS,
-            )
-
-    def _get_ready_to_fork(self) -> None:
-        obstacle = what_forbids_forking()
-        self._can_fork = obstacle is None
-        if obstacle is not None:
-            log.warning(
-                "%s; so each process that serves imports the environment for itself", obstacle
-            )
-        child.set_name(f"host {self._config.name}")
-        gc.collect()
-        gc.freeze()
-
     # Starting
 
     def _start_state(self) -> None:
         if self._shared_class is not None:
-            spawn = None if self._can_fork else self._spawn_state
-            self._state = start_state_process(self._shared_class, self._own_fds, spawn)
-
-    def _spawn_state(self, told: dict[str, Any], fds: tuple[int, ...]) -> int:
-        return start_program(self._config, told, fds)
+            spawn = self._starter.start_state
+            self._state = start_state_process(self._shared_class, self.own_fds, spawn)
 
     def _start_shard(self, index: int) -> None:
-        slot = self._board[index]
-        slot[Word.GENERATION] += 1
         isolated = [c for c in self._children.values() if c.is_isolated and c.holds_slot]
-        ours, theirs = packet_pair()
-        orders = Orders(
-            index=index,
-            generation=slot[Word.GENERATION],
-            shards=self._plan.shards,
-            slots=len(self._board),
-            max_sessions=self._plan.share(index),
-            exclusive=self._plan.exclusive,
-            board_fd=self._board.fd,
-            link_fd=theirs.detach(),
-            inbox_fd=self._inboxes[index][0].fileno(),
-            inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
-            listen_fd=self._listener.fileno(),
-            isolates=self._plan.isolates,
-            isolated=len(isolated),
-            world=self._state.address if self._state is not None else None,
-        )
-        self._start(Child(0, orders, ours, time.monotonic()), b"")
+        counted = len(isolated) + len(self._waiting)
+        try:
+            new = self._starter.shard(index, isolated=counted, world=self._world)
+        except OSError as exc:
+            self._put_off(index, exc)
+            return
+        if index == 0:
+            self._freed = 0  # it has been told how many there are
+        self._adopt(new)
+
+    def _put_off(self, index: int, exc: OSError) -> None:
+        """There was no room for the process of a shard."""
+        if not self._is_ready:
+            self._kill_all(signal.SIGKILL)
+            raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
+        self._deaths[index] += 1
+        seconds = back_off_seconds(1 + self._deaths[index])
+        self._due[index] = time.monotonic() + seconds
+        log.warning("shard %d could not be started, again in %g s: %s", index, seconds, exc)
 
     def _start_isolated(self, message: Message) -> None:
         """A process for the session of one connection."""
-        fd = message.fds[0]
-        index = next((s.index for s in self._free_slots()), None)
-        if index is None:
+        if not message.fds:  # we had no descriptor left to receive it
+            log.warning("a session was lost: the host has too few file descriptors (ulimit -n)")
+            self._freed += 1
+            return
+        slot = next(iter(self._free_slots()), None)
+        if slot is None:
             self._waiting.append(message)  # for a process whose session is over to end
             return
-        slot = self._board[index]
-        slot[Word.GENERATION] += 1
-        ours, theirs = packet_pair()
-        orders = Orders(
-            index=index,
-            generation=slot[Word.GENERATION],
-            shards=self._plan.shards,
-            slots=len(self._board),
-            max_sessions=1,
-            exclusive=self._plan.exclusive,
-            board_fd=self._board.fd,
-            link_fd=theirs.detach(),
-            connection_fd=fd,
-            since=message.head["since"],
-            world=self._state.address if self._state is not None else None,
-        )
-        slot[Word.PID] = -1  # taken
-        started = Child(0, orders, ours, time.monotonic(), connection_fd=fd, group=self._group())
-        self._start(started, message.body)
+        try:
+            self._adopt(self._starter.isolated(message, slot, world=self._world))
+        except OSError as exc:
+            log.warning("a session has no process, its client is refused: %s", exc)
+            text = f"There is no room for the process of another session: {exc.strerror}."
+            last_words.say_before_handshake(message.fds[0], text)
+            self._freed += 1
 
     def _free_slots(self) -> list[Slot]:
         return [
             slot for slot in self._board if slot.index >= self._plan.shards and not slot[Word.PID]
         ]
 
-    def _group(self) -> SessionGroup | None:
-        limit = self._config.session_memory_bytes
-        if limit is None or self._groups is None or not self._groups.are_available:
-            return None
-        self._number += 1
-        try:
-            return self._groups.create(self._number, limit)
-        except OSError as exc:
-            log.warning("a session has no memory cgroup: %s", exc)
-            return None
+    def _adopt(self, new: Child) -> None:
+        self._children[new.pid] = new
+        self._watch(new)
 
-    def _start(self, started: Child, head: bytes) -> None:
-        parent = os.getpid()
-        if not self._can_fork:
-            started.pid = spawn(self._config, started.orders, head)
-        elif (pid := child.fork()) == 0:
-            self._become(started, head, parent)
-        else:
-            started.pid = pid
-        os.close(started.orders.link_fd)
-        self._children[started.pid] = started
-        self._watch(started)
+    @property
+    def _world(self) -> str | None:
+        return self._state.address if self._state is not None else None
 
-    def _become(self, started: Child, head: bytes, parent: int) -> Never:
-        """In the child: leave everything that is the host's behind."""
+    def forget(self) -> None:
+        """In a child: the keeper and the state process are the host's, not ours, also when we
+        leave through the host's frames."""
         self._notifier.silence()
-        if started.group is not None:
-            _enter(started.group)
-        orders = started.orders
-        child.settle_in(parent, name_of(orders, self._config.name), self._fds_without(orders))
-        self._state = None  # the host's to stop, not ours when we leave through its frames
-        self._serve_as(orders, self._board, head)
+        self._state = None
 
-    def _fds_without(self, orders: Orders) -> list[int]:
-        """All descriptors of the host's own, without those of the orders."""
-        return list(set(self._own_fds()) - set(orders.fds))
-
-    def _own_fds(self) -> list[int]:
-        fds = [*self._signal_fds, self._selector.fileno(), self._listener.fileno()]
-        fds += [end.fileno() for pair in self._inboxes for end in pair]
+    def own_fds(self) -> list[int]:
+        """All descriptors that a child must not keep, unless its orders say so."""
+        fds = [*self._signal_fds, self._selector.fileno(), *self._starter.fds]
         for other in self._children.values():
             fds += [other.link.fileno(), *(fd for fd, _ in other.held.values())]
             fds += [other.connection_fd] if other.connection_fd is not None else []
@@ -480,14 +408,17 @@ class Host:
     def _free_slot(self, ended: Child) -> None:
         if ended.is_isolated and ended.holds_slot:
             ended.holds_slot = False
-            self._tell_front()
+            self._freed += 1
 
     def _tell_front(self) -> None:
-        """A slot is free again."""
+        """Slots are free again; again later, should the front be too slow to hear it now."""
         front = next((c for c in self._children.values() if c.orders.index == 0), None)
-        if front is not None:
-            with contextlib.suppress(OSError):
-                send(front.link, Message({"isolated_ended": 1}))
+        if not self._freed or front is None:
+            return  # its successor is told the number that there are
+        with contextlib.suppress(OSError):
+            if not send(front.link, Message({"isolated_ended": self._freed})):
+                return
+        self._freed = 0
 
     # Stopping
 
@@ -508,10 +439,3 @@ class Host:
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def _enter(group: SessionGroup) -> None:
-    try:
-        group.enter()
-    except OSError as exc:  # serve all the same: the replica's own cap still holds
-        log.warning("a session runs without its memory cap: %s", exc)

@@ -92,6 +92,21 @@ class Counter(Environment[Do, Seen, State]):
         with open("closed.log", "a") as log:
             log.write("closed\\n")
 
+class Stopping(Counter):
+    """Stops its process in the very turn of the loop in which a slot becomes free."""
+
+    def do_stop_when_free(self, action):
+        from openenvd.env_host.sessions import SessionTable
+        release = SessionTable.release
+
+        def release_and_stop(table, session, **how):
+            ending = release(table, session, **how)
+            table._hooks._on_count.__self__._beat()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return ending
+
+        SessionTable.release = release_and_stop
+
 class Single(Counter):
     SUPPORTS_CONCURRENT_SESSIONS = False
 
@@ -177,6 +192,17 @@ if "FAIL_SESSIONS" in os.environ:
     forks = []
     os.register_at_fork(before=lambda: forks.append(1))
     os.register_at_fork(after_in_child=lambda: len(forks) > 1 and os._exit(9))
+
+if "NO_ROOM" in os.environ:
+    refused = [int(number) for number in os.environ["NO_ROOM"].split()]
+    numbers, fork = iter(range(1, 1000)), os.fork
+
+    def fork_if_there_is_room():
+        if next(numbers) in refused:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    os.fork = fork_if_there_is_room
 '''
 
 # A class whose import leaves a thread running.

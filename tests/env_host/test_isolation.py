@@ -112,6 +112,23 @@ def test_a_process_that_dies_before_its_handshake_refuses_it(start: StartHost) -
     assert next_exit(host)["isolated"]
 
 
+def test_a_session_without_room_for_its_process_is_refused_alone(start: StartHost) -> None:
+    """As when the machine allows no more processes."""
+    host = start("Single", max_sessions=2, env={"NO_ROOM": "3 4"})
+    host.ready()
+    with host.open() as first:
+        first.ask("reset")
+        for _ in range(2):
+            with pytest.raises(InvalidStatus) as refused, host.open():
+                pass
+            assert refused.value.response.status_code == 503
+            assert "no room for the process" in str(refused.value.response.body)
+        with host.open() as second:
+            assert second.ask("reset")["type"] == "observation"
+        assert first.ask("reset")["type"] == "observation"
+    host.note_that(sessions=0)
+
+
 def test_http_is_answered_by_the_front(start: StartHost) -> None:
     host = start("Single", max_sessions=2)
     host.ready()
@@ -143,6 +160,18 @@ def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> No
             with host.open() as third:
                 assert third.receive()["data"]["code"] == "CAPACITY_REACHED"
             assert first.ask("reset")["type"] == "observation"
+
+
+def test_a_front_that_hangs_hears_later_of_all_slots_that_are_free(start: StartHost) -> None:
+    host = start("Single", max_sessions=12)
+    host.ready()
+    (front,) = shards(host)
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(host.open()).ask("reset")
+        front.suspend()
+    front.resume()
+    host.note_that(sessions=0)
 
 
 def eats_too_much(host: Host) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -168,18 +170,59 @@ def test_a_dead_shard_is_replaced_and_serves_again(start: StartHost) -> None:
     assert host.stop() == 0
 
 
-def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: StartHost) -> None:
-    """What is in a shard's inbox outlives it."""
-    host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+def test_a_shard_without_room_for_its_process_is_tried_again(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=2, env={"NO_ROOM": "3 4"}, admission_timeout_seconds=30.0)
     host.ready()
-    with host.open() as first, host.open() as second, ThreadPoolExecutor(4) as pool:
-        pids = [pid_of(first), pid_of(second)]
-        os.kill(pids[0], signal.SIGSTOP)
-        waiting = [pool.submit(lambda: host.open().__enter__()) for _ in range(1)]
-        os.kill(pids[0], signal.SIGKILL)
-        last_word(first)
-        third = waiting[0].result(WAIT_SECONDS)
-        assert third.ask("reset")["type"] == "observation"
+    with host.open() as first, host.open() as second:
+        first.ask("reset")
+        second.send("step", {"what": "kill"})
+        last_word(second)
+        with host.open() as third:
+            assert third.ask("reset")["type"] == "observation"
+        assert first.ask("reset")["type"] == "observation"
+    assert "could not be started" in host.log.read_text()
+
+
+def test_a_first_shard_without_room_for_its_process_fails_the_host(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=2, env={"NO_ROOM": "2"})
+    note = host.note()
+    assert note is not None
+    assert "shard 1 could not be started" in note["failed"]
+    assert host.process.wait(WAIT_SECONDS) == 3
+
+
+def wait_until(host: Host, is_so: Callable[[dict[str, Any]], bool]) -> None:
+    """Look at `/capacity`, which any shard answers."""
+    while not is_so(host.http("GET", "/capacity")[1]):
+        time.sleep(0.01)
+
+
+def handed_over(capacity: dict[str, Any]) -> int:
+    return sum(shard["totals"]["handed_over"] for shard in capacity["shards"])
+
+
+def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: StartHost) -> None:
+    """What is in a shard's inbox outlives it.
+
+    The doomed shard is stopped while a newcomer comes, so it is the other where that waits. Then
+    the doomed one gets room, and stops itself before it can look into its inbox.
+    """
+    host = start("Stopping", shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
+        doomed = pid_of(second)
+        assert pid_of(first) != doomed
+        second.ask("step", {"what": "stop_when_free"})
+        os.kill(doomed, signal.SIGSTOP)
+        waiting = pool.submit(lambda: host.open().__enter__())
+        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        second.send("close")
+        os.kill(doomed, signal.SIGCONT)
+        wait_until(host, lambda capacity: handed_over(capacity) == 1)
+        assert not waiting.done()
+        os.kill(doomed, signal.SIGKILL)
+        third = waiting.result(WAIT_SECONDS)
+        assert pid_of(third) not in (doomed, pid_of(first))
         third.connection.close()
 
 
