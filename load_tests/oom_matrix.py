@@ -64,23 +64,24 @@ class Way:
     kill_by_hand: bool = False
     needs_cgroups: bool = False
     without_cgroups: bool = False
-    by_grandchild: bool = False  # certain only if the kernel log names it: else its parent might
-    # have failed of something else
+    # Certain only if the kernel log names its cgroup, which it does at most ten times in 5 s (else
+    # its parent might have failed of something else).
+    by_grandchild: bool = False
 
     def fits(self, reason: ExitReason) -> bool:
         """Whether that is what happened, told apart from what is only probable."""
         return (
             reason.kind is self.kind
             and reason.detector is self.detector
-            and reason.certainty is self.certainty_of(reason)
+            and reason.certainty in self.certainties
             and (self.number is None or reason.signal_number == self.number)
             and (self.code is None or reason.exit_code == self.code)
         )
 
-    def certainty_of(self, reason: ExitReason) -> Certainty:
-        """How sure one can be of it."""
-        unsure = self.by_grandchild and reason.victim_pid is None
-        return Certainty.PROBABLE if unsure else Certainty.CERTAIN
+    @property
+    def certainties(self) -> frozenset[Certainty]:
+        """How sure one may be of it."""
+        return frozenset(Certainty) if self.by_grandchild else frozenset({Certainty.CERTAIN})
 
 
 OOM, SIGNALED = ExitKind.OOM_KILLED, ExitKind.SIGNALED
