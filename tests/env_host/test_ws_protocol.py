@@ -171,6 +171,7 @@ def test_a_ping_is_answered_while_a_call_is_under_way(start: StartHost) -> None:
         (frame(Opcode.TEXT, b'{"type":"\xff"}'), 1007),
         (b"\x81\xff" + (101 * 2**20).to_bytes(8, "big") + bytes(4), 1009),
     ],
+    ids=["unmasked", "continuation of nothing", "no UTF-8", "too large"],
 )
 def test_a_broken_frame_closes_the_connection_with_its_code(
     host: Host, sent: bytes, code: int
@@ -302,7 +303,11 @@ async def test_of_the_pings_of_a_peer_that_does_not_read_the_last_is_answered() 
     peer.close()
 
 
-@pytest.mark.parametrize("goodbye", [b"", frame(Opcode.CLOSE, b""), b"\xff\xff"])
+@pytest.mark.parametrize(
+    "goodbye",
+    [b"", frame(Opcode.CLOSE, b""), b"\xff\xff"],
+    ids=["silence", "close frame", "no frame"],
+)
 async def test_a_connection_ends_though_its_peer_does_not_take_what_was_written(
     goodbye: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
