@@ -94,6 +94,17 @@ def test_a_great_many_empty_fragments_neither_hold_the_loop_nor_memory() -> None
         ),  # before its payload has come
         (sent(Opcode.TEXT, bytes(LIMIT), fin=False) + sent(Opcode.CONT, b"x"), 1009),
     ],
+    ids=[
+        "unmasked",
+        "compressed",
+        "reserved opcode",
+        "ping in fragments",
+        "long ping",
+        "continuation of nothing",
+        "text within a text",
+        "too large by its head",
+        "too large by its fragments",
+    ],
 )
 def test_what_breaks_the_protocol_is_refused_with_its_code(data: bytes, code: int) -> None:
     with pytest.raises(FrameError) as refused:
