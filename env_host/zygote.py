@@ -253,6 +253,8 @@ class Host:
         self._selector.register(watched.link, selectors.EVENT_READ, lambda: self._hear(watched))
 
     def _hear(self, speaker: Child) -> None:
+        if speaker.link.fileno() < 0:  # buried in this very turn: its death was told of first
+            return
         with contextlib.suppress(EOFError):
             while (message := receive(speaker.link)) is not None:
                 self._take_in(speaker, message)

@@ -94,6 +94,24 @@ def test_an_isolated_session_that_dies_costs_itself_alone(
     host.note_that(sessions=0)
 
 
+def test_many_isolated_sessions_that_die_at_once_cost_themselves_alone(start: StartHost) -> None:
+    """The host hears of deaths and of the ends of their links in any order."""
+    host = start(isolate=True, max_sessions=17, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+
+    def die(_: int) -> str:
+        with host.open() as client:
+            client.send("step", {"what": "kill"})
+            return str(last_word(client)[0]["data"]["code"])
+
+    with host.open() as survivor, ThreadPoolExecutor(16) as pool:
+        survivor.ask("reset")
+        assert set(pool.map(die, range(48))) == {"SESSION_ERROR"}
+        assert survivor.ask("reset")["type"] == "observation"
+    host.note_that(sessions=0)
+    assert host.stop() == 0
+
+
 def test_a_session_whose_environment_cannot_be_made_is_told_so(start: StartHost) -> None:
     host = start("Broken", isolate=True, max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
