@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
 from .board import Board, Word, now_microseconds
 from .capacity import summary_of
+from .session_memory import mean_own_bytes
 
 if TYPE_CHECKING:
     from .notify import Notifier
 
 TELL_SECONDS = 0.05  # between two numbers of sessions told
 TELL_CAPACITY_SECONDS = 5.0  # between two looks at how full all of it is
+MOST_LOOKED_AT = 4  # processes of isolated sessions, whose memory tells what one costs
 
 
 class News:
@@ -25,6 +28,7 @@ class News:
         self._told_at = 0.0
         self._capacity_told_at = 0.0
         self._capacity: dict[str, Any] | None = None
+        self._session_bytes: int | None = None  # of an isolated session, when last there was one
 
     @property
     def sessions(self) -> int:
@@ -48,9 +52,17 @@ class News:
     def _tell_capacity(self, now: float) -> None:
         self._capacity_told_at = now
         summary = summary_of(self._board, now_microseconds())
+        if (measured := mean_own_bytes(self._isolated_pids())) is not None:
+            self._session_bytes = measured
+        if self._session_bytes is not None:
+            summary["isolated_session_bytes"] = self._session_bytes
         if summary != self._capacity:
             self._capacity = summary
             self._notifier.capacity(summary)
+
+    def _isolated_pids(self) -> list[int]:
+        slots = (s for s in self._board if s[Word.ISOLATED] and s[Word.SESSIONS])
+        return [slot[Word.PID] for slot in itertools.islice(slots, MOST_LOOKED_AT)]
 
     def _has_changed(self) -> bool:
         return self.sessions != self._notifier.told

@@ -10,7 +10,8 @@ one JSON object a line, host to keeper:
      "shards": 4, "isolate": false}
     {"sessions": 3}                                              whenever the number has changed
     {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
-     "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4}}}
+     "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
+     "isolated_session_bytes"}}        the last: once it could be measured
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
      "peak_bytes", "isolated": false, "out_of_memory": null, "detector": null,

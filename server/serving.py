@@ -10,12 +10,13 @@ from ..processes.exit_reason import ExitReason
 
 Json = dict[str, Any]
 
-ISOLATED_MEGABYTES = 14  # a session's process before its environment has done anything
+_MEGABYTE = 2**20
 
 
 def serving_view(lives: Iterable[Json | None]) -> Json | None:
     """`{"shards", "isolated", "sentence"}` of all replicas; None until one is ready."""
-    infos = [info for live in lives if (info := (live or {}).get("info"))]
+    known = [live for live in lives if live]
+    infos = [info for live in known if (info := live.get("info"))]
     if not infos:
         return None
     shards = sum(info.get("shards", 1) for info in infos)
@@ -24,7 +25,7 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
     return {
         "shards": shards,
         "isolated": is_isolated,
-        "sentence": _sentence(shards, is_isolated=is_isolated, as_is=as_is),
+        "sentence": _isolated_sentence(known) if is_isolated else _sentence(shards, as_is=as_is),
     }
 
 
@@ -36,12 +37,18 @@ def shard_exit_view(live: Json | None) -> Json | None:
     return {**told, "count": (live or {}).get("shard_exits", 1), "message": _message(told)}
 
 
-def _sentence(shards: int, *, is_isolated: bool, as_is: bool) -> str:
+def _sentence(shards: int, *, as_is: bool) -> str:
     if as_is:
         return "as it is: the project's own server"
-    if is_isolated:
-        return f"isolated: a process per session, about {ISOLATED_MEGABYTES} MB each"
     return "1 shard" if shards == 1 else f"{shards} shards"
+
+
+def _isolated_sentence(lives: Iterable[Json]) -> str:
+    """With what a session's process holds of its own, once one was there to be measured."""
+    told = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
+    measured = [held for held in told if held]
+    cost = f", {max(measured) / _MEGABYTE:.0f} MB each" if measured else ""
+    return f"isolated: a process per session{cost}"
 
 
 def _message(told: Json) -> str:

@@ -180,6 +180,17 @@ def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> No
             assert first.ask("reset")["type"] == "observation"
 
 
+def test_what_a_session_costs_is_measured_in_its_process(start: StartHost) -> None:
+    """Pages of its own: what it shares with the host is paid once."""
+    host = start("Single", max_sessions=2)
+    host.ready()
+    with host.open() as client:
+        whole = psutil.Process(pid_of(client)).memory_info().rss
+        while "isolated_session_bytes" not in (told := (host.note() or {}).get("capacity", {})):
+            pass
+    assert MEGABYTE <= told["isolated_session_bytes"] < whole
+
+
 def test_a_front_that_hangs_hears_later_of_all_slots_that_are_free(start: StartHost) -> None:
     host = start("Single", max_sessions=12)
     host.ready()
