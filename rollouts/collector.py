@@ -34,6 +34,7 @@ from .batches import BatchSink
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .figures import Figures
+from .garbage import less_often
 from .playing import Attempt, Rules, Stage
 from .policies import CallablePolicy, CpuThreads, Policy
 from .session_pool import SessionPool
@@ -123,7 +124,7 @@ class RolloutCollector:
             RolloutError: the sink's; `LoopLagged`.
         """
         run = _Run(self._plan, self.figures, iter(numbers), sink, keeps_episodes=keeps_episodes)
-        with self.lag:
+        with self.lag, less_often():
             async with run.opened():
                 await run.all_slots()
         self._check_lag()
