@@ -343,6 +343,18 @@ def test_a_burst_worker_that_has_nothing_to_do_leaves(
         wait_gone(pid)
 
 
+def test_a_worker_that_has_worked_and_rested_makes_way_for_a_fresh_one(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot kept 3 GB after a burst: whoever has worked has pages of its own."""
+    monkeypatch.setattr(supervisor, "BURST_IDLE_SECONDS", 0.05)
+    bench = make_bench()
+    worked = bench.run("context").result["pid"]
+    wait_gone(worked)
+    fresh = bench.run("context").result["pid"]
+    assert fresh != worked
+
+
 def test_a_worker_that_has_grown_is_recycled(bench: Bench) -> None:
     """SkyPilot #9964, #9032: guaranteed workers only ever grew."""
     pids = {bench.run("keep", {"size": size}).result for size in (0, 150 * 2**20)}
