@@ -21,7 +21,7 @@ from .answers import Answer, answer_of
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed
 from .figures import Figures
-from .policies import CpuThreads, Player, Policy, Turn, policy_failed
+from .policies import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
 from .session_pool import SessionPool, is_for_want_of_room
 from .sessions import Session
 from .standing import EpisodeRoom
@@ -150,7 +150,7 @@ class Attempt:
         await self._stage.turns.take()
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
-        decided = await player.act(before, turn)
+        decided = await self._decided(player, before, turn)
         text = await session.step(decided.action_json, seconds=self._rules.step_timeout_seconds)
         self._answer = after = answer_of(text)
         step = Step(
@@ -162,6 +162,20 @@ class Attempt:
             decided.arrays,
         )
         await self._put(step)
+
+    async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
+        try:
+            return await player.act(seen, turn)
+        except EpisodeFailed:
+            raise
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Of something of the policy's own. Let through, it would end the slot without a word.
+            raise policy_failed(exc) from exc
+        except Exception as exc:
+            raise policy_failed(exc) from exc
 
     async def _put(self, step: Step) -> None:
         size_bytes = step.size_bytes

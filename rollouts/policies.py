@@ -21,7 +21,7 @@ import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import orjson
 
 from .answers import LARGE_BYTES, Answer
-from .episodes import Array, FailureReason
+from .episodes import Array, BytesLike, FailureReason
 from .errors import EpisodeFailed, PolicyNotFound
 
 CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
@@ -108,6 +108,8 @@ class CpuThreads:
         self._count(+1)
         try:
             return function()
+        except StopIteration as exc:  # no future can hold it: whoever waits would do so for ever
+            raise RuntimeError("StopIteration was raised") from exc
         finally:
             self._count(-1)
 
@@ -142,11 +144,18 @@ class _CallablePlayer:
         try:
             if self._is_async:
                 return await self._act_on_loop(answer, turn)
-            return await self._threads.run(lambda: encoded(self._call(answer.observation, turn)))
+            decided = await self._threads.run(lambda: self._decided(answer, turn))
+            return decided if isinstance(decided, Encoded) else encoded(await decided)
         except EpisodeFailed:
             raise
         except Exception as exc:
             raise policy_failed(exc) from exc
+
+    def _decided(self, answer: Answer, turn: Turn) -> Encoded | Awaitable[Any]:
+        """What only turns out to be asynchronous (`lambda seen: client.act(seen)`) is awaited on
+        the loop."""
+        decided = self._call(answer.observation, turn)
+        return decided if inspect.isawaitable(decided) else encoded(decided)
 
     async def _act_on_loop(self, answer: Answer, turn: Turn) -> Encoded:
         is_large = len(answer.observation_json) > LARGE_BYTES
@@ -164,7 +173,7 @@ def encoded(decided: Any) -> Encoded:
     """An action or a `Decision` as JSON.
 
     Raises:
-        TypeError: it has no JSON form.
+        TypeError, ValueError: it has no JSON form, or an array is none.
     """
     if not isinstance(decided, Decision):
         decided = Decision(decided)
@@ -175,8 +184,20 @@ def encoded(decided: Any) -> Encoded:
     return Encoded(
         orjson.dumps(action, option=options),
         orjson.dumps(dict(decided.info), option=options) if decided.info else b"{}",
-        decided.arrays,
+        {name: _checked(name, array) for name, array in decided.arrays.items()},
     )
+
+
+def _checked(name: str, array: Any) -> Array:
+    """An array that can be written as it is."""
+    if not isinstance(array, Array):
+        raise TypeError(f"the array {name!r} is of type {type(array).__name__}, not an Array")
+    view = memoryview(array.data)
+    if not view.c_contiguous:
+        raise ValueError(f"the data of the array {name!r} is not contiguous")
+    if isinstance(array.data, BytesLike):
+        return array
+    return Array(view.cast("B"), array.dtype, array.shape)
 
 
 def is_async(function: Any) -> bool:
@@ -246,6 +267,6 @@ def _lies_in(module: Any, folder: Path) -> bool:
     return path is not None and Path(path).is_relative_to(folder)
 
 
-def policy_failed(exc: Exception) -> EpisodeFailed:
+def policy_failed(exc: BaseException) -> EpisodeFailed:
     """What becomes of whatever a policy raises."""
     return EpisodeFailed(FailureReason.POLICY_ERROR, f"{type(exc).__name__}: {exc}")

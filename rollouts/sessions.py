@@ -39,9 +39,12 @@ def session_url(address: str) -> str:
     Raises:
         NoEnvironment: it is not an address.
     """
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    scheme = _SCHEMES.get(parts.scheme)
-    if scheme is None or not parts.netloc:
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        scheme = _SCHEMES[parts.scheme] if parts.hostname and parts.port != 0 else None
+    except (KeyError, ValueError):  # a scheme, a host or a port that there is not
+        scheme = None
+    if scheme is None:
         raise NoEnvironment(f"{address!r} is not the address of an environment")
     path = parts.path.rstrip("/")
     path = path if path.endswith("/ws") else f"{path}/ws"

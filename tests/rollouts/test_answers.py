@@ -80,6 +80,9 @@ def test_an_address_has_one_place_for_sessions(address: str, url: str) -> None:
     assert session_url(address) == url
 
 
-def test_what_is_no_address_is_told() -> None:
+@pytest.mark.parametrize(
+    "address", ["ftp://h", "http://", "http://:80", "http://h:99999", "http://h:abc", "http://[::1"]
+)
+def test_what_is_no_address_is_told(address: str) -> None:
     with pytest.raises(NoEnvironment):
-        session_url("ftp://h")
+        session_url(address)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
 import threading
+from array import array
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,11 +18,13 @@ import pytest
 
 from openenvd.rollouts.chat_policy import ChatPolicy, action_of, endpoint_of, only_text_field
 from openenvd.rollouts.collector import RolloutCollector
-from openenvd.rollouts.episodes import Episode, EpisodeStatus, FailureReason
+from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyNotFound
 from openenvd.rollouts.named_policy import policy_named
 from openenvd.rollouts.policies import (
     CallablePolicy,
+    Decision,
+    encoded,
     function_named,
     importable,
     is_async,
@@ -283,3 +287,47 @@ def test_an_endpoint_is_an_address_with_a_path() -> None:
     )
     with pytest.raises(PolicyNotFound):
         endpoint_of("v1")
+
+
+def _ran_out(_seen: Any) -> Any:
+    return next(iter(()))
+
+
+async def _was_cancelled(_seen: Any) -> Any:
+    raise asyncio.CancelledError
+
+
+def _no_array(_seen: Any) -> Any:
+    return Decision({"what": "go"}, {}, {"logits": [1.0]})  # type: ignore[dict-item]
+
+
+def _not_contiguous(_seen: Any) -> Any:
+    every_second = memoryview(b"abcdef")[::2]
+    return Decision({"what": "go"}, {}, {"logits": Array(every_second, "uint8", (3,))})
+
+
+@pytest.mark.parametrize("policy", [_ran_out, _was_cancelled, _no_array, _not_contiguous])
+async def test_whatever_a_policy_does_fails_its_own_episode_alone(
+    serve: Serve, policy: Any
+) -> None:
+    """A StopIteration hung, a CancelledError lost the episode without a word, and what was no array
+    ended the rollout."""
+    collector = RolloutCollector(address_of(serve()), policy, retries=0)
+    async with asyncio.timeout(30):
+        episodes = [e async for batch in collector.batches(3, episodes=3) for e in batch]
+    assert [e.failure and e.failure.reason for e in episodes] == [FailureReason.POLICY_ERROR] * 3
+
+
+async def test_what_a_plain_function_returns_may_be_awaitable(serve: Serve) -> None:
+    async def act() -> dict[str, str]:
+        return {"what": "go"}
+
+    collector = RolloutCollector(address_of(serve()), lambda _: act())
+    episodes = [e async for batch in collector.batches(2, episodes=2) for e in batch]
+    assert [e.failure for e in episodes] == [None, None]
+
+
+def test_an_array_of_any_type_is_measured_in_bytes() -> None:
+    numbers = array("d", [1.0, 2.0])
+    told = encoded(Decision({}, {}, {"a": Array(numbers, "<f8", (2,))}))  # type: ignore[arg-type]
+    assert told.arrays["a"].size_bytes == 16
