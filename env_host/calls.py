@@ -7,11 +7,14 @@ That is found out once for each class (`Manner`) and each function, not once for
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .definition import base_closes, base_methods
+
+UPSTREAM_MCP_ENVIRONMENT = "openenv.core.env_server.mcp_environment"
 
 _accepted: dict[Any, frozenset[str] | None] = {}  # by function; None: it takes any keyword
 _manners: dict[type, Manner] = {}
@@ -126,7 +129,24 @@ def _find_manner(env: Any) -> Manner:
         step_name=step_name,
         step_is_async=step_is_async,
         closes=close is not None and getattr(close, "__func__", close) not in base_closes(),
-        holds_mcp=callable(getattr(env, "mcp_session", None)),
+        holds_mcp=_holds_mcp(env, inherited),
+    )
+
+
+def _holds_mcp(env: Any, inherited: frozenset[Any]) -> bool:
+    """Whether its MCP connection can be held on the session's loop.
+
+    `MCPEnvironment` before 0.2.3 has no `step_async`: its `step` waits for its tools on a loop in
+    another thread. A connection that is held here never answers there, and where a subclass's
+    `step_async` calls that `step`, the whole shard stands still. Each of its calls opens its own.
+    """
+    if not callable(getattr(env, "mcp_session", None)):
+        return False
+    upstream: Any = sys.modules.get(UPSTREAM_MCP_ENVIRONMENT)
+    return (
+        upstream is None
+        or not isinstance(env, upstream.MCPEnvironment)
+        or upstream.MCPEnvironment.step_async not in inherited
     )
 
 
