@@ -192,10 +192,11 @@ def _checked(name: str, array: Any) -> Array:
     """An array that can be written as it is."""
     if not isinstance(array, Array):
         raise TypeError(f"the array {name!r} is of type {type(array).__name__}, not an Array")
-    view = memoryview(array.data)
+    data: Any = array.data  # whatever a policy has put there
+    view = memoryview(data)
     if not view.c_contiguous:
         raise ValueError(f"the data of the array {name!r} is not contiguous")
-    if isinstance(array.data, BytesLike):
+    if isinstance(data, BytesLike):
         return array
     return Array(view.cast("B"), array.dtype, array.shape)
 
