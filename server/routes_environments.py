@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -66,7 +68,7 @@ async def _view(services: Services, environment: Environment) -> Json:
 
 def _log_of(services: Services, environment: Environment, replica: str | None) -> Path:
     folder = services.paths.environment_logs / environment.name
-    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    logs = oldest_first(folder.glob("*.log"))
     if replica is not None:
         logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]
     if not logs:
@@ -75,3 +77,12 @@ def _log_of(services: Services, environment: Environment, replica: str | None) -
             f"its launch has one: openenv logs {environment.request_id}",
         )
     return logs[-1]
+
+
+def oldest_first(paths: Iterable[Path]) -> list[Path]:
+    """By when they were last written; one that is collected meanwhile is left out."""
+    written: list[tuple[int, Path]] = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            written.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(written)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.server.log_retention import Log, logs_of, to_remove
+from openenvd.server.routes_environments import oldest_first
 from openenvd.server.settings import Paths
 
 
@@ -49,3 +50,11 @@ def test_logs_of_requests_and_of_replicas_are_found(tmp_path: Path) -> None:
         ("abcd", 5, 7.0, True),
         ("trial-0-1234", 5, 7.0, False),
     ]
+
+
+def test_a_log_that_is_removed_while_logs_are_looked_through_is_left_out(tmp_path: Path) -> None:
+    gone, new, old = (tmp_path / f"{name}.log" for name in ("gone", "new", "old"))
+    for path, written_at in ((new, 9.0), (old, 7.0)):
+        path.touch()
+        os.utime(path, (written_at, written_at))
+    assert oldest_first([gone, new, old]) == [old, new]
