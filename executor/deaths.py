@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..processes.exit_reason import ExitKind, ExitReason
@@ -37,6 +37,7 @@ class Evidence:
     peak_bytes: int | None = None
     kernel_log_line: str | None = None
     offence: Offence | None = None  # for which the watchdog ended it
+    was_alone: bool = True  # it had no child that the kernel may have killed instead
 
 
 def conclusion(
@@ -74,12 +75,14 @@ def death(
     if run.stop_reason is StopReason.CANCELLED:
         return Cancelled(run.task.id, now)
     exited = worker.exited
+    status = None if exited is None else exited.status
+    cgroup = _of_its_end(cgroup, status)
     killed_machine_wide = None
     if cgroup is None and run.machine_oom_kills is not None:
         killed_machine_wide = (machine_oom_kills() or 0) - run.machine_oom_kills
     evidence = Evidence(
         pid=worker.pid,
-        status=None if exited is None else exited.status,
+        status=status,
         seconds=time.monotonic() - run.started,
         stop_reason=run.stop_reason,
         cgroup=cgroup,
@@ -87,6 +90,7 @@ def death(
         machine_oom_kills=killed_machine_wide,
         peak_bytes=None if exited is None else exited.peak_bytes,
         offence=worker.offence,
+        was_alone=exited is not None and exited.was_alone,
     )
     exit_reason = explain(evidence)
     tail = tuple(last_lines(run.task.log_path, tail_lines))
@@ -124,6 +128,7 @@ def explain(known: Evidence) -> ExitReason:
         pid=known.pid,
         stopped_by_us=known.stop_reason is StopReason.SHUT_DOWN,
         timed_out=known.stop_reason is StopReason.TIMED_OUT,
+        was_alone=known.was_alone,
         vmstat_before=None if known.machine_oom_kills is None else 0,
         vmstat_after=known.machine_oom_kills,
         kernel_log_line=known.kernel_log_line,
@@ -133,6 +138,17 @@ def explain(known: Evidence) -> ExitReason:
         seconds=known.seconds,
         **of_cgroup,
     )
+
+
+def _of_its_end(cgroup: CgroupReading | None, status: int | None) -> CgroupReading | None:
+    """The reading without what was counted before the death began.
+
+    Of a worker that exited any kill may be the cause, also of a grandchild and long ago. But of
+    SIGKILL, or of an end that nobody saw, the kernel is the cause only if it killed just now.
+    """
+    if cgroup is None or not (status is None or status & 0x7F == signal.SIGKILL):
+        return cgroup
+    return replace(cgroup, oom_kills_before=cgroup.oom_kills_noted)
 
 
 def kernel_log_line(pid: int, since_monotonic: float, cgroup: CgroupReading | None) -> str | None:

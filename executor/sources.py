@@ -61,6 +61,7 @@ class Exited:
     pid: int
     status: int
     peak_bytes: int | None
+    was_alone: bool = False  # known never to have had a child: whatever happened was its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from .sources import (
 )
 from .task_log import scratch_path, settle
 from .watchdog import WATCH_SECONDS, Usage, offence_of
-from .worker_cgroups import WorkerCgroups
+from .worker_cgroups import LOOK_SECONDS, WorkerCgroups
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class Supervisor:
         self._next_start = 0.0
         self._answer_by = math.inf  # finite while the source owes us a word
         self._watch_at = math.inf  # under the pools' lock: a worker without a cgroup is busy
+        self._look_at = math.inf  # likewise: one that has a cgroup is, or was before the last look
+        self._was_busy = False  # one of the latter
         self._stop_deadline = math.inf  # finite once we are asked to stop
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
@@ -321,6 +323,9 @@ class Supervisor:
         if worker.cgroup is None and self._watch_at == math.inf:
             self._watch_at = now + WATCH_SECONDS
             self.set_alarm(self._watch_at)
+        if worker.cgroup is not None and self._look_at == math.inf:
+            self._look_at, self._was_busy = now + LOOK_SECONDS, True
+            self.set_alarm(self._look_at)
         complete = pool.assign(worker, run, now)
         self.set_alarm(worker.deadline)
         return complete
@@ -428,6 +433,8 @@ class Supervisor:
                 self._on_deadline(worker)
         if now >= self._watch_at:
             self._watch_memory(now)
+        if now >= self._look_at:
+            self._look_at_cgroups(now)
         if now >= self._answer_by:
             self._on_source_lost(f"the zygote has said nothing for {SILENCE_SECONDS:.0f} s", 0.0)
         if now >= self._stop_deadline:
@@ -438,6 +445,7 @@ class Supervisor:
                 self._stop_alarm(now),
                 self._start_alarm(now),
                 self._watch_at,
+                self._look_at,
                 self._answer_by,
                 *(worker.deadline for worker in self._pools.workers()),
             )
@@ -486,6 +494,15 @@ class Supervisor:
             log.warning("worker %s is ended: %s", offence.name, offence.evidence)
             watched[offence.name].offence = offence
             self._kill(watched[offence.name])
+
+    def _look_at_cgroups(self, now: float) -> None:
+        """Note what was counted; twice more after the last task, so that it is no later one's."""
+        workers = self._pools.workers()
+        self._cgroups.look(workers, deaths.machine_oom_kills())
+        with self._pools.lock:
+            is_busy = any(worker.run is not None for worker in workers)
+            self._look_at = now + LOOK_SECONDS if is_busy or self._was_busy else math.inf
+            self._was_busy = is_busy
 
     def _stop_alarm(self, now: float) -> float:
         return self._stop_deadline if self._stop_deadline > now else math.inf

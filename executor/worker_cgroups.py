@@ -2,20 +2,25 @@
 """One memory cgroup per worker, kept by name: `long-1` gets the group of the `long-1` before it.
 
 Where the system allows no cgroups, every method does nothing and `reading` says so. Counters only
-ever grow, so a reading tells what moved since the last one. Used by the supervisor thread, and by
+ever grow, so a reading tells what moved since the last one. One during a task that then goes on is
+no reason of a later end by SIGKILL, so they are looked at once a second too, while anybody has a
+task: what a death is explained by is what moved since the last look but one. (Not the last: a kill
+is counted before its victim is dead.) Used by the supervisor thread, and by
 whoever submits (`apply_limit`, under the pools' lock).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..processes.cgroups import Cgroup
 from .pool import PooledWorker
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
 
 
 # Makes the group of that name with that limit; None where there are no cgroups.
@@ -32,6 +37,7 @@ class CgroupReading:
     peak_bytes: int | None
     limit_bytes: int | None
     directory: str | None = None
+    oom_kills_noted: int = 0  # at the last look but one
 
     @property
     def moved(self) -> bool:
@@ -47,7 +53,9 @@ class WorkerCgroups:
         self._limit_bytes = limit_bytes
         self._groups: dict[str, Cgroup] = {}
         self._limits: dict[str, int | None] = {}
-        self._oom_kills: dict[str, int] = {}
+        self._oom_kills: dict[str, int] = {}  # at the last reading
+        self._looks: dict[str, tuple[int, int]] = {}  # the last but one, and the last
+        self._machine_looks: tuple[int | None, int | None] = (None, None)
 
     def join(self, worker: PooledWorker) -> None:
         """Put a new worker into its group, before it is given anything to do."""
@@ -58,6 +66,7 @@ class WorkerCgroups:
             if group is not None:
                 group.add(worker.pid)
                 worker.cgroup = group
+                self._looks[worker.name] = (kills := group.oom_kills(), kills)
                 if self._limits[worker.name] != self._limit_bytes:
                     # Its predecessor died under a cap of its own, which ends with it.
                     self.apply_limit(worker, None)
@@ -93,7 +102,23 @@ class WorkerCgroups:
         if not group.reset_peak():
             peak = None if after == before else peak  # it may be an earlier task's
         limit = self._limits.get(worker.name)
-        return CgroupReading(worker.name, before, after, peak, limit, group.directory)
+        noted = max(before, self._looks[worker.name][0])
+        return CgroupReading(worker.name, before, after, peak, limit, group.directory, noted)
+
+    def look(self, workers: Iterable[PooledWorker], machine_oom_kills: int | None) -> None:
+        """Note what the workers' groups have counted so far.
+
+        Reads one file, not one for each, unless the kernel has killed somewhere on the machine
+        since the last look but one.
+        """
+        before, last = self._machine_looks
+        self._machine_looks = (last, machine_oom_kills)
+        if machine_oom_kills is not None and before == last == machine_oom_kills:
+            return
+        for worker in workers:
+            if worker.cgroup is not None:
+                _, last_kills = self._looks[worker.name]
+                self._looks[worker.name] = (last_kills, worker.cgroup.oom_kills())
 
     def close(self) -> None:
         """Remove every group; one that something still lives in stays."""

@@ -8,7 +8,7 @@ file, a lock or their fate with it. What it does:
         ◀ {"fork": name}            ▶ {"forked": name, "pid"} + the pipe and a pidfd
                                     ▶ {"refused": name, "error"}      the system will not fork
         ◀ its end                   exits; the daemon is gone or does not want it any more
-    when a child ended:             ▶ {"exited": pid, "status", "peak_bytes"}
+    when a child ended:             ▶ {"exited": pid, "status", "peak_bytes", "was_alone"}
     once, after preloading:         ▶ {"ready": seconds it took}
                                     ▶ {"unsafe": threads}   or it ends: something that was imported,
                                                             or starts with every Python, has left
@@ -44,6 +44,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from ..processes.server_child import adopted_children
 from .sources import threads_of_this_process
 from .worker import serve
 
@@ -58,6 +59,7 @@ class Zygote:
         self._control = control
         self._lifeline = lifeline
         self._home = home
+        self._workers: set[int] = set()  # those that were not reaped yet
         self._wakeup, wakeup_end = os.pipe()
         for end in (self._wakeup, wakeup_end):
             os.set_blocking(end, False)
@@ -100,6 +102,7 @@ class Zygote:
             pid = os.fork()
             if pid == 0:
                 self._become_worker(name, ours, workers)
+            self._workers.add(pid)
             # Before it can be reaped, and so before its pid can be another's.
             pidfd = os.pidfd_open(pid)
             try:
@@ -128,11 +131,26 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, 4096)
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                self.tell({"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024})
+            while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                was_alone = dead.si_status == signal.SIGKILL and self._was_alone(dead.si_pid)
+                pid, status, usage = os.wait4(dead.si_pid, 0)
+                self._workers.discard(pid)
+                peak_bytes = usage.ru_maxrss * 1024
+                self.tell(
+                    {
+                        "exited": pid,
+                        "status": status,
+                        "peak_bytes": peak_bytes,
+                        "was_alone": was_alone,
+                    }
+                )
+
+    def _was_alone(self, pid: int) -> bool:
+        """Whether a worker that waits to be reaped never had a child: then a kill for memory in
+        its cgroup was its own. What it had not collected has become our child by now.
+        """
+        orphans = set(adopted_children()) - self._workers
+        return not orphans and collected_no_child(pid)
 
 
 def preload(modules: list[str]) -> None:
@@ -144,6 +162,17 @@ def preload(modules: list[str]) -> None:
             importlib.import_module(module)
         except BaseException:  # also a module that calls sys.exit
             traceback.print_exc()
+
+
+def collected_no_child(pid: int) -> bool:
+    """Whether no page fault of a child was ever added to its own: a process cannot run without."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    minor, major = fields[8], fields[10]  # cminflt, cmajflt: see proc_pid_stat(5)
+    return int(minor) + int(major) == 0
 
 
 def adopt_orphans() -> None:

@@ -161,7 +161,9 @@ def _understand(data: bytes, descriptors: list[int]) -> SourceEvent:
     if "refused" in message:
         return Refused(message["refused"], message["error"])
     if "exited" in message:
-        return Exited(message["exited"], message["status"], message["peak_bytes"])
+        return Exited(
+            message["exited"], message["status"], message["peak_bytes"], message["was_alone"]
+        )
     if "unsafe" in message:
         return Unsafe(message["unsafe"])
     return Ready(message["ready"])

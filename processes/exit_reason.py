@@ -6,7 +6,8 @@ Covers the value and its words. It does *not* gather evidence: `cgroups.py` read
 
 A kill for memory is claimed in this order, and never on a bare SIGKILL (DESIGN.md, "Memory"):
 
-    1. the `oom_kill` counter of the process's own cgroup moved      certain
+    1. the `oom_kill` counter of the process's own cgroup moved      certain; probable, when the
+       kernel log is silent and it may have been a process below it that the kernel killed
     2. the kernel log names the pid                                  certain
     3. our watchdog ended it                                         certain
     4. SIGKILL not ours, and `/proc/vmstat oom_kill` moved           probable

@@ -77,6 +77,7 @@ def explain_exit(
     pid: int,
     stopped_by_us: bool = False,
     timed_out: bool = False,
+    was_alone: bool = True,
     oom_kills_before: int | None = None,
     oom_kills_after: int | None = None,
     vmstat_before: int | None = None,
@@ -93,6 +94,8 @@ def explain_exit(
 
     `wait_status` is what `os.waitpid` gave, or None when nobody could collect it. `watchdog` is
     our own watchdog's evidence when it ended the process, `memory_error` whether it raised one.
+    `was_alone` is False when a process below it may have been the one that the cgroup counted:
+    then, unless the kernel log tells, a SIGKILL is only probably the kernel's.
     """
     exit_code, number = _decode(wait_status)
     counters = _Counters(
@@ -103,7 +106,15 @@ def explain_exit(
         verdict = _Verdict(kind)
     else:
         verdict = _verdict(
-            wait_status, pid, number, exit_code, counters, kernel_log_line, watchdog, memory_error
+            wait_status,
+            pid,
+            number,
+            exit_code,
+            counters,
+            kernel_log_line,
+            watchdog,
+            memory_error,
+            was_alone,
         )
     return ExitReason(
         kind=verdict.kind,
@@ -168,6 +179,7 @@ def _verdict(
     kernel_log_line: str | None,
     watchdog: str | None,
     memory_error: bool,
+    was_alone: bool,
 ) -> _Verdict:
     """The questions, in the order of `exit_reason.py`."""
     victim = killed_process(kernel_log_line or "")
@@ -175,7 +187,9 @@ def _verdict(
     named_another = victim is not None and victim[0] != pid
     was_killed = number == signal.SIGKILL
     if was_killed and counters.own_moved and not named_another:
-        return _oom(Detector.CGROUP, counters.own_text)
+        is_proven = named_itself or was_alone
+        certainty = Certainty.CERTAIN if is_proven else Certainty.PROBABLE
+        return _oom(Detector.CGROUP, counters.own_text, certainty)
     if was_killed and named_itself:
         return _oom(Detector.KERNEL_LOG, f"kernel log: {kernel_log_line}")
     if watchdog is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -177,6 +178,13 @@ def leave_thread(payload: Json, request_id: str, home: str, progress: Progress) 
 def oom_grandchild(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     script = f"x = bytearray(b'1' * {payload['size']})"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def oom_grandchild_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    """As an operation that bears the death of what it has started."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        oom_grandchild(payload, request_id, home, progress)
+    hang(payload, request_id, home, progress)
 
 
 def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:

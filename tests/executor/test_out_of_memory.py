@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from openenvd.executor import deaths, supervisor
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
 from openenvd.executor.watchdog import Usage, offence_of
+from openenvd.executor.worker_cgroups import WorkerCgroups
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
 
@@ -61,6 +65,56 @@ def test_a_kill_by_hand_is_never_out_of_memory(capped: Bench) -> None:
 def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None:
     assert capped.run("grow", {"size": 200 * MB}).exit.is_oom
     assert not capped.run("die", {"signal": "SIGKILL"}).exit.is_oom
+
+
+@pytest.fixture
+def untold(capped: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """As in a container: the kernel log cannot be read."""
+    monkeypatch.setattr(deaths, "kernel_log_kills", lambda _since: [])
+    return capped
+
+
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
+    untold: Bench, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = threading.Semaphore(0)
+
+    def look(*args: Any) -> None:
+        look_now(*args)
+        looks.release()
+
+    look_now = WorkerCgroups.look
+    monkeypatch.setattr(WorkerCgroups, "look", look)
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.05)
+    task_id = untold.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
+    pid = untold.recorder.progress(task_id)["pid"]
+    while looks.acquire(blocking=False):  # those until now
+        pass
+    for _ in range(3):  # one may have begun before
+        assert looks.acquire(timeout=30)
+    os.kill(pid, signal.SIGKILL)
+    outcome = untold.recorder.outcome(task_id)
+    assert isinstance(outcome, Died)
+    assert outcome.exit.kind is ExitKind.SIGNALED
+
+
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+def test_a_kill_right_after_a_grandchilds_is_only_probably_out_of_memory(
+    untold: Bench, schedule: str
+) -> None:
+    task_id = untold.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
+    os.kill(untold.recorder.progress(task_id)["pid"], signal.SIGKILL)
+    outcome = untold.recorder.outcome(task_id)
+    assert isinstance(outcome, Died)
+    assert outcome.exit.certainty is Certainty.PROBABLE
+    assert "was probably killed" in outcome.exit.sentence()
+
+
+def test_without_children_its_own_cgroup_tells_for_certain(untold: Bench) -> None:
+    outcome = untold.run("grow", {"size": 200 * MB})
+    assert outcome.exit.is_oom
+    assert outcome.exit.certainty is Certainty.CERTAIN
 
 
 def test_a_cap_too_small_ends_with_the_task_that_asked_for_it(capped: Bench) -> None:

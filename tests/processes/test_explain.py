@@ -45,6 +45,14 @@ def _exited(code: int) -> int:
         # 1. the cgroup's counter
         (KILLED, MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
         (KILLED, MOVED | ITSELF, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
+        (KILLED, MOVED | {"was_alone": False}, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        (
+            KILLED,
+            MOVED | ITSELF | {"was_alone": False},
+            ExitKind.OOM_KILLED,
+            Detector.CGROUP,
+            "certain",
+        ),
         # … which another process of the group moved
         (KILLED, MOVED | ANOTHER, ExitKind.SIGNALED, None, "certain"),
         (_exited(1), MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
