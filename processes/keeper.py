@@ -39,6 +39,7 @@ What happens when
                             connection; `status.json` says which cgroup and session to sweep
                             (`keeper_link.clean_up_after_keeper`)
     the daemon dies         nothing: no pipe, no session, no cgroup is shared with it
+    its home is removed     nobody can reach it any more: as `stop`, some seconds later
     the disk is full        clients are told all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it
     a client does not read  it owes one line at most: statuses are whole, so only the newest is kept
@@ -94,6 +95,7 @@ DEFAULT_GRACE_SECONDS = 5.0
 CLEAR_SECONDS = 5.0  # for the killed to be collected; longer only for one stuck in the kernel
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 LOG_TAIL_LINES = 20
+GONE_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
 LISTEN_BACKLOG = 4096
 CONTROL_BACKLOG = 512
 EXIT_CANNOT_START = 127  # as a shell says it
@@ -151,6 +153,7 @@ class Keeper:
         self._deadline: float | None = None  # then: kill, or stop waiting for the killed
         self._clearing = False
         self._next_look = 0.0
+        self._gone_since: float | None = None  # the run directory
         self._log_size = 0
         self._status_is_written = True
         self._counters: list[OomCounters] = []  # the last two looks, while the server lived
@@ -440,17 +443,35 @@ class Keeper:
             self._look()
 
     def _look(self) -> None:
-        """Bound the log, note the counters, and write what could not be written before."""
+        """Bound the log, note the counters, write what could not be written before; and end, when
+        the home was removed.
+        """
         before, size = self._log_size, self._bound_log()
         seconds = next_look_seconds(size, size - before, self._run["max_log_bytes"])
         if self._state == "starting":  # when most is printed, and what loops prints without end
             seconds = BUSY_LOOK_SECONDS
         self._log_size = size
+        if self._stop_if_removed():
+            seconds = min(seconds, GONE_SECONDS)
         self._next_look = time.monotonic() + seconds
         if self._pid is not None and self._ended is None:
             self._note_counters()
         if not self._status_is_written:
             self._write_status()
+
+    def _stop_if_removed(self) -> bool:
+        """Whether the run directory is missing; when it was so before, nobody will ever ask for us
+        again.
+        """
+        now = time.monotonic()
+        if not _is_missing(self._run_dir):
+            self._gone_since = None
+            return False
+        if self._gone_since is None:
+            self._gone_since = now
+        elif now - self._gone_since >= GONE_SECONDS and not self._stopping:
+            self._stop(DEFAULT_GRACE_SECONDS)
+        return True
 
     def _note_counters(self) -> None:
         """What had happened before the server died must not be held to be its death.
@@ -704,6 +725,17 @@ def _lock(run_dir: str) -> int:
     fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
+
+
+def _is_missing(path: str) -> bool:
+    """Whether it is known not to be there: an error of the disk is no removal."""
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _own(fd: int) -> int:

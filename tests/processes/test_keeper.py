@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -281,6 +284,43 @@ def test_server_dies_with_a_killed_keeper_and_its_orphans_can_be_swept(replica: 
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
+
+
+def test_a_keeper_whose_home_was_removed_ends_with_its_server(replica: Make) -> None:
+    """Not ready, it looks round often."""
+    silent = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
+    one = replica(argv=silent, entry=None).start()
+    status = one.wait(lambda s: s["pid"] is not None)
+    kept = ProcessIdentity(status["pid"], status["pid_started_at"])
+    shutil.rmtree(one.run_dir)
+    one.wait_state("stopped")
+    one.wait_for_end()
+    assert not kept.is_alive()
+
+
+def test_a_home_that_is_missing_at_one_look_alone_ends_nobody(tmp_path: Path) -> None:
+    told: list[float] = []
+    looking: Any = SimpleNamespace(
+        _run_dir=str(tmp_path / "run"), _gone_since=None, _stopping=False, _stop=told.append
+    )
+    assert keeper.Keeper._stop_if_removed(looking)
+    (tmp_path / "run").mkdir()
+    assert not keeper.Keeper._stop_if_removed(looking)
+    (tmp_path / "run").rmdir()
+    assert keeper.Keeper._stop_if_removed(looking)
+    assert not told
+    looking._gone_since -= keeper.GONE_SECONDS
+    assert keeper.Keeper._stop_if_removed(looking)
+    assert told == [keeper.DEFAULT_GRACE_SECONDS]
+
+
+def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
+    """A disk that fails for a moment must not be the end of a replica."""
+    file = tmp_path / "file"
+    file.touch()
+    assert keeper._is_missing(str(tmp_path / "gone"))
+    assert not keeper._is_missing(str(file / "below"))  # ENOTDIR stands for any other error
+    assert not keeper._is_missing(str(file))
 
 
 def test_a_keeper_without_clients_is_found_again(replica: Make) -> None:
