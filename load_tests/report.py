@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 OPENENV = str(Path(sys.executable).with_name("openenv"))
+NAME_WIDTH = 52
 
 
 @dataclass
@@ -31,9 +32,9 @@ class Measure:
     unit: str
     values: list[float]
 
-    def row(self) -> str:
+    def row(self, width: int) -> str:
         low, middle, high = min(self.values), statistics.median(self.values), max(self.values)
-        return f"  {self.name:<52} {middle:>10.4g} {self.unit:<5} ({low:.4g} to {high:.4g})"
+        return f"  {self.name:<{width}} {middle:>10.4g} {self.unit:<5} ({low:.4g} to {high:.4g})"
 
 
 @dataclass
@@ -55,6 +56,25 @@ class Report:
         pairs = zip(over.values, under.values, strict=True)
         return self.add(name, "x", [a / b for a, b in pairs])
 
+    def beside(
+        self,
+        name: str,
+        unit: str,
+        ours: Sequence[float],
+        peers: Mapping[str, Sequence[float]],
+        *,
+        more_is_better: bool = False,
+    ) -> None:
+        """A line of ours, one of each peer's, and how many times better ours is, by pairs."""
+        measure = self.add(name, unit, ours)
+        bare = name.partition(" (aim")[0]
+        for peer, values in peers.items():
+            other = self.add(f"  {bare}: {peer}", unit, values)
+            over, under = (measure, other) if more_is_better else (other, measure)
+            if all(under.values):
+                ratio = f"ours / {peer}" if more_is_better else f"{peer} / ours"
+                self.ratio(f"    {bare}: {ratio}", over, under)
+
     def note(self, text: str) -> None:
         """A sentence below the table."""
         self.notes.append(text)
@@ -62,9 +82,10 @@ class Report:
     def finish(self, json_path: str | None) -> None:
         """Print the table, write the JSON."""
         print(f"{self.title}\n  {_machine_line()}")
-        print(f"  {'':<52} {'median':>10}       (min to max)")
+        width = max([NAME_WIDTH, *(len(measure.name) for measure in self.measures)])
+        print(f"  {'':<{width}} {'median':>10}       (min to max)")
         for measure in self.measures:
-            print(measure.row())
+            print(measure.row(width))
         for note in self.notes:
             print(f"  {note}")
         if json_path:

@@ -5,10 +5,11 @@ The request is `probe` of a running environment: it is queued, runs in a worker,
 environment's `/health`. Two calls each: submit, and wait for the end (pushed, not polled).
 "Cold" is the first burst of a fresh daemon, "warm" the next one.
 
+Peers take turns with ours: SkyPilot's way on the standard library, and with `--peer skypilot` the
+real one (skypilot_peer.py), whose request is `status`, the cheapest it has.
+
 Aims: p50 under 5 ms and p99 under 20 ms; over 500 a second with 50 clients; start to healthy under
-0.5 s; idle PSS of everything under 80 MB. Measured elsewhere, on a quiet 4-core machine, as the
-rival cannot be installed everywhere: SkyPilot 0.9 / 0.14.1 108 / 94 ms at p50 and 209 / 177 ms at
-p99, 72 / 7 a second cold and 120 / 17 warm, 0.8-1.1 / 4.9-5.6 s to healthy, 138 / 933 MB idle.
+0.5 s; idle PSS of everything under 80 MB.
 """
 
 from __future__ import annotations
@@ -18,95 +19,173 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from load_tests.api_client import ApiClient
 from load_tests.idle_memory import MEGABYTE, measure_pss
 from load_tests.report import OPENENV, Report, parse_arguments, percentile, run
+from load_tests.skypilot_peer import (
+    PEER_OPTION,
+    POOL,
+    SKYPILOT,
+    Kind,
+    PeerClient,
+    kinds,
+    need,
+    settle_seconds,
+    started,
+)
 
 CLIENTS = 50
+SETTLE_SECONDS = 1.0  # the zygote's workers come up
+SKYPILOT_COUNTS = (60, 200)  # one at a time, and in each burst: it is slow
+OURS = "openenvd"
+
+Key = tuple[str, str]  # name, unit
+
+START = ("start to healthy (aim: 0.5)", "s")
+IDLE = ("idle PSS of everything (aim: 80)", "MB")
+P50 = ("one at a time, p50 (aim: 5)", "ms")
+P99 = ("one at a time, p99 (aim: 20)", "ms")
+COLD = (f"{CLIENTS} clients, cold", "req/s")
+WARM = (f"{CLIENTS} clients, warm (aim: 500)", "req/s")
+FLOOR_P50 = ("  floor: a bare call (health), p50", "ms")
+FLOOR_P99 = ("  floor: a bare call (health), p99", "ms")
+AFTER = ("PSS right after the bursts", "MB")
+PROCESSES = ("processes right after the bursts", "")
 
 
 def main() -> None:
-    """A fresh daemon for each repetition."""
+    """A fresh daemon, and then each peer afresh, for each repetition."""
     options = parse_arguments(
         "Short requests.",
         repetitions=5,
         single={"type": int, "default": 300, "help": "requests one at a time"},
         burst={"type": int, "default": 2000, "help": "requests of all clients together"},
+        peer=PEER_OPTION,
     )
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(options.repetitions):
-        for key, value in _one_daemon(options.single, options.burst).items():
-            found.setdefault(key, []).append(value)
+    counts = {POOL: (options.single, options.burst), SKYPILOT: SKYPILOT_COUNTS}
+    found: dict[str, dict[Key, list[float]]] = {}
+    with kinds(options.peer) as peers:
+        for _ in range(options.repetitions):
+            _note(found, OURS, _one_daemon(options.single, options.burst))
+            for kind in peers:
+                _note(found, kind.name, _one_peer(kind, *counts[kind.name]))
     report = Report("Short requests")
-    for (name, unit), values in found.items():
-        report.add(name, unit, values)
-    report.note("SkyPilot's figures (measured elsewhere) stand in this program's docstring.")
+    ours = found.pop(OURS)
+    for key, values in ours.items():
+        others = {peer: theirs[key] for peer, theirs in found.items() if key in theirs}
+        report.beside(*key, values, others, more_is_better=key[1] == "req/s")
+    if SKYPILOT in found:
+        single, burst = SKYPILOT_COUNTS
+        report.note(f"{SKYPILOT} got {single} requests one at a time, and {burst} in each burst.")
     report.finish(options.json)
 
 
-def _one_daemon(single: int, burst: int) -> dict[tuple[str, str], float]:
+def _note(found: dict[str, dict[Key, list[float]]], name: str, measured: dict[Key, float]) -> None:
+    for key, value in measured.items():
+        found.setdefault(name, {}).setdefault(key, []).append(value)
+
+
+def _one_daemon(single: int, burst: int) -> dict[Key, float]:
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
         loading = run([OPENENV, "--version"], environ).seconds
-        started = run([OPENENV, "up"], environ).seconds
+        healthy = run([OPENENV, "up"], environ).seconds
         try:
-            idle = _pss(home)
+            time.sleep(SETTLE_SECONDS)
+            idle, _ = _look(home)
             run([OPENENV, "launch", "echo", "--name", "probed"], environ)
             measured = asyncio.run(_measure(home, single, burst))
-            after = _pss(home)
+            after, processes = _look(home)
         finally:
             for words in (["down", "--all"], ["stop"]):
                 subprocess.run([OPENENV, *words], env=environ, check=False, capture_output=True)
     return {
-        ("start to healthy, `openenv up` (aim: 0.5)", "s"): started,
+        START: healthy,
         ("  of which loading the command line", "s"): loading,
-        ("idle PSS of everything (aim: 80)", "MB"): idle,
+        IDLE: idle,
         **measured,
-        ("PSS of everything right after the bursts", "MB"): after,
+        AFTER: after,
+        PROCESSES: processes,
     }
 
 
-def _pss(home: str) -> float:
-    time.sleep(1.0)  # the zygote's workers come up
-    return sum(size for _, size in measure_pss(ApiClient(home).pid)) / MEGABYTE
+def _look(home: str) -> tuple[float, int]:
+    """PSS in MB and the number of processes, of the daemon and all below it."""
+    sizes = measure_pss(ApiClient(home).pid)
+    return sum(size for _, size in sizes) / MEGABYTE, len(sizes)
 
 
-async def _measure(home: str, single: int, burst: int) -> dict[tuple[str, str], float]:
-    cold = await _burst(home, burst)
+async def _measure(home: str, single: int, burst: int) -> dict[Key, float]:
     client = ApiClient(home)
-    waits = []
-    for _ in range(single):
-        began = time.perf_counter()
-        await _probe(client)
-        waits.append((time.perf_counter() - began) * 1000)
-    health = []
-    for _ in range(single):
-        began = time.perf_counter()
-        await client.call("GET", "/v1/health")
-        health.append((time.perf_counter() - began) * 1000)
+
+    async def many(count: int) -> None:
+        client = ApiClient(home)
+        await _repeat(lambda: _probe(client), count)
+        await client.close()
+
+    cold = await _burst(many, burst)
+    waits = await _repeat(lambda: _probe(client), single)
+    health = await _repeat(lambda: client.call("GET", "/v1/health"), single)
+    warm = await _burst(many, burst)
     await client.close()
+    return _told(waits, health, cold, warm)
+
+
+def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
+    with started(kind) as peer:
+        healthy = need(peer).seconds
+        time.sleep(settle_seconds(kind))
+        idle, _ = peer.look()
+        measured = asyncio.run(_measure_peer(peer.port, single, burst))
+        after, processes = peer.look()
+    return {START: healthy, IDLE: idle, **measured, AFTER: after, PROCESSES: processes}
+
+
+async def _measure_peer(port: int, single: int, burst: int) -> dict[Key, float]:
+    client = PeerClient(port)
+
+    async def many(count: int) -> None:
+        client = PeerClient(port)
+        await _repeat(client.run, count)
+        await client.close()
+
+    cold = await _burst(many, burst)
+    waits = await _repeat(client.run, single)
+    health = await _repeat(client.health, single)
+    warm = await _burst(many, burst)
+    await client.close()
+    return _told(waits, health, cold, warm)
+
+
+def _told(waits: list[float], health: list[float], cold: float, warm: float) -> dict[Key, float]:
     return {
-        ("one at a time, p50 (aim: 5)", "ms"): percentile(waits, 0.50),
-        ("one at a time, p99 (aim: 20)", "ms"): percentile(waits, 0.99),
-        (f"{CLIENTS} clients, cold", "req/s"): cold,
-        (f"{CLIENTS} clients, warm (aim: 500)", "req/s"): await _burst(home, burst),
-        ("floor: a bare call (/v1/health), p50", "ms"): percentile(health, 0.50),
-        ("floor: a bare call (/v1/health), p99", "ms"): percentile(health, 0.99),
+        P50: percentile(waits, 0.50),
+        P99: percentile(waits, 0.99),
+        COLD: cold,
+        WARM: warm,
+        FLOOR_P50: percentile(health, 0.50),
+        FLOOR_P99: percentile(health, 0.99),
     }
 
 
-async def _burst(home: str, count: int) -> float:
-    began = time.perf_counter()
-    await asyncio.gather(*(_client(home, count // CLIENTS) for _ in range(CLIENTS)))
-    return count // CLIENTS * CLIENTS / (time.perf_counter() - began)
-
-
-async def _client(home: str, count: int) -> None:
-    client = ApiClient(home)
+async def _repeat(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
+    """How long each took, in ms."""
+    waits = []
     for _ in range(count):
-        await _probe(client)
-    await client.close()
+        began = time.perf_counter()
+        await call()
+        waits.append((time.perf_counter() - began) * 1000)
+    return waits
+
+
+async def _burst(many: Callable[[int], Awaitable[None]], count: int) -> float:
+    """Requests a second, of all clients together."""
+    began = time.perf_counter()
+    await asyncio.gather(*(many(count // CLIENTS) for _ in range(CLIENTS)))
+    return count // CLIENTS * CLIENTS / (time.perf_counter() - began)
 
 
 async def _probe(client: ApiClient) -> None:

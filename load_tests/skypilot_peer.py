@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom the executor is measured against: SkyPilot's local API server, and one that is like it.
+
+    skypilot   the package from PyPI in a Python of its own (`OPENENVD_PEER_VENV` with "-skypilot"
+               behind it keeps that between runs), started as a user does: `sky api start`
+    pool       pool_server.py: its way of running requests, on the standard library
+
+Both listen on a port of their own on the loopback, in a home of their own, and need no network once
+installed. The request is `POST /status`, SkyPilot's cheapest that goes through queue and worker: it
+looks up clusters, of which there are none. Two calls: submit, and `/api/get`, which answers at the
+end. Whatever a peer leaves running ends with it, found by its session: some outlive their parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from load_tests.idle_memory import MEGABYTE
+from load_tests.scaling_servers import PEER_VENV_VARIABLE, REPOSITORY
+
+REQUIREMENT = "skypilot==0.14.1"
+POOL, SKYPILOT = "ProcessPoolExecutor", "SkyPilot 0.14.1"
+PEER_OPTION: dict[str, Any] = {
+    "choices": ["skypilot"],
+    "help": "also the real one; it is installed if need be",
+}
+START_SECONDS = 120.0
+SETTLE_SECONDS = {POOL: 1.0, SKYPILOT: 10.0}  # the latter's workers go on importing when healthy
+CALL_SECONDS = 300.0
+STOP_SECONDS = 10.0
+LOOK_AGAIN_SECONDS = 0.01
+LONGEST_LINE_BYTES = 2**20
+SUBMITTED = "x-skypilot-request-id"
+
+Wrap = Callable[[list[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One that can be started."""
+
+    name: str
+    command: Callable[[int, Path], list[str]]  # of a port and a home
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Peer:
+    """One that was started. It is healthy, or did not become so."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    seconds: float = 0.0  # to healthy
+    is_healthy: bool = False
+
+    def look(self) -> tuple[float, int]:
+        """PSS in MB and the number of its processes."""
+        sizes = []
+        for process in session_of(self.process.pid):
+            with suppress(psutil.Error):  # it ended while we looked
+                sizes.append(process.memory_full_info().pss)
+        return sum(sizes) / MEGABYTE, len(sizes)
+
+
+@contextmanager
+def kinds(real: str | None) -> Iterator[list[Kind]]:
+    """The peers of this run: that on the standard library, and the real one if asked for."""
+    with ExitStack() as stack:
+        found = [Kind(POOL, _pool_command, {"PYTHONPATH": str(REPOSITORY)})]
+        if real is not None:
+            sky = str(stack.enter_context(_skypilot_python()).with_name("sky"))
+            words = [sky, "api", "start", "--foreground"]
+            found.append(Kind(SKYPILOT, lambda _port, _home: words))
+        yield found
+
+
+@contextmanager
+def started(
+    kind: Kind, wrap: Wrap = list, patience_seconds: float = START_SECONDS
+) -> Iterator[Peer]:
+    """A fresh one. `wrap` makes its command one that runs inside of something."""
+    port = _free_port()
+    with tempfile.TemporaryDirectory(
+        prefix="openenvd-peer-home-", ignore_cleanup_errors=True
+    ) as home:
+        log = Path(home) / "log"
+        with log.open("wb") as file:
+            began = time.monotonic()
+            process = subprocess.Popen(
+                wrap(kind.command(port, Path(home))),
+                cwd=home,
+                env=_environ(home, port) | kind.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        peer = Peer(kind.name, process, port, log)
+        try:
+            while not peer.is_healthy and time.monotonic() - began < patience_seconds:
+                if process.poll() is not None:
+                    break
+                peer.is_healthy = answers(port)
+                peer.seconds = time.monotonic() - began
+                time.sleep(0 if peer.is_healthy else LOOK_AGAIN_SECONDS)
+            yield peer
+        finally:
+            _end(process)
+
+
+def need(peer: Peer) -> Peer:
+    """It, or the end of the program with what it said last."""
+    if not peer.is_healthy:
+        raise SystemExit(f"{peer.name} did not start:\n{peer.log.read_text()[-2000:]}")
+    return peer
+
+
+def settle_seconds(kind: Kind) -> float:
+    """How long it is let be before it counts as idle."""
+    return SETTLE_SECONDS[kind.name]
+
+
+def answers(port: int, patience_seconds: float = 2.0) -> bool:
+    """Whether it says that it is healthy."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_seconds)
+    try:
+        connection.request("GET", "/api/health")
+        return b"healthy" in connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class PeerClient:
+    """One kept connection to a peer, for many in one event loop."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def submit(self) -> str:
+        """The id of a new request."""
+        headers, _ = await self._call("POST", "/status", b'{"summary_response": true}')
+        return headers[SUBMITTED]
+
+    async def wait(self, request_id: str) -> None:
+        """Until it has succeeded."""
+        _, content = await self._call("GET", f"/api/get?request_id={request_id}")
+        status = json.loads(content)["status"]
+        if status != "SUCCEEDED":
+            raise RuntimeError(f"request {request_id} is {status}")
+
+    async def run(self) -> None:
+        """Submit, and wait for the end."""
+        await self.wait(await self.submit())
+
+    async def health(self) -> None:
+        """The floor: a call that does nothing."""
+        await self._call("GET", "/api/health")
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+            self._writer = None
+
+    async def _call(
+        self, method: str, path: str, body: bytes = b""
+    ) -> tuple[dict[str, str], bytes]:
+        async with asyncio.timeout(CALL_SECONDS):
+            return await self._exchange(method, path, body)
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> tuple[dict[str, str], bytes]:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(
+                "127.0.0.1", self._port, limit=LONGEST_LINE_BYTES
+            )
+        assert self._reader is not None
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
+        content = await self._reader.readexactly(int(headers["content-length"]))
+        if headers.get("connection", "").lower() == "close":
+            await self.close()
+        if " 200 " not in f"{first} ":
+            raise RuntimeError(f"{first}: {content[:500]!r}")
+        return headers, content
+
+
+def session_of(pid: int) -> list[psutil.Process]:
+    """Every living process of the session that `pid` began."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == pid:
+                found.append(process)
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It and everything of its session, at once: peers are not measured ending."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while family := _all_of(process):
+        for one in family:
+            with suppress(psutil.Error):
+                one.kill()
+        process.poll()  # else it stays in its session, as a zombie
+        psutil.wait_procs(family, timeout=0.2)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"processes of a peer do not end: {family}")
+    process.wait(STOP_SECONDS)
+
+
+def _all_of(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
+    """Its session and whoever left that; the dead that nobody has collected do not count."""
+    family = {*session_of(process.pid)}
+    with suppress(psutil.Error):
+        family.update(psutil.Process(process.pid).children(recursive=True))
+    return {one for one in family if _is_alive(one)}
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _pool_command(port: int, home: Path) -> list[str]:
+    database = str(home / "requests.db")
+    return [sys.executable, "-m", "load_tests.pool_server", str(port), database]
+
+
+def _environ(home: str, port: int) -> dict[str, str]:
+    """Nothing of the user's: no cloud's credentials, no reports to anyone."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": home,
+        "SKYPILOT_API_SERVER_LOCAL_PORT": str(port),
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+    }
+
+
+@contextmanager
+def _skypilot_python() -> Iterator[Path]:
+    """A Python that has it; made now, if none is kept."""
+    kept = os.environ.get(PEER_VENV_VARIABLE)
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="openenvd-skypilot-")
+        folder = Path(f"{kept}-skypilot" if kept else stack.enter_context(made)).absolute()
+        python = folder / "bin" / "python"
+        if not python.with_name("sky").exists():
+            _install(folder, python)
+        yield python
+
+
+def _install(folder: Path, python: Path) -> None:
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
+    steps: Sequence[list[str]] = (
+        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
+        [uv, "pip", "install", "--quiet", "--python", str(python), REQUIREMENT],
+    )
+    for words in steps:
+        subprocess.run(words, check=True)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
