@@ -17,8 +17,8 @@
     python -m load_tests.run_short       the short form of all of them
 
 Shared: report.py, api_client.py, operations.py (what workers are given to do), envs_for_load/ (what
-is launched), seed_arrangements.py, memory_holders.py; and the peers: skypilot_peer.py (the real one,
-with `--peer skypilot`), pool_server.py (its way, on the standard library).
+is launched), seed_arrangements.py, memory_holders.py; and the peers: skypilot_peer.py (the real
+one, with `--peer skypilot`), pool_server.py (its way, on the standard library).
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

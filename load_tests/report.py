@@ -65,13 +65,13 @@ class Report:
         *,
         more_is_better: bool = False,
     ) -> None:
-        """A line of ours, one of each peer's, and how many times better ours is, by pairs."""
+        """A line of ours, one of each peer's, and the ratio, by pairs: over 1 is for ours."""
         measure = self.add(name, unit, ours)
         bare = name.partition(" (aim")[0]
         for peer, values in peers.items():
             other = self.add(f"  {bare}: {peer}", unit, values)
             over, under = (measure, other) if more_is_better else (other, measure)
-            if all(under.values):
+            if unit and min(*measure.values, *other.values) > 0:  # counts speak for themselves
                 ratio = f"ours / {peer}" if more_is_better else f"{peer} / ours"
                 self.ratio(f"    {bare}: {ratio}", over, under)
 
