@@ -120,7 +120,7 @@ class Attempt:
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
             except EpisodeFailed as exc:
-                if not (is_for_want_of_room(exc) and await self._pool.wait_for_room(self._address)):
+                if not await self._may_come_in_later(exc):
                     raise
                 fresh = False
                 continue
@@ -138,6 +138,12 @@ class Attempt:
                 raise
             else:
                 return session
+
+    async def _may_come_in_later(self, exc: EpisodeFailed) -> bool:
+        if is_for_want_of_room(exc):
+            return await self._pool.wait_for_room(self._address)
+        is_gone = exc.reason is FailureReason.NOT_CONNECTED
+        return is_gone and await self._pool.wait_for_return(self._address)
 
     async def _reset(self, session: Session) -> None:
         await self._stage.turns.take()

@@ -6,18 +6,23 @@ a connection nor an environment has to be made. One in which something went wron
 
 A server without room for another session is no failure while sessions of ours are what fills it:
 then the next one that is given back goes to whoever waits.
+
+Neither is one that has answered before and is gone: a replica that died is replaced within seconds.
+In these an episode that asks again and again would have used up all of its attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 
 from .episodes import FailureReason
 from .errors import EpisodeFailed
 from .sessions import CONNECT_SECONDS, Session
 
-PAUSE_SECONDS = 1.0  # before asking a full server again that others fill
+PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
+RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all together
 
 
 class SessionPool:
@@ -27,6 +32,8 @@ class SessionPool:
         self._most = most
         self._reuse = reuse
         self._connect_seconds = connect_seconds
+        self._answered: set[str] = set()
+        self._gone_since: dict[str, float] = {}
         self._idle: dict[str, list[Session]] = defaultdict(list)
         self._in_use: dict[str, set[Session]] = defaultdict(set)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
@@ -45,6 +52,8 @@ class SessionPool:
                 return session, True
         self._make_room()
         session = await Session.open(address, self._connect_seconds)
+        self._answered.add(address)
+        self._gone_since.pop(address, None)
         self._in_use[address].add(session)
         return session, False
 
@@ -78,6 +87,16 @@ class SessionPool:
             if waiter.done() and not waiter.cancelled():
                 self._wake(address)  # whoever is next takes the turn
             raise
+        return True
+
+    async def wait_for_return(self, address: str) -> bool:
+        """A while, after nobody answered; False where nobody ever did, or for too long."""
+        if address not in self._answered:
+            return False
+        now = time.monotonic()
+        if now - self._gone_since.setdefault(address, now) >= RETURN_SECONDS:
+            return False
+        await asyncio.sleep(PAUSE_SECONDS)
         return True
 
     def close(self) -> None:

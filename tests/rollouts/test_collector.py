@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from openenvd.rollouts import session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
@@ -19,6 +20,7 @@ from openenvd.rollouts.policies import Decision, Turn
 from openenvd.rollouts.session_pool import SessionPool
 
 from .conftest import Serve, address_of, lines_of
+from .relay import Relay
 
 
 def go(observation: dict[str, Any]) -> dict[str, Any]:
@@ -217,13 +219,35 @@ async def test_an_episode_that_takes_too_long_times_out(serve: Serve) -> None:
     assert len(episode.steps) == episode.failure.step
 
 
-async def test_a_server_that_dies_fails_what_was_under_way(serve: Serve) -> None:
+async def test_a_server_that_dies_fails_what_was_under_way(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_pool, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
     collector = RolloutCollector(
         address_of(serve()), lambda _: {"what": "exit"}, concurrency=3, retries=1
     )
     reasons = {e.failure.reason for e in await collect(collector, 3) if e.failure}
     assert reasons <= {FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED}
     assert collector.figures.finished[EpisodeStatus.FAILED] == 3
+
+
+async def test_a_server_that_comes_back_is_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking again at once, all episodes had used up their attempts before it was there."""
+    monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
+    async with Relay(serve().port) as relay:
+
+        async def policy(observation: dict[str, Any], turn: Turn) -> dict[str, Any]:
+            if turn.episode_id == "000004" and turn.number == 2 and relay.falls == 0:
+                relay.fall(back_after_seconds=0.3)
+            return {"what": "go"}
+
+        collector = RolloutCollector(relay.address, policy, concurrency=3, retries=1)
+        episodes = await collect(collector, 20)
+    assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
+    assert 1 <= collector.figures.retries <= 3
 
 
 async def test_nobody_at_the_address_is_told(unused_port: int) -> None:
