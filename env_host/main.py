@@ -249,9 +249,17 @@ def _start_again_with_gradio(doors: Doors) -> None:
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
-    lines = cause.log_tail if isinstance(cause, ShardFailed) else _traceback(cause)
-    notifier.failed(message, lines[-FAILURE_LOG_LINES:])
+    notifier.failed(message, _evidence(message, cause)[-FAILURE_LOG_LINES:])
     return EXIT_FAILED_TO_START
+
+
+def _evidence(message: str, cause: BaseException) -> list[str]:
+    if isinstance(cause, ShardFailed):
+        return cause.log_tail
+    if isinstance(cause, StartError):  # the message tells all of it; the lines would be our own
+        sys.stderr.write(f"{message}\n")
+        return []
+    return _traceback(cause)
 
 
 def _traceback(cause: BaseException) -> list[str]:

@@ -106,6 +106,13 @@ def test_a_class_that_cannot_be_served_is_named(
     assert message in failure(start(reference))[0]
 
 
+def test_what_the_message_tells_in_full_comes_without_a_traceback_of_ours(start: StartHost) -> None:
+    host = start("samples:Nobody")
+    message, lines = failure(host)
+    assert lines == []
+    assert host.log.read_text().splitlines() == [message]
+
+
 def test_an_import_that_fails_is_told_with_the_end_of_its_traceback(
     start: StartHost, tmp_path: Path
 ) -> None:
