@@ -16,8 +16,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+try:
+    import numpy as np
+    import numpy.typing as npt
+except ImportError as exc:  # the message is what `openenv launch brigade` shows
+    raise ImportError(
+        "the brigade needs a codec and numpy: pip install 'openenvd[brigade]'"
+    ) from exc
 
 from .opus import SAMPLE_RATE
 

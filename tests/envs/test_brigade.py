@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 
@@ -295,3 +296,10 @@ async def test_a_position_that_is_gone_is_told(links: list[StateLink]) -> None:
 def test_without_a_shared_state_it_says_what_it_needs() -> None:
     with pytest.raises(RuntimeError, match="served by openenvd"):
         BrigadeEnvironment()
+
+
+@pytest.mark.parametrize("missing", ["numpy", "av"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import openenvd.envs.brigade.environment"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'openenvd[brigade]'" in ran.stderr.splitlines()[-1]
