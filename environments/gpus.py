@@ -51,7 +51,7 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
         raise InvalidSpec(
             f"--gpus {gpus}: there is no GPU here (no NVIDIA driver, no /dev/nvidia0, and no "
             "nvidia-smi that shows one)",
-            "leave --gpus out, or launch where there is one: --provider slurm, ray or kubernetes",
+            "leave --gpus out, or launch on a machine that has one",
         )
     if gpus > len(devices):
         have = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"

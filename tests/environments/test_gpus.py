@@ -10,6 +10,7 @@ import pytest
 
 from openenvd.environments.errors import InvalidSpec
 from openenvd.environments.gpus import find_gpus, named, share
+from openenvd.environments.providers import TO_COME
 
 NOBODY = {"PATH": "/no/such/folder"}
 
@@ -68,7 +69,9 @@ def test_replicas_take_devices_in_turn(gpus: int, ordinal: int, devices: tuple[s
 def test_no_gpu_is_said_with_what_to_do() -> None:
     with pytest.raises(InvalidSpec, match="there is no GPU here") as raised:
         share((), 1, 0)
-    assert "leave --gpus out" in (raised.value.hint or "")
+    hint = raised.value.hint or ""
+    assert "leave --gpus out" in hint
+    assert not any(provider in hint for provider in TO_COME)  # nobody is sent to what is not there
 
 
 def test_too_few_are_said_with_what_there_are() -> None:
