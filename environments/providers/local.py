@@ -307,9 +307,11 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
     lines = readable(lines, run_file.run_dir / IMPORTS)
     if told := status.get("failed"):
+        if [line.strip() for line in lines] == [told]:  # said once is enough
+            lines = []
         raise ReplicaFailed(
             with_last_lines(f"{who} failed to start: {told}", lines),
-            "correct what the lines above name, and launch again",
+            "correct what is named above, and launch again",
         )
     if status["state"] != "exited" or not status.get("exit"):
         raise ReplicaFailed(f"{who} was stopped before it was ready")

@@ -144,6 +144,15 @@ def test_one_that_exits_fails_all_at_once_with_its_last_lines(home: Path, tmp_pa
     assert "no licence" in str(caught.value)
 
 
+def test_a_class_that_is_none_is_told_in_one_line(home: Path, tmp_path: Path) -> None:
+    source = write_class(tmp_path, "").partition(":")[0] + ":Nobody"
+    replicas = start(home, source, cwd=tmp_path)
+    with pytest.raises(ReplicaFailed, match="has no class Nobody") as caught:
+        wait(replicas)
+    replicas.stop()
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_an_import_that_fails_says_of_what(home: Path, tmp_path: Path) -> None:
     source = write_class(tmp_path, "import a_module_that_nobody_has\n")
     replicas = start(home, source, cwd=tmp_path)
