@@ -66,6 +66,9 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
     output = Output(as_json=as_json)
     payload = _payload(names, options)
     client = connect(output)
+    for name in names:
+        if "://" not in name:  # one that does not exist is told at once, with what is near
+            client.environment(name)
     request = client.submit(
         "rollout",
         payload,

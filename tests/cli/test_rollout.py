@@ -9,6 +9,9 @@ import pytest
 
 from openenvd.cli.rollout import _payload, _summary
 
+from ..client.fake_daemon import FakeDaemon
+from .conftest import Command
+
 NOTHING = {
     "policy": None, "variables": (), "episodes": None, "concurrency": None, "max_steps": None,
     "step_timeout": None, "episode_timeout": None, "retries": None, "seed": None, "form": None,
@@ -30,6 +33,18 @@ def test_only_what_was_said_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "seed": 0,
         "retries": 0,
     }
+
+
+def test_a_misspelled_environment_is_told_before_anything_is_queued(
+    command: Command, fake: FakeDaemon
+) -> None:
+    error = {"kind": "not_found", "message": "no environment is called 'ecko'",
+             "hint": "did you mean echo?", "near": ["echo"]}  # fmt: skip
+    fake.get("/v1/environments/ecko", (404, {"error": error}))
+    answer = command("rollout", "http://127.0.0.1:1", "ecko", "--out", "out")
+    assert answer.code == 4
+    assert "did you mean echo?" in answer.err
+    assert "POST" not in {method for method, *_ in fake.calls}
 
 
 def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.MonkeyPatch) -> None:
