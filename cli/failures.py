@@ -26,6 +26,7 @@ _WORDS = {
     ErrorKind.TIMED_OUT: "timed out",
     ErrorKind.INVALID: "cannot work as asked",
 }
+_COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.READY, ReplicaState.STOPPED)
 
@@ -80,17 +81,22 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
     word = _WORDS.get(error.get("kind", ""), "")
     message = error.get("message") or "nothing more is known"
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
-    lines += [f"  {line}" for line in _sentence(message).splitlines()]
+    lines += [f"  {line}" for line in _sentence(message, subject).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
     lines += [faint(f"  │ {line}") for line in _unseen(error.get("log_tail") or [], shown)]
     if hint := error.get("hint"):
-        lines.append(f"  Try: {hint}" if hint.startswith("openenv ") else f"  {_sentence(hint)}")
+        is_command = hint.startswith(_COMMANDS)
+        lines.append(f"  Try: {hint}" if is_command else f"  {_sentence(hint, subject)}")
     return lines
 
 
-def _sentence(text: str) -> str:
-    """With a capital, unless it begins with what must be spelled as it is: a path, an address."""
-    return text[:1].upper() + text[1:] if _PLAIN_WORD.match(text) else text
+def _sentence(text: str, subject: str) -> str:
+    """With a capital, unless it begins with what must be spelled as it is: a path, an address, or
+    the name of what it is about."""
+    first = text.partition(" ")[0]
+    if first in subject.split()[-1:] or not _PLAIN_WORD.match(text):
+        return text
+    return text[:1].upper() + text[1:]
 
 
 def _evidence(error: dict[str, Any], message: str) -> list[str]:

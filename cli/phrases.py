@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning
 
+_SHORT_SECONDS = 0.1  # below this, tenths of a second tell nothing
 _STEPS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -64,6 +66,8 @@ def describe_json(value: Any, indent: str = "  ") -> list[str]:
 
 
 def _name_of(key: str) -> str:
+    if not key.isidentifier():  # no word of ours, but what somebody called something
+        return key
     for ending in ("_bytes", "_seconds"):
         key = key.removesuffix(ending)
     return key.replace("_", " ")
@@ -77,7 +81,9 @@ def _scalar(key: str, value: Any) -> str:
     if isinstance(value, int | float) and key.endswith("_bytes"):
         return size(value)
     if isinstance(value, int | float) and key.endswith("_seconds"):
-        return duration(value)
+        return f"{value * 1000:.1f} ms" if 0 < value < _SHORT_SECONDS else duration(value)
+    if isinstance(value, int | float) and key.endswith("_at"):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return str(value)

@@ -25,7 +25,7 @@ from .output import Output, faint, new_console
 from .tables import environments_table, requests_table
 
 REQUESTS_OF_ENVIRONMENT = 10
-FAILURES_SHOWN = 3  # in the overview; all of them for one environment or request
+FAILURES_SHOWN = 3  # the latest in full; the table has a line of each
 REDRAW_SECONDS = 1.0  # for the ages
 LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
 
@@ -45,7 +45,7 @@ def status(target: str | None, watch: bool, as_json: bool) -> int:
     if as_json:
         output.json(found)
     else:
-        output.draw(*picture(found, time.time(), all_failures=target is not None))
+        output.draw(*picture(found, time.time()))
     return exit_codes.OK
 
 
@@ -64,7 +64,7 @@ def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
     return {**found, "environments": environments, "requests": [request]}
 
 
-def picture(found: dict[str, Any], now: float, *, all_failures: bool = False) -> list[Any]:
+def picture(found: dict[str, Any], now: float) -> list[Any]:
     """What is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
     parts: list[Any] = [_headline(found["daemon"])]
@@ -75,7 +75,7 @@ def picture(found: dict[str, Any], now: float, *, all_failures: bool = False) ->
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
-    failures = _failures(found, None if all_failures else FAILURES_SHOWN)
+    failures = _failures(found)
     if failures:
         parts += ["", _styled("\n".join(failures))]
     return parts
@@ -113,7 +113,7 @@ def _styled(text: str) -> Any:
     return Text.from_ansi(text)
 
 
-def _failures(found: dict[str, Any], most: int | None) -> list[str]:
+def _failures(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     told = set()
     for environment in found["environments"]:
@@ -125,10 +125,11 @@ def _failures(found: dict[str, Any], most: int | None) -> list[str]:
         for request in found["requests"]
         if request["state"] == RequestState.FAILED and request["id"] not in told
     ]
-    for request in failed[:most]:
+    for request in failed[:FAILURES_SHOWN]:
         lines += request_failure(request)
-    if len(failed) > len(failed[:most]):
-        lines.append(f"  and {len(failed) - len(failed[:most])} more: openenv requests")
+    if len(failed) > FAILURES_SHOWN:
+        more = len(failed) - FAILURES_SHOWN
+        lines.append(f"  and {more} more: openenv requests --state failed")
     return lines
 
 
@@ -198,7 +199,7 @@ def _watch_lines(
     while True:
         output.json_line(found)
         if not output.as_json:
-            output.draw(*picture(found, time.time(), all_failures=target is not None), "")
+            output.draw(*picture(found, time.time()), "")
         changes.happened.wait()
         found = _look_again(changes, target)
 
@@ -210,9 +211,7 @@ def _watch_screen(changes: _Changes, found: dict[str, Any], target: str | None) 
     console = new_console(sys.stdout)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(
-                Group(*picture(found, time.time(), all_failures=target is not None)), refresh=True
-            )
+            live.update(Group(*picture(found, time.time())), refresh=True)
             if changes.happened.wait(REDRAW_SECONDS):
                 found = _look_again(changes, target)
 

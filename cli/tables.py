@@ -24,6 +24,8 @@ _STYLES: dict[str, str] = {
     RequestState.CANCELLED: "dim",
 }
 
+_WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others are folded first
+
 
 def environments_table(environments: Sequence[dict[str, Any]], now: float | None = None) -> Table:
     """One line for each environment."""
@@ -62,7 +64,7 @@ def _new_table(*headings: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
     return table
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from openenvd.cli.tables import requests_table
+
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM, Command
 
@@ -127,7 +129,7 @@ def test_a_launch_that_fails_says_why_on_stderr(
     accepts(FAILED)
     answer = command("launch", "echo", "--name", "trial", "--json")
     assert answer.code == 1
-    assert "Trial exited with code 7" in answer.err
+    assert "trial exited with code 7" in answer.err
     assert "no licence" in answer.err
     assert answer.json["environment"] == {"name": "trial", "state": "FAILED", "address": None}
     assert answer.json["error"]["kind"] == "operation_error"
@@ -256,6 +258,20 @@ def test_status_says_how_an_environment_is_served_and_what_has_died(
     assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
 
 
+def test_status_of_a_name_tells_the_latest_failures_and_counts_the_others(
+    command: Command, fake: FakeDaemon
+) -> None:
+    failed = [
+        {**FAILED, "id": f"{number:016x}", "label": f"rollout {number}"} for number in range(5)
+    ]
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    fake.get("/v1/requests", {"requests": failed})
+    fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
+    out = command("status", "trial").out
+    assert out.count("cannot go on: no licence") == 3
+    assert "and 2 more: openenv requests --state failed" in out
+
+
 def test_status_of_nothing_says_what_to_try(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
     assert "openenv launch echo" in command("status").out
@@ -346,7 +362,7 @@ def test_logs_of_an_environment_without_one_are_its_launchs(
     fake.get(f"/v1/requests/{ID}/logs", _text("preparing\n"))
     answer = command("logs", "trial")
     assert answer.out == "preparing\n"
-    assert "Trial exited with code 7" in answer.err
+    assert "trial exited with code 7" in answer.err
 
 
 def test_logs_json_is_lines(command: Command, fake: FakeDaemon) -> None:
@@ -548,3 +564,15 @@ def test_every_command_has_help_and_json(command: Command, name: str) -> None:
     answer = command(name, "--help")
     assert answer.code == 0
     assert "--json" in answer.out
+
+
+def test_a_narrow_terminal_folds_no_id_and_no_state() -> None:
+    from rich.console import Console
+
+    error = {"kind": "invalid", "message": "a word " * 20}
+    cancelled = new_request(state="CANCELLED", error=error)
+    console = Console(width=50)
+    with console.capture() as drawn:
+        console.print(requests_table([cancelled]))
+    assert cancelled["id"][:8] in drawn.get()
+    assert "CANCELLED" in drawn.get()

@@ -40,6 +40,21 @@ def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("message", "hint", "told"),
+    [
+        ("trial cannot wait", "launch another", ["  trial cannot wait", "  Launch another"]),
+        ("it needs httpx", "pip install x", ["  It needs httpx", "  Try: pip install x"]),
+    ],
+)
+def test_names_and_commands_are_spelled_as_they_are(
+    message: str, hint: str, told: list[str]
+) -> None:
+    error = {"kind": "operation_error", "message": message, "hint": hint}
+    lines = shown(failures.request_failure(new_request(state="FAILED", error=error)))
+    assert lines[1:3] == told
+
+
 def test_a_log_tail_that_was_just_seen_is_not_repeated() -> None:
     request = new_request(state="FAILED", error=OOM)
     lines = failures.request_failure(request, shown=["loading", "weights"])
@@ -99,6 +114,16 @@ def test_an_error_has_an_exit_code(error: Any, code: int) -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert phrases.duration(seconds) == text
+
+
+def test_json_for_people_knows_short_times_dates_and_names_of_others() -> None:
+    value = {"p99_seconds": 0.0042, "launch /home/me/my_env": {"runs": 1}}
+    assert phrases.describe_json(value) == [
+        "  p99: 4.2 ms",
+        "  launch /home/me/my_env:",
+        "    runs: 1",
+    ]
+    assert phrases.describe_json({"started_at": 86400.0 * 366})[0].startswith("  started at: 197")
 
 
 def test_json_for_people_knows_units() -> None:
