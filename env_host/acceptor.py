@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from .board import Slot, Word, now_microseconds
+from .handover import MAX_PACKET_BYTES
 from .heads import END_OF_HEAD, MAX_HEAD_BYTES
 
 BATCH = 16  # connections accepted in one go, by a shard that has few
@@ -32,6 +33,7 @@ LOOK_AWAY_SECONDS = 0.002
 PATIENCE_SECONDS = 0.05  # then a connection that nobody else took is ours
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 HEAD_SECONDS = 30.0  # to send a request's head
+MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 1024  # with a connection that goes to another process
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -96,8 +98,14 @@ class Arrival(asyncio.Protocol):
         protocol.data_received(bytes(self.data))
 
     def take_descriptor(self) -> int | None:
-        """A descriptor of the connection, which is not ours any more; None when it has ended."""
+        """A descriptor of the connection, which is not ours any more; None when it has ended.
+
+        A client that did not wait for the answer to its handshake, and has sent more by now than
+        goes into one message, is given up.
+        """
         self._let_go()
+        if len(self.data) > MOST_CARRIED_BYTES:
+            self.transport.abort()
         if self.transport.is_closing():
             return None
         self._is_ours = False

@@ -189,7 +189,9 @@ class Admission:
 
     def _expire(self) -> None:
         now = now_microseconds()
-        before = min(self._timeout_seconds, HANDSHAKE_SECONDS)
+        before = self._timeout_seconds
+        if self._refuse is None:  # where sessions are not served here, they must not begin here
+            before = min(before, HANDSHAKE_SECONDS)
         rest = self._timeout_seconds - before
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
             self._pass(self._waiting.pop(0), rest)

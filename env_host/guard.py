@@ -35,17 +35,19 @@ class Guard:
         self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
-        self._all_ended = asyncio.Event()
+        self._count = 0
+        self._is_over = asyncio.Event()
 
     def new_id(self) -> str:
         return new_session_id(self._owner)
 
     def on_change(self, count: int) -> None:
+        self._count = count
+        self._look_if_over()
         self._on_count()
         self._tell_soon()
 
     def on_begin(self, session: Session, socket: Attached) -> None:
-        self._all_ended.clear()
         if socket.transport is None or (fd := duplicate(socket.transport)) is None:
             return
         token = self._tokens[session.id] = next(self._numbers)
@@ -54,8 +56,7 @@ class Guard:
 
     def on_end(self, session: Session) -> None:
         token = self._tokens.pop(session.id, None)
-        if not self._tokens:
-            self._all_ended.set()
+        self._look_if_over()
         if token is None:
             return
         if token in self._begun:  # the host has never heard of it
@@ -64,9 +65,9 @@ class Guard:
             self._ended.append(token)
             self._tell_soon()
 
-    async def until_ended(self) -> None:
-        """Wait until no session has a connection."""
-        await self._all_ended.wait()
+    async def until_over(self) -> None:
+        """Wait until there is no session, and none has a connection."""
+        await self._is_over.wait()
 
     def flush(self) -> None:
         """Tell what there is to tell."""
@@ -77,8 +78,14 @@ class Guard:
             part = begun[start : start + MAX_FDS]
             head: dict[str, Any] = {"begun": [[token, path] for token, (_, path) in part]}
             if not start:
-                head["ended"] = ended
+                head |= {"ended": ended, "sessions": self._count}
             self._link.send(Message(head, fds=tuple(fd for _, (fd, _) in part)))
+
+    def _look_if_over(self) -> None:
+        if self._count or self._tokens:
+            self._is_over.clear()
+        else:
+            self._is_over.set()
 
     def _tell_soon(self) -> None:
         if not self._is_due:

@@ -24,6 +24,7 @@ class Head:
 
     wants_session: bool = False  # it will begin a session of its own
     session_id: str | None = None  # it is for this one
+    is_upgrade: bool = False  # to a WebSocket: what follows is for the same session
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,9 @@ def read_head(data: bytes) -> Head:
         return Head()
     path, _, query = words[1].partition(b"?")
     session_id = _session_id(query) if b"session_id" in query else None
-    if session_id is not None:
-        return Head(session_id=session_id)
     is_upgrade = words[0] == b"GET" and path in SESSION_PATHS and b"websocket" in rest.lower()
-    return Head(wants_session=is_upgrade)
+    wants_session = is_upgrade and session_id is None
+    return Head(wants_session=wants_session, session_id=session_id, is_upgrade=is_upgrade)
 
 
 def new_session_id(owner: Owner) -> str:

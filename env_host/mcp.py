@@ -19,6 +19,7 @@ from .errors import SessionError, UnknownSession
 from .mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from .sessions import Session, SessionTable
 
+CREATE = "openenv/session/create"
 NOT_MCP = "Environment does not support MCP"
 
 log = logging.getLogger("openenvd.env_host")
@@ -47,9 +48,11 @@ class Mcp:
         except (ValidationError, TypeError) as exc:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
         try:
-            if session is None and (index := self._sibling_for(request)) is not None:
-                assert self._siblings is not None
-                return await self._siblings.ask(index, data)
+            if session is None and self._siblings is not None:
+                if request.method == CREATE and self._siblings.isolates:
+                    return await self._siblings.ask_new(data)
+                if (index := self._sibling_for(request, self._siblings)) is not None:
+                    return await self._siblings.ask(index, data)
             return rpc_result(await self._result(request, session), request.id)
         except RpcFailed as exc:
             return rpc_error(exc.code, str(exc), request.id, exc.data)
@@ -61,7 +64,7 @@ class Mcp:
 
     async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
         match request.method:
-            case "openenv/session/create":
+            case method if method == CREATE:
                 return await self._create_session(session)
             case "openenv/session/close":
                 return await self._close_session(request.params.get("session_id"), session)
@@ -72,14 +75,12 @@ class Mcp:
         async with self._table.passing() as passing:
             return await self._ask(passing, request)
 
-    def _sibling_for(self, request: JsonRpcRequest) -> int | None:
+    def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
         """The other shard that should answer; None: we should."""
-        if self._siblings is None:
-            return None
-        if request.method == "openenv/session/create":
-            return self._siblings.roomier()
+        if request.method == CREATE:
+            return siblings.roomier()
         session_id = request.params.get("session_id")
-        return self._siblings.owner_of(session_id) if isinstance(session_id, str) else None
+        return siblings.owner_of(session_id) if isinstance(session_id, str) else None
 
     async def _create_session(self, session: Session | None) -> dict[str, Any]:
         return {"session_id": (session or await self._table.open()).id}

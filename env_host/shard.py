@@ -8,7 +8,8 @@
     host ◀── link: ready, which sockets have sessions (`Guard`), a session to isolate
 
 With `isolates`, sessions are not served here: each connection goes to the host, which forks a
-process for it (`IsolatedSession` below: the same, for one connection, without the shared socket).
+process for it (`IsolatedSession` below: the same, for one session, without the shared socket). What
+is for that session later (HTTP, `?session_id=`) goes to it by the same way, through the host.
 
 The host is dead when the link ends (the kernel kills us as well): then this process ends at once.
 """
@@ -16,10 +17,12 @@ The host is dead when the link ends (the kernel kills us as well): then this pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +31,7 @@ from .admission import Admission, Waiting
 from .affinity import Siblings
 from .asgi import HostApp
 from .board import Board, Word, now_microseconds
-from .errors import SessionEnded
+from .errors import CapacityReached, SessionEnded
 from .guard import Guard
 from .handover import Message, Post
 from .heads import Owner, owner_of, read_head
@@ -114,7 +117,7 @@ class Process:
         self.guard = Guard(self.link, owner, self._count)
         self.table = SessionTable(
             definition,
-            1 if orders.exclusive else orders.max_sessions,
+            _most_here(orders),
             exclusive=orders.exclusive,
             hooks=self.guard,
             admission=self.admission,
@@ -197,7 +200,9 @@ class Process:
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))
-        if head.session_id is not None and (index := self._other_owner(head.session_id)):
+        # An HTTP connection may be for any session next; a session's own process knows no other.
+        is_whole = head.is_upgrade or not self._orders.isolates
+        if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
         elif head.wants_session:
             self.admission.consider(arrival)
@@ -207,7 +212,7 @@ class Process:
     def _other_owner(self, session_id: str) -> int:
         """The index, from 1, of the other process that has this session; 0: it is not another."""
         owner = owner_of(session_id)
-        if owner is None or owner.index in (self._orders.index, *range(self._orders.shards, 2**16)):
+        if owner is None or owner.index == self._orders.index or owner.index >= len(self._board):
             return 0
         slot = self._board[owner.index]
         is_there = slot.is_serving and slot[Word.GENERATION] % 2**16 == owner.generation
@@ -268,17 +273,37 @@ class Shard(Process):
         if fd is None:
             return
         self._slot.add(Word.HANDED_OVER)
-        body = bytes(cast("Arrival", arrival).data)
-        self._inboxes[index].send(Message({"since": arrival.since}, body, (fd,)))
+        self._send_to(index, fd, arrival.since, bytes(cast("Arrival", arrival).data))
+
+    def _send_to(self, index: int, fd: int, since: int, body: bytes = b"") -> None:
+        """Give another process a connection; the host knows those of isolated sessions."""
+        if index < len(self._inboxes):
+            self._inboxes[index].send(Message({"since": since}, body, (fd,)))
+        else:
+            self.link.send(Message({"for": index, "since": since}, body, (fd,)))
 
     def _siblings(self) -> Siblings | None:
         def owner(session_id: str) -> int | None:
             return index - 1 if (index := self._other_owner(session_id)) else None
 
         def send(index: int, fd: int) -> None:
-            self._inboxes[index].send(Message({"since": now_microseconds()}, b"", (fd,)))
+            self._send_to(index, fd, now_microseconds())
 
-        return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send)
+        isolate = self._room_for_isolated if self._orders.isolates else None
+        return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send, isolate=isolate)
+
+    async def _room_for_isolated(self) -> Callable[[int], None]:
+        """Take the slot of a session that is begun over HTTP; returns what starts its process."""
+        if not await self.admission.wait_for_room(lambda: True):
+            raise CapacityReached(*self.admission.totals)
+        self._isolated += 1
+        self._count()
+
+        def start(fd: int) -> None:
+            head = {"isolate": True, "http": True, "since": now_microseconds()}
+            self.link.send(Message(head, b"", (fd,)))
+
+        return start
 
     def _roomier(self) -> int | None:
         """The shard with the most room, when there is none here."""
@@ -345,13 +370,43 @@ class IsolatedSession(Process):
         await self.stop()
 
     async def _watch(self, transport: asyncio.BaseTransport) -> None:
-        """Return when the connection has ended, or its session has never begun."""
+        """Return when the session is over, or the connection without having begun one.
+
+        A session that was begun over HTTP has no connection of its own.
+        """
         async with asyncio.timeout(BEGIN_SECONDS) as patience:
-            while not transport.is_closing():
+            while len(self.table) or not transport.is_closing():
                 if len(self.table):
                     patience.reschedule(None)
-                    await self.guard.until_ended()
+                    await self.guard.until_over()
                 await asyncio.sleep(LEAVING_LOOK_SECONDS)
+
+    def _on_link(self, message: Message) -> None:
+        """A connection for the session, which the front has accepted."""
+        if not message.fds:
+            return
+        arrival = self._arrival(message.body, message.head["since"])
+        opening = asyncio.get_running_loop().connect_accepted_socket(
+            lambda: arrival, socket.socket(fileno=message.fds[0])
+        )
+        self._leaving.add(task := asyncio.create_task(_quietly(opening)))
+        task.add_done_callback(self._leaving.discard)
+
+    def _other_owner(self, session_id: str) -> int:
+        return 0
+
+
+def _most_here(orders: Orders) -> int:
+    """How many sessions may be in the process itself: none where each has one of its own."""
+    if orders.isolates:
+        return 0
+    return 1 if orders.exclusive else orders.max_sessions
+
+
+async def _quietly(opening: Awaitable[Any]) -> None:
+    """Open a connection; that its client has left already is nobody's fault."""
+    with contextlib.suppress(OSError):
+        await opening
 
 
 async def run_process(

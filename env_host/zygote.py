@@ -200,12 +200,26 @@ class Host:
             self._waiting.append(message)  # for a process whose session is over to end
             return
         try:
-            self._adopt(self._starter.isolated(message, slot, world=self._world))
+            new = self._starter.isolated(message, slot, world=self._world)
         except OSError as exc:
             log.warning("a session has no process, its client is refused: %s", exc)
             text = f"There is no room for the process of another session: {exc.strerror}."
             last_words.say_before_handshake(message.fds[0], text)
             self._freed += 1
+            return
+        if message.head.get("http"):  # the front's question, not the session's connection
+            os.close(message.fds[0])
+            new.connection_fd = None
+        self._adopt(new)
+
+    def _pass_on(self, message: Message) -> None:
+        """A connection that is for a session which has its process already."""
+        wanted = message.head["for"]
+        to = next((c for c in self._children.values() if c.orders.index == wanted), None)
+        if to is not None:
+            with contextlib.suppress(OSError):
+                send(to.link, message)
+        close_all(message.fds)
 
     def _free_slots(self) -> list[Slot]:
         return [
@@ -266,6 +280,9 @@ class Host:
         if head.get("isolate"):
             self._start_isolated(message)
             return
+        if "for" in head:
+            self._pass_on(message)
+            return
         if head.get("ready"):
             speaker.is_ready = True
             self._tell_ready()
@@ -274,6 +291,7 @@ class Host:
         self._held.hold(speaker, head.get("begun", ()), message.fds)
         for token in head.get("ended", ()):
             self._held.let_go(speaker, token)
+        if head.get("sessions") == 0:
             self._free_slot(speaker)  # before its process ends: the client may be back by then
 
     # Deaths
@@ -319,7 +337,7 @@ class Host:
     def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
         self._hear_last(dead)
         memory = self._out_of_memory(dead)
-        sessions = len(dead.held) + (dead.connection_fd is not None)
+        sessions = int(dead.holds_slot) if dead.is_isolated else len(dead.held)
         if status or dead.held:
             how = last_words.how_it_died(status, out_of_memory=memory)
             self._held.speak_for(dead, self._last_word(dead, how))

@@ -87,6 +87,14 @@ class Host:
                 return note
         raise AssertionError(f"no note {wanted}: {self.log.read_text()}")
 
+    def note_that_has(self, key: str) -> Json:
+        """What the next note says of `key`; fails when there will be none."""
+        while (note := self.note()) is not None:
+            if key in note:
+                found: Json = note[key]
+                return found
+        raise AssertionError(f"no note of {key}: {self.log.read_text()}")
+
     def ready(self) -> Json:
         """Wait until it accepts sessions."""
         return self.note_that(ready=True)

@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from openenvd.env_host.affinity import Siblings, body_of
 from openenvd.env_host.errors import SessionError
 
 from .conftest import StartHost
-from .hosts import Host
+from .hosts import WAIT_SECONDS, Host
 
 Json = dict[str, Any]
 
@@ -40,7 +41,9 @@ class Server:
             return {"count": self.count, "pid": os.getpid()}
         def length(text):
             return len(text)
-        return {f.__name__: self.tool(f) for f in (count, length)}
+        def die():
+            os._exit(5)
+        return {f.__name__: self.tool(f) for f in (count, length, die)}
 
 class Tools(Environment[Action, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -154,3 +157,86 @@ def test_an_answer_that_was_cut_off_is_none() -> None:
     for cut in (b"", b"HTTP/1.1 200 OK\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"id', b"x\r\n\r\n[]"):
         with pytest.raises(ValueError, match=r"JSON|column"):
             body_of(cut)
+
+
+def test_with_isolation_each_session_has_a_process_of_its_own(host: Callable[..., Host]) -> None:
+    served = host(isolate=True, max_sessions=6)
+    with ThreadPoolExecutor(6) as pool:
+        ids = list(pool.map(lambda _: create(served), range(6)))
+        for expected in (1, 2):
+            answers = list(pool.map(lambda i: call(served, i, "count")["result"], ids))
+            assert [answer["count"] for answer in answers] == [expected] * 6
+    front = served.http("GET", "/capacity")[1]["shards"][0]["pid"]
+    pids = {answer["pid"] for answer in answers}
+    assert len(pids) == 6
+    assert front not in pids
+    assert "6 sessions" in ask(served, "openenv/session/create")["error"]["message"]
+    for session_id in ids:
+        assert ask(served, "openenv/session/close", session_id=session_id)["result"]["closed"]
+    served.note_that(sessions=0)
+    psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], WAIT_SECONDS)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_an_isolated_session_that_dies_costs_itself_alone(host: Callable[..., Host]) -> None:
+    served = host(isolate=True, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    doomed, other = create(served), create(served)
+    call(served, other, "count")
+    assert "ended before it had answered" in call(served, doomed, "die")["error"]["message"]
+    told = served.note_that_has("shard_exit")
+    assert (told["sessions"], told["isolated"]) == (1, True)
+    assert "Unknown session_id" in call(served, doomed, "count")["error"]["message"]
+    assert call(served, other, "count")["result"]["count"] == 2
+    assert call(served, create(served), "count")["result"]["count"] == 1  # there is room again
+
+
+def test_a_client_attaches_to_an_isolated_session(host: Callable[..., Host]) -> None:
+    """The session goes on when the client has left."""
+    served = host(isolate=True, max_sessions=1)
+    session_id = create(served)
+    pid = call(served, session_id, "count")["result"]["pid"]
+    for expected in (2, 3):
+        with served.open(f"/ws?session_id={session_id}") as client:
+            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+            answer = client.ask("mcp", {**request, "params": {"name": "count"}})
+            assert answer["data"]["result"] == {"count": expected, "pid": pid}
+            with served.open(f"/ws?session_id={session_id}") as second:
+                assert "already has an attached" in second.receive()["data"]["message"]
+            assert served.http("GET", "/capacity")[1]["sessions"] == 1
+        until_detached(served, session_id)
+    assert "1 sessions" in ask(served, "openenv/session/create")["error"]["message"]
+
+
+def until_detached(host: Host, session_id: str) -> None:
+    while True:
+        with host.open(f"/ws?session_id={session_id}") as client:
+            answer = client.ask("state")
+        if answer["type"] == "state":
+            return
+
+
+def test_a_connection_is_not_bound_to_the_isolated_session_it_first_named(
+    host: Callable[..., Host],
+) -> None:
+    served = host(isolate=True, max_sessions=2)
+    ids = [create(served), create(served)]
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=WAIT_SECONDS)
+    pids = set()
+    for session_id in ids:
+        params = {"session_id": session_id, "name": "count"}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        connection.request("POST", f"/mcp?session_id={session_id}", json.dumps(body))
+        pids.add(json.loads(connection.getresponse().read())["result"]["pid"])
+    connection.close()
+    assert len(pids) == 2
+
+
+def test_the_front_that_dies_leaves_isolated_sessions_to_its_successor(
+    host: Callable[..., Host],
+) -> None:
+    served = host(isolate=True, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    session_id = create(served)
+    call(served, session_id, "count")
+    os.kill(served.http("GET", "/capacity")[1]["shards"][0]["pid"], signal.SIGKILL)
+    served.note_that_has("shard_exit")
+    assert call(served, session_id, "count")["result"]["count"] == 2

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from openenvd.env_host.session_cgroup import SessionGroups
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 from .test_shards import ABRUPT_ENDS, last_word, next_exit, pid_of, shards
+from .test_ws_protocol import HEAD
 
 MEGABYTE = 2**20
 
@@ -178,6 +180,29 @@ def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> No
             with host.open() as third:
                 assert third.receive()["data"]["code"] == "CAPACITY_REACHED"
             assert first.ask("reset")["type"] == "observation"
+
+
+def test_a_client_that_does_not_wait_for_its_handshake_costs_itself_alone(
+    start: StartHost,
+) -> None:
+    """What it has sent already goes with its connection, as far as it fits."""
+    host = start("Single", max_sessions=1)
+    host.ready()
+    for size in (1_000, 600_000):
+        with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as client:
+            with suppress(ConnectionError):
+                client.sendall(HEAD + b"x" * size)
+            with suppress(ConnectionError):
+                while client.recv(65536):
+                    pass
+        until_empty(host)
+    with host.open() as next_one:
+        assert next_one.ask("reset")["type"] == "observation"
+
+
+def until_empty(host: Host) -> None:
+    while host.http("GET", "/capacity")[1]["sessions"]:
+        pass
 
 
 def test_what_a_session_costs_is_measured_in_its_process(start: StartHost) -> None:

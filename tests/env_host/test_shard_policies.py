@@ -119,9 +119,9 @@ def test_who_has_waited_longer_elsewhere_goes_first() -> None:
 @pytest.mark.parametrize(
     ("head", "meaning"),
     [
-        (UPGRADE % b"/ws", Head(wants_session=True)),
-        (UPGRADE % b"/mcp?x=1", Head(wants_session=True)),
-        (UPGRADE % b"/ws?session_id=abc", Head(session_id="abc")),
+        (UPGRADE % b"/ws", Head(wants_session=True, is_upgrade=True)),
+        (UPGRADE % b"/mcp?x=1", Head(wants_session=True, is_upgrade=True)),
+        (UPGRADE % b"/ws?session_id=abc", Head(session_id="abc", is_upgrade=True)),
         (UPGRADE % b"/elsewhere", Head()),
         (b"GET /ws HTTP/1.1\r\nHost: x\r\n\r\n", Head()),
         (b"POST /mcp?session_id=abc HTTP/1.1\r\n\r\n", Head(session_id="abc")),

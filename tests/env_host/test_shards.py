@@ -218,6 +218,8 @@ def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: Start
         wait_until(host, lambda capacity: capacity["waiting"] == 1)
         second.send("close")
         os.kill(doomed, signal.SIGCONT)
+        while psutil.Process(doomed).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)  # it must not be asked meanwhile: it would not answer
         wait_until(host, lambda capacity: handed_over(capacity) == 1)
         assert not waiting.done()
         os.kill(doomed, signal.SIGKILL)
