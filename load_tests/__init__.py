@@ -18,7 +18,8 @@
 
 Shared: report.py, api_client.py, operations.py (what workers are given to do), envs_for_load/ (what
 is launched), seed_arrangements.py, memory_holders.py; and the peers: skypilot_peer.py (the real
-one, with `--peer skypilot`), pool_server.py (its way, on the standard library).
+one, with `--peer skypilot`), pool_server.py and pool_peer.py (its way, on the standard
+library). tight_group.py is a small machine, as a cgroup.
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

@@ -5,13 +5,17 @@
          and `logs` still answering
     (b)  requests that each hold 150 MB while they run: how many at once; the others wait
     (c)  a hundred `launch --async` at once: the API answers meanwhile, and all end
+    (d)  whether it starts, and SHORT requests at once: 1, 2, 4, 8, … until one is killed or lost
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
 command inside the group: daemon, workers, environments and the commands themselves; (b) alone runs
 the queue, the dispatcher and the executor by themselves (`memory_holders.py`).
 
-Measured elsewhere: SkyPilot 3 and 30, at 210 to 250 MB each; of requests that hold 150 MB 3 fit in
-750 MB, and the 4th makes the kernel kill. Aim: ten times both, four or more of (b), no kill.
+Peers, each in a fresh group of the same size: of (b) and (d) SkyPilot's way on the standard
+library; of (d) the real one too, with `--peer skypilot` (skypilot_peer.py). It launches nothing
+without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to 250 MB each.
+
+Aim: ten times both, four or more of (b), no kill.
 """
 
 from __future__ import annotations
@@ -27,37 +31,26 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 from load_tests.api_client import ApiClient
-from load_tests.report import OPENENV, Report, parse_arguments, percentile
+from load_tests.report import Report, parse_arguments, percentile
+from load_tests.scaling_servers import REPOSITORY
+from load_tests.short_in_tight_group import Key, short_of_ours, short_of_peer
+from load_tests.skypilot_peer import PEER_OPTION, POOL, Kind, kinds
+from load_tests.tight_group import SIZES, Group, Size, why_no_group
 
-MB = 2**20
-PERIOD_US = 100_000
 HOLDERS = 8
 HELD_MB = 150
 HUNDRED = 100
 LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
-V1 = Path("/sys/fs/cgroup")
+OURS = "openenvd"
 
-
-@dataclass(frozen=True)
-class Size:
-    """A machine to be."""
-
-    name: str
-    cpus: float
-    memory_bytes: int
-
-
-SIZES = {
-    "small": Size("0.5 CPU, 750 MB", 0.5, 750 * MB),
-    "large": Size("4 CPU, 16 GB", 4.0, 16 * 1024 * MB),
-}
+HELD_AT_ONCE = (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", "")
+HOLDERS_SUCCEEDED = (f"(b) succeeded, of {HOLDERS}", "")
 
 
 def main() -> int:
@@ -69,97 +62,35 @@ def main() -> int:
         parts={"nargs": "+", "choices": list(PARTS), "default": list(PARTS)},
         most={"type": int, "default": 0, "help": "environments to try in (a); 0: by size"},
         step={"type": int, "default": 0, "help": "so many more at a time in (a); 0: by size"},
+        peer=PEER_OPTION,
     )
     if why_not := why_no_group():
         print(f"skipped: {why_not}")
         return 0
     report = Report("Low resources")
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(options.repetitions):
-        for size in options.sizes:
-            for part in options.parts:
-                for (name, unit), value in _inside(size, part, options).items():
-                    key = (f"{SIZES[size].name}: {name}", unit)
-                    found.setdefault(key, []).append(value)
-    for (name, unit), values in found.items():
-        report.add(name, unit, values)
+    found: dict[Key, dict[str, list[float]]] = {}
+    with kinds(options.peer) as peers:
+        for _ in range(options.repetitions):
+            for size, part in product(options.sizes, options.parts):
+                for who, measured in _everyone(size, part, options, peers):
+                    for (name, unit), value in measured.items():
+                        key = (f"{SIZES[size].name}: {name}", unit)
+                        found.setdefault(key, {}).setdefault(who, []).append(value)
+    for (name, unit), by_whom in found.items():
+        report.beside(name, unit, by_whom.pop(OURS), by_whom)
     report.finish(options.json)
     return 0
 
 
-def why_no_group() -> str | None:
-    """None where a group with limits can be made: cgroup v1, as root."""
-    for controller in ("memory", "cpu"):
-        folder = V1 / controller
-        if not os.access(folder / "cgroup.procs", os.W_OK):
-            return f"{folder} is no writable cgroup v1 hierarchy"
-    return None
-
-
-class Group:
-    """A real cgroup with both limits; what it starts is inside from its first instruction."""
-
-    def __init__(self, size: Size) -> None:
-        name = f"openenvd-load-{os.getpid()}-{time.monotonic_ns()}"
-        self._memory = V1 / "memory" / name
-        self._cpu = V1 / "cpu" / name
-        for folder in (self._memory, self._cpu):
-            folder.mkdir()
-        (self._memory / "memory.limit_in_bytes").write_text(str(size.memory_bytes))
-        (self._cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (self._cpu / "cpu.cfs_quota_us").write_text(str(int(size.cpus * PERIOD_US)))
-
-    def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """One `openenv` command, inside."""
-        return self.run_program([OPENENV, *words], environ)
-
-    def run_program(
-        self, words: list[str], environ: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        """One program, inside."""
-        files = [str(folder / "cgroup.procs") for folder in (self._memory, self._cpu)]
-        enter = "".join(f'echo $$ > "{file}"; ' for file in files)
-        return subprocess.run(
-            ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", *words],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-
-    def kills(self) -> int:
-        """By the kernel, for memory, in the group and in all below it."""
-        total = 0
-        for file in self._memory.rglob("memory.oom_control"):
-            with suppress(OSError):
-                words = file.read_text().split()
-                total += int(words[words.index("oom_kill") + 1])
-        return total
-
-    def peak_mb(self) -> float:
-        return int((self._memory / "memory.max_usage_in_bytes").read_text()) / 1e6
-
-    def remove(self) -> None:
-        """Whoever is left inside goes first."""
-        for folder in (self._memory, self._cpu):
-            below = sorted(folder.rglob("cgroup.procs"), key=lambda p: -len(p.parts))
-            for file in below:
-                _empty(file)
-                with suppress(OSError):
-                    file.parent.rmdir()
-
-
-def _empty(procs: Path) -> None:
-    for _ in range(100):
-        with suppress(OSError):
-            pids = procs.read_text().split()
-            if not pids:
-                return
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-        time.sleep(0.02)
+def _everyone(
+    size_name: str, part: str, options: Namespace, peers: list[Kind]
+) -> Iterator[tuple[str, dict[Key, float]]]:
+    yield OURS, _inside(size_name, part, options)
+    if part == "b":
+        yield POOL, _holders_of_pool(SIZES[size_name])
+    if part == "d":
+        for kind in peers:
+            yield kind.name, short_of_peer(kind, SIZES[size_name])
 
 
 @contextmanager
@@ -180,23 +111,29 @@ def _daemon(size: Size) -> Iterator[tuple[Group, dict[str, str]]]:
             group.remove()
 
 
-def _inside(size_name: str, part: str, options: Namespace) -> dict[tuple[str, str], float]:
+def _kills(part: str) -> Key:
+    return f"({part}) kernel kills (aim: 0)", ""
+
+
+def _peak(part: str) -> Key:
+    return f"({part}) memory at the peak, page cache included", "MB"
+
+
+def _inside(size_name: str, part: str, options: Namespace) -> dict[Key, float]:
     most, step = options.most or MOST[size_name], options.step or STEP[size_name]
     with _daemon(SIZES[size_name]) as (group, environ):
         found = PARTS[part](group, environ, most, step)
         return {
             **found,
-            (f"({part}) kernel kills (aim: 0)", ""): group.kills(),
-            (f"({part}) memory at the peak, page cache included", "MB"): group.peak_mb(),
+            _kills(part): group.kills(),
+            _peak(part): group.peak_mb(),
         }
 
 
 # (a)
 
 
-def _launches(
-    group: Group, environ: dict[str, str], most: int, step: int
-) -> dict[tuple[str, str], float]:
+def _launches(group: Group, environ: dict[str, str], most: int, step: int) -> dict[Key, float]:
     """More and more, a step at once, until one does not come up or the kernel kills."""
     up = 0
     answers: list[float] = []
@@ -240,9 +177,7 @@ def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
 # (b)
 
 
-def _holders(
-    group: Group, environ: dict[str, str], _most: int, _step: int
-) -> dict[tuple[str, str], float]:
+def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
     """No operation of the product holds memory on demand: `memory_holders` runs the queue, the
     dispatcher and the executor with one that does, inside the group, under the group's plan."""
     group.run(["stop"], environ)
@@ -253,22 +188,39 @@ def _holders(
         raise SystemExit(f"the holders could not run: {done.stderr}")
     told = json.loads(done.stdout)
     return {
-        (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", ""): told["at_once"],
+        HELD_AT_ONCE: told["at_once"],
         ("(b) waiting meanwhile, at most", ""): told["waiting"],
-        (f"(b) succeeded, of {HOLDERS}", ""): told["succeeded"],
+        HOLDERS_SUCCEEDED: told["succeeded"],
     }
+
+
+def _holders_of_pool(size: Size) -> dict[Key, float]:
+    """The same by a `ProcessPoolExecutor` with a worker for each, as SkyPilot's bursts are."""
+    group = Group(size)
+    words = ["-m", "load_tests.pool_peer", str(HOLDERS), str(HELD_MB)]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    try:
+        done = group.run_program([sys.executable, *words], environ)
+        # It may have been killed itself.
+        told = json.loads(done.stdout or "{}")
+        return {
+            HELD_AT_ONCE: told.get("at_once", 0),
+            HOLDERS_SUCCEEDED: told.get("succeeded", 0),
+            _kills("b"): group.kills(),
+            _peak("b"): group.peak_mb(),
+        }
+    finally:
+        group.remove()
 
 
 # (c)
 
 
-def _hundred(
-    group: Group, environ: dict[str, str], _most: int, _step: int
-) -> dict[tuple[str, str], float]:
+def _hundred(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
     return asyncio.run(_all_at_once(environ["OPENENV_HOME"]))
 
 
-async def _all_at_once(home: str) -> dict[tuple[str, str], float]:
+async def _all_at_once(home: str) -> dict[Key, float]:
     """Each environment is taken down as soon as it is up, as a user who tries a hundred would."""
     client = ApiClient(home)
     began = time.monotonic()
@@ -302,7 +254,20 @@ async def _launched_and_down(home: str, request_id: str) -> str:
     return str(request["state"])
 
 
-PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _hundred}
+# (d)
+
+
+def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
+    """`_daemon` has started it, or has ended this program."""
+    began = time.monotonic()
+    for words in (["stop"], ["up"]):
+        began = time.monotonic()
+        done = group.run(words, environ)
+        assert done.returncode == 0, done.stderr
+    return short_of_ours(group, environ["OPENENV_HOME"], time.monotonic() - began)
+
+
+PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _hundred, "d": _short}
 
 
 if __name__ == "__main__":

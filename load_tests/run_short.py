@@ -12,7 +12,7 @@ PROGRAMS = (
     ("launch", 3, ""),
     ("queue_dispatcher", 1, "--requests 3000"),
     ("queue_dispatcher", 1, "--requests 2000 --executor workers"),
-    ("low_resources", 1, "--sizes small --parts a b --most 4"),
+    ("low_resources", 1, "--sizes small --parts a b d --most 4"),
     ("burst_memory", 1, "--requests 40 --seconds 15"),
     ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
