@@ -44,8 +44,8 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write(
             f"error: `openenv {arguments[0]}` is a command of upstream's package, "
             "which is not installed\n"
-            "  pip install openenv, then openenvd again, so that `openenv` stays this command;\n"
-            "  `openenvd` is this command always\n"
+            "  pip install openenv, then openenvd again, so that `openenv` stays this command:\n"
+            "  pip install --force-reinstall --no-deps . (`openenvd` is this command always)\n"
         )
         return exit_codes.USAGE
     sys.argv = ["openenv", *arguments]
