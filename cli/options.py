@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..client import daemon
-from ..client.api import DaemonClient
 from ..server.settings import Paths
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..client.api import DaemonClient
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -14,7 +14,6 @@ from ..client import daemon
 from ..client.errors import DaemonNotStarted
 from ..server.settings import SETTINGS, Paths, Setting
 from . import exit_codes, phrases
-from .following import run
 from .options import Command, connect, json_option
 from .output import Output, good
 
@@ -92,6 +91,8 @@ def info(as_json: bool) -> int:
 @json_option
 def check(as_json: bool) -> int:
     """Check this machine: limits, cgroups, Python, uv."""
+    from .following import run
+
     output = Output(as_json=as_json)
     result = run(connect(output), "check", {})["result"]
     output.json(result)

@@ -24,13 +24,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
-from .api import DaemonClient
 from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
-from .http import HttpClient, Json
+
+if TYPE_CHECKING:
+    from .api import DaemonClient  # HTTP takes 15 ms to import: while the daemon starts
+
+Json = dict[str, Any]
 
 START_SECONDS = 60.0  # a first start makes the database, on a slow disk
 STOP_SECONDS = 30.0  # running requests get their grace
@@ -91,6 +94,9 @@ def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
             f"this is {__version__}",
             "openenv stop, and try again; environments go on, the next daemon adopts them",
         )
+    from .api import DaemonClient
+    from .http import HttpClient
+
     return DaemonClient(HttpClient(str(identity["socket"]), token.strip()), identity)
 
 
@@ -220,6 +226,8 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
         log_end = _spawn(paths, settings, writing)
     finally:
         os.close(writing)
+    from . import api  # noqa: F401  in the time that the daemon takes
+
     try:
         line = _read_line(reading, time.monotonic() + START_SECONDS)
     finally:
