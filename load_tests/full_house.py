@@ -6,6 +6,11 @@ holds its worker. Then the SHORT ones (`probe` of a running environment) are sub
 connections, and while they run a process of its own asks `/v1/health`, which does nothing but wait
 for its turn on the event loop. How late that loop is, the daemon measures itself.
 
+The peer, in turn with ours: a `ProcessPoolExecutor` of as many workers as ours has for LONG ones
+(pool_peer.py), with a house of twice as many, each of a second where ours never end. It has no
+classes: a SHORT request waits until a worker has nothing LONG left to take. (SkyPilot has two pools,
+as we have.)
+
 Aims: loop lag p99 under 10 ms; no request lost.
 """
 
@@ -15,6 +20,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,12 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.api_client import ApiClient
+from load_tests.pool_peer import POOL, behind_long
 from load_tests.report import Report, daemon, parse_arguments, percentile
 
 SUBMITTERS = 8
 HOUSE = 200  # more than any plan lets run at once
 ASK_EVERY_SECONDS = 0.01
 CALM_SECONDS = 2.0
+PROBES = 20
+PEER_HOUSES = 2  # all of its workers, so many times over
+PEER_LONG_SECONDS = 1.0
+INTO_FULL_HOUSE = ("one SHORT request into the full house, p50", "ms")
 SLEEPY = "sleepy_environment:SleepyEnvironment"
 
 
@@ -40,7 +51,8 @@ def main() -> None:
         house={"type": int, "default": HOUSE, "help": "LONG requests"},
     )
     found: dict[tuple[str, str], list[float]] = {}
-    os.environ["OPENENV_MAX_LONG_WORKERS"] = os.environ.get("OPENENV_MAX_LONG_WORKERS", "16")
+    peer: list[float] = []
+    workers = int(os.environ.setdefault("OPENENV_MAX_LONG_WORKERS", "16"))
     os.environ["OPENENV_KEEP_REQUESTS"] = "1000000"
     for _ in range(options.repetitions):
         with daemon() as environ:
@@ -49,9 +61,15 @@ def main() -> None:
             )
         for key, value in measured.items():
             found.setdefault(key, []).append(value)
+        peer.append(behind_long(workers, PEER_HOUSES * workers, PEER_LONG_SECONDS) * 1000)
     report = Report(f"{options.requests} SHORT requests beside {options.house} LONG ones")
     for (name, unit), values in found.items():
-        report.add(name, unit, values)
+        others = {POOL: peer} if (name, unit) == INTO_FULL_HOUSE else {}
+        report.beside(name, unit, values, others)
+    report.note(
+        f"The peer's house: {PEER_HOUSES * workers} requests of {PEER_LONG_SECONDS:g} s each on"
+        f" {workers} workers. Ours do not end while it is measured."
+    )
     report.finish(options.json)
 
 
@@ -63,6 +81,7 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
     idle = await _ask(home, lambda: time.monotonic() > calm_until)
     long_ids = [await client.submit("launch", _sleepy(n)) for n in range(house)]
     await asyncio.sleep(1.0)
+    into_full_house = [await _timed_probe(client) for _ in range(PROBES)]
     began = time.monotonic()
     over = _spawn.Event()
     answered = _spawn.Queue()
@@ -86,6 +105,7 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
     await asyncio.gather(*(_wait(home, request_id) for request_id in long_ids))
     await client.close()
     return {
+        INTO_FULL_HOUSE: statistics.median(into_full_house),
         ("API p50, /v1/health, idle", "ms"): percentile(idle, 0.50),
         ("API p99, /v1/health, idle", "ms"): percentile(idle, 0.99),
         ("API p50, /v1/health", "ms"): percentile(waits, 0.50),
@@ -99,6 +119,13 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
         ("SHORT, submitted to all ended", "req/s"): len(ids) / seconds,
         ("SHORT requests lost or failed (aim: 0)", ""): len(ids) - states["SUCCEEDED"],
     }
+
+
+async def _timed_probe(client: ApiClient) -> float:
+    began = time.perf_counter()
+    request = await client.run("probe", {"name": "probed"})
+    assert request["state"] == "SUCCEEDED", request["error"]
+    return (time.perf_counter() - began) * 1000
 
 
 _spawn = multiprocessing.get_context("spawn")  # its loop must not wait for ours

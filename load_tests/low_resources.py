@@ -35,10 +35,11 @@ from itertools import product
 from typing import Any
 
 from load_tests.api_client import ApiClient
+from load_tests.pool_peer import POOL
 from load_tests.report import Report, parse_arguments, percentile
 from load_tests.scaling_servers import REPOSITORY
 from load_tests.short_in_tight_group import Key, short_of_ours, short_of_peer
-from load_tests.skypilot_peer import PEER_OPTION, POOL, Kind, kinds
+from load_tests.skypilot_peer import PEER_OPTION, Kind, kinds
 from load_tests.tight_group import SIZES, Group, Size, why_no_group
 
 HOLDERS = 8

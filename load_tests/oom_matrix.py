@@ -7,6 +7,9 @@ to the event that explains it. `tests/load/test_oom_matrix.py` runs the same cel
 
 The two ways that need the kernel need memory cgroups; without them those cells are left out, and
 the report says why. The watchdog's way is taken in an executor that makes no cgroups.
+
+The peer in the same run is a `ProcessPoolExecutor` (pool_peer.py), asked the same of the ways that
+need neither limits nor time-outs, of which it has none. SkyPilot's workers run in such pools.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.operations import worker_path
+from load_tests.pool_peer import DEATHS, POOL, one_death
 from load_tests.report import Report, parse_arguments
 from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import (
@@ -244,8 +248,10 @@ def main() -> int:
     without = why_no_cgroups()
     ways = [way for way in WAYS if not (way.needs_cgroups and without)]
     bad = []
+    all_cells: list[Cell] = []
     for way, schedule, place in _cells(ways):
         cells = [run_cell(way, schedule, place) for _ in range(options.repetitions)]
+        all_cells += cells
         name = f"{way.name}, {schedule}, {place}"
         report.add(name, "s", [cell.seconds for cell in cells])
         bad += [f"{name}: {cell}" for cell in cells if not cell.good]
@@ -253,12 +259,45 @@ def main() -> int:
     typical = statistics.median([m.values[0] for m in report.measures])
     report.note(f"{count - len(bad)} of {count} deaths explained rightly, neighbours unharmed.")
     report.note(f"From a task's start to the explanation of its death: {typical:.3f} s typically.")
+    _add_peer(report, all_cells)
     if without:
         report.note(f"Left out, no memory cgroups here: {without}")
     for line in bad:
         report.note(f"WRONG  {line}")
     report.finish(options.json)
     return 1 if bad else 0
+
+
+def _add_peer(report: Report, cells: list[Cell]) -> None:
+    """Shares of deaths, ours and the pool's."""
+    deaths = {name: one_death(die) for name, die in DEATHS.items()}
+    pool = list(deaths.values())
+    columns = [
+        (
+            "deaths that harmed the neighbour",
+            [not cell.neighbour_unharmed for cell in cells],
+            [not death.neighbour_unharmed for death in pool],
+        ),
+        (
+            "deaths after which the next task ran",
+            [cell.fresh_worker for cell in cells],
+            [death.next_runs for death in pool],
+        ),
+        (
+            "deaths rightly explained",
+            [cell.right_reason for cell in cells],
+            [death.names_its_cause for death in pool],
+        ),
+    ]
+    for name, ours, peers in columns:
+        others = {POOL: [_percent(peers)]}
+        report.beside(name, "%", [_percent(ours)], others, more_is_better=True)
+    for name, death in deaths.items():
+        report.note(f"{POOL}, {name}: {death.said}")
+
+
+def _percent(facts: list[bool]) -> float:
+    return 100 * sum(facts) / len(facts)
 
 
 def _cells(ways: list[Way]) -> Iterator[tuple[Way, str, str]]:

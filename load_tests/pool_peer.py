@@ -27,6 +27,7 @@ from typing import Any
 
 from load_tests.operations import FOREVER_SECONDS, touched
 
+POOL = "ProcessPoolExecutor"  # what it is called in tables
 MB = 2**20
 HOLD_SECONDS = 3.0
 PATIENCE_SECONDS = 120.0
@@ -73,6 +74,11 @@ class PoolDeath:
     neighbour_unharmed: bool
     next_runs: bool
     said: str  # of the victim
+
+    @property
+    def names_its_cause(self) -> bool:
+        """More than that some process died somehow."""
+        return not self.said.startswith("BrokenProcessPool")
 
 
 def kill_by_hand() -> None:

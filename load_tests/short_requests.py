@@ -24,10 +24,10 @@ from typing import Any
 
 from load_tests.api_client import ApiClient
 from load_tests.idle_memory import MEGABYTE, measure_pss
+from load_tests.pool_peer import POOL
 from load_tests.report import OPENENV, Report, parse_arguments, percentile, run
 from load_tests.skypilot_peer import (
     PEER_OPTION,
-    POOL,
     SKYPILOT,
     Kind,
     PeerClient,

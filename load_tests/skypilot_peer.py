@@ -31,10 +31,11 @@ from typing import Any
 import psutil
 
 from load_tests.idle_memory import MEGABYTE
+from load_tests.pool_peer import POOL
 from load_tests.scaling_servers import PEER_VENV_VARIABLE, REPOSITORY
 
 REQUIREMENT = "skypilot==0.14.1"
-POOL, SKYPILOT = "ProcessPoolExecutor", "SkyPilot 0.14.1"
+SKYPILOT = "SkyPilot 0.14.1"
 PEER_OPTION: dict[str, Any] = {
     "choices": ["skypilot"],
     "help": "also the real one; it is installed if need be",
