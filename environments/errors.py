@@ -9,6 +9,7 @@
     ├── UnknownProvider          no such provider, or one that is not built yet
     ├── InvalidSpec              the figures do not fit together
     ├── PreparationFailed        the project's dependencies cannot be installed: uv's last lines
+    ├── NoProcesses              the system allows too few: where that was found, what is left
     ├── PortInUse                by which pid, where that can be known
     ├── ReplicaFailed            it ended before it was ready: how, and its last lines
     ├── NotReady                 it did not get ready in time: how long, and its last lines
@@ -77,6 +78,12 @@ class InvalidSpec(EnvironmentsError):
 
 class PreparationFailed(EnvironmentsError):
     """A project's dependencies could not be installed."""
+
+    kind = "operation_error"
+
+
+class NoProcesses(EnvironmentsError):
+    """There is no room for its processes."""
 
     kind = "operation_error"
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 
+from ..processes.process_room import why_not_started
 from .sources import Exited, Forked, Refused, SourceEvent, worker_environment
 
 _DEATH_SECONDS = 1.0  # from the end of a process's files to its being reaped
@@ -39,7 +40,7 @@ class Spawner:
         try:
             self._tell(self._start(name))
         except OSError as exc:
-            self._tell(Refused(name, f"{exc.strerror} ({type(exc).__name__})"))
+            self._tell(Refused(name, why_not_started(exc)))
 
     def read(self) -> list[SourceEvent] | None:
         """What happened since."""

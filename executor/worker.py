@@ -47,6 +47,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from ..processes import process_room
 from ..processes.memory import private_bytes
 from . import frames
 from .errors import FrameError, TaskCancelled
@@ -320,9 +321,12 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
     `evidence`.
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
+    message = message_of(exc)
+    if process_room.is_no_room(exc):
+        message, hint = f"{message}: {process_room.no_room_text()}", process_room.HINT
     return {
         "type": qualified_name(type(exc)),
-        "message": sendable(message_of(exc), MOST_MESSAGE_CHARS),
+        "message": sendable(message, MOST_MESSAGE_CHARS),
         "hint": None if hint is None else sendable(str(hint), MOST_MESSAGE_CHARS),
         "kind": "operation_error" if kind is None else sendable(str(kind), MOST_MESSAGE_CHARS),
         "traceback": sendable("".join(traceback.format_exception(exc)), MOST_TRACEBACK_CHARS),

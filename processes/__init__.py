@@ -6,6 +6,7 @@ Where to look:
     limits.py          CPU, memory and pids that this process may really use
     cgroup_tree.py     where this process stands in the control groups; reading their files
     cgroups.py         one memory cgroup per worker or replica, where the system allows one
+    process_room.py    how many more processes there may be, and what to say when none
     memory.py          what a process, or a tree of them, holds now
     identity.py        a process by pid *and* start time, so that a reused pid is never signalled
     tree.py            stopping a whole process tree: terminate, grace, kill, wait

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,8 @@ def spawn_detached(
     """Start `argv` in a session of its own, its output appended to `log_path`.
 
     Raises:
-        OSError: it cannot be started. (That it ends at once is not seen here.)
+        OSError: it cannot be started (`BlockingIOError`: there is no room for another process).
+            That it ends at once is not seen here.
     """
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -35,6 +37,8 @@ def spawn_detached(
             check=True,
         )
     except subprocess.CalledProcessError as exc:
-        raise OSError(f"the shell could not start {argv[0]} (exit code {exc.returncode})") from exc
+        # All that a shell can fail in here: whether the program starts is not its concern.
+        why = f"the shell could not fork (exit code {exc.returncode})"
+        raise BlockingIOError(errno.EAGAIN, why, argv[0]) from exc
     finally:
         os.close(log_fd)

@@ -56,6 +56,7 @@ explanation of a death is imported when there is one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -303,8 +304,7 @@ class Keeper:
         return ForkInto(entry, f"openenvd: host {self._run['replica_id']}")
 
     def _cannot_start(self, exc: OSError) -> None:
-        where = f": {exc.filename}" if exc.filename else ""
-        self._failed = f"cannot start: {exc.strerror}{where}"
+        self._failed = f"cannot start: {_why_not(exc)}"
         self._exit = self._last_exit = {
             "kind": "exited",
             "pid": 0,
@@ -755,6 +755,16 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(exc.errno, exc.strerror or str(exc), f"{host}:{port}") from exc
     return listener
+
+
+def _why_not(exc: OSError) -> str:
+    if exc.errno == errno.EAGAIN:
+        with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
+            from .process_room import no_room_text
+
+            return no_room_text()
+    where = f": {exc.filename}" if exc.filename else ""
+    return f"{exc.strerror}{where}"
 
 
 def _bare_exit(pid: int, status: int | None) -> dict[str, Any]:

@@ -95,9 +95,9 @@ def _left_of(level: Location) -> int | None:
     limits = [
         value
         for name in (_MEMORY_FILES_V1 if is_v1 else _MEMORY_FILES_V2)
-        if (value := _number(level, name)) is not None and 0 < value < _UNLIMITED_BYTES
+        if (value := level_number(level, name)) is not None and 0 < value < _UNLIMITED_BYTES
     ]
-    used = _number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
+    used = level_number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
     if not limits or used is None:
         return None
     keys = ("total_active_file", "total_inactive_file") if is_v1 else _FILE_KEYS_V2
@@ -162,13 +162,13 @@ def _cpu_quotas(prefix: str) -> Iterator[_Found]:
     for level in own.levels() if own is not None else ():
         if (cpus := _quota(level)) is not None:
             name = "cpu.cfs_quota_us" if level.version == V1 else "cpu.max"
-            yield _Found(cpus, _source(level, name))
+            yield _Found(cpus, level_source(level, name))
 
 
 def _quota(level: Location) -> float | None:
     if level.version == V1:
-        quota = _number(level, "cpu.cfs_quota_us")
-        period = _number(level, "cpu.cfs_period_us")
+        quota = level_number(level, "cpu.cfs_quota_us")
+        period = level_number(level, "cpu.cfs_period_us")
     else:
         fields = (read_text(f"{level.directory}/cpu.max") or "max").split()
         quota = None if fields[0] == "max" else int(fields[0])
@@ -183,27 +183,32 @@ def _memory_limits(prefix: str) -> Iterator[_Found]:
     # A worker stands in a group whose cap is our own doing, and no limit of the system's.
     for level in own.outside_ours().levels() if own is not None else ():
         for name in _MEMORY_FILES_V1 if level.version == V1 else _MEMORY_FILES_V2:
-            value = _number(level, name)
+            value = level_number(level, name)
             if value is not None and 0 < value < _UNLIMITED_BYTES:
-                yield _Found(value, _source(level, name))
+                yield _Found(value, level_source(level, name))
 
 
 def _pids_limits(prefix: str) -> Iterator[_Found]:
     own = locate("pids", prefix)
     for level in own.levels() if own is not None else ():
-        if (value := _number(level, "pids.max")) is not None:
-            yield _Found(value, _source(level, "pids.max"))
-    # Counted per user over the whole machine; the kernel does not hold root to it.
+        if (value := level_number(level, "pids.max")) is not None:
+            yield _Found(value, level_source(level, "pids.max"))
+    if not prefix and (own_limit := own_process_limit()) is not None:
+        yield _Found(own_limit, "RLIMIT_NPROC")
+
+
+def own_process_limit() -> int | None:
+    """How many threads of this user there may be; the kernel does not hold root to it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if not prefix and soft != resource.RLIM_INFINITY and os.geteuid() != 0:
-        yield _Found(soft, "RLIMIT_NPROC")
+    return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
 
-def _number(level: Location, name: str) -> int | None:
+def level_number(level: Location, name: str) -> int | None:
     """The file's number; None when it is missing, or says `max` or -1."""
     text = (read_text(f"{level.directory}/{name}") or "").strip()
     return int(text) if text.isdigit() else None
 
 
-def _source(level: Location, name: str) -> str:
+def level_source(level: Location, name: str) -> str:
+    """Where that number was found, for people."""
     return f"cgroup v{level.version} {name} at {level.path}"

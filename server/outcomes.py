@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ..processes.exit_reason import ExitKind, ExitReason
+from ..processes.process_room import HINT, tells_no_room
 from ..requests_db.records import Outcome, RequestError
 from ..requests_db.states import ErrorKind, RequestState
 from .memory_deaths import Circumstances, advice, reason_of, story
@@ -83,7 +84,15 @@ def _kind_of(error: TaskError) -> ErrorKind:
     return ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.OPERATION_ERROR
 
 
+def _error_never_started(reason: ExitReason) -> RequestError:
+    why = reason.evidence or "no worker took it"
+    hint = HINT if tells_no_room(why) else "ask again; the daemon's log says more"
+    return RequestError(ErrorKind.WORKER_LOST, f"it never started: {why}", hint, reason.to_json())
+
+
 def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:
+    if not event.worker:
+        return _error_never_started(event.exit)
     subject = f"worker {event.worker} (pid {event.exit.pid})"
     error = error_of_exit(subject, event.exit, event.log_tail)
     if known is None or not event.exit.is_oom:

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from openenvd.processes.cgroup_tree import locate
 
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
 # that down to the commands that are interrupted here.
@@ -27,3 +32,21 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     yield
     patch.undo()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def pids_group() -> Iterator[Path]:
+    """A real control group that counts processes; skips where none can be made."""
+    own = locate("pids")
+    group = Path("/nowhere" if own is None else own.directory) / f"openenvd-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "pids.max").write_text("max")
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group of processes can be made here: {exc}")
+    yield group
+    for pid in (group / "cgroup.procs").read_text().split():
+        (group.parent / "cgroup.procs").write_text(pid)
+    group.rmdir()

@@ -25,10 +25,19 @@ from ...processes.exit_reason import ExitReason
 from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
 from ...processes.limits import available_memory_bytes, read_limits
 from ...processes.memory import replica_bytes
+from ...processes.process_room import HINT as ROOM_HINT
+from ...processes.process_room import ProcessRoom, no_room_text, process_room, tells_no_room
 from ...processes.tail import last_lines
 from .. import gpus, run_files
 from ..child_environment import child_environment
-from ..errors import EnvironmentsError, InvalidSpec, NotReady, ReplicaFailed, with_last_lines
+from ..errors import (
+    EnvironmentsError,
+    InvalidSpec,
+    NoProcesses,
+    NotReady,
+    ReplicaFailed,
+    with_last_lines,
+)
 from ..layout import Layout, make_private
 from ..ports import open_listener
 from ..program import HOST_PRELOAD, Program
@@ -47,6 +56,9 @@ LAST_LINES = 20  # of a replica's log, in a failure
 _ALIVE = ("starting", "ready")  # states of a keeper's status
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
 _IMPORT_MACHINERY = 'File "<frozen importlib'
+PROCESSES_OF_REPLICA = 2  # the keeper and the host
+PROCESSES_TO_START = 1  # the nursery, or a shell
+THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
 
@@ -71,10 +83,12 @@ class LocalProvider:
 
         Raises:
             InvalidSpec: there are more replicas than sessions, or too few GPUs.
+            NoProcesses: there is no room for theirs.
             PortInUse, OSError
         """
         shares = share_sessions(spec.max_sessions, spec.replicas)
         devices = _devices(spec)
+        check_process_room(spec, process_room())
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
         replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
@@ -83,8 +97,11 @@ class LocalProvider:
             for ordinal, share in enumerate(shares):
                 data = plan.run_file(ordinal, share, devices[ordinal])
                 on_started(replicas.start_one(data, program.links))
-        except BaseException:
+        except BaseException as exc:
             replicas.stop()
+            if isinstance(exc, BlockingIOError):
+                text = f"a replica's keeper cannot be started: {no_room_text()}"
+                raise NoProcesses(text, ROOM_HINT) from exc
             raise
         return replicas
 
@@ -195,7 +212,7 @@ class _Plan:
         self._port = port
         # Which the env host cannot find out: it stands alone, and knows no cgroups.
         self._available_bytes = available_memory_bytes()
-        self._cores = max(1, int(read_limits().cpus) // spec.replicas)
+        self._cores = _cores_of_one(spec)
 
     def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the keeper of one replica needs to know."""
@@ -266,6 +283,28 @@ def share_sessions(max_sessions: int | None, replicas: int) -> list[int | None]:
     return [each + (ordinal < left) for ordinal in range(replicas)]
 
 
+def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
+    """Refuse what could not be forked, before any of it is.
+
+    Raises:
+        NoProcesses
+    """
+    shards = 1 if spec.serve_as_is else spec.shards or _cores_of_one(spec)
+    each = PROCESSES_OF_REPLICA + shards * THREADS_OF_SHARD
+    needed = spec.replicas * each + PROCESSES_TO_START
+    if room is None or needed <= room.left:
+        return
+    who = "1 replica needs" if spec.replicas == 1 else f"{spec.replicas} replicas need"
+    raise NoProcesses(
+        f"{who} about {needed} processes and threads, and {room.left} are left: {room.sentence()}",
+        ROOM_HINT,
+    )
+
+
+def _cores_of_one(spec: EnvironmentSpec) -> int:
+    return max(1, int(read_limits().cpus) // spec.replicas)
+
+
 def _devices(spec: EnvironmentSpec) -> list[Devices]:
     """The GPUs of each replica.
 
@@ -306,6 +345,8 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     who = f"replica {run_file.ordinal} of {run_file.environment}"
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
     lines = readable(lines, run_file.run_dir / IMPORTS)
+    if tells_no_room("\n".join([status.get("failed") or "", *lines])):
+        raise NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
     if told := status.get("failed"):
         if [line.strip() for line in lines] == [told]:  # said once is enough
             lines = []

@@ -15,15 +15,28 @@ import pytest
 
 from openenvd.environments import run_files
 from openenvd.environments.asking import address_by_name, ask
-from openenvd.environments.errors import InvalidSpec, NotAnswering, NotReady, ReplicaFailed
+from openenvd.environments.errors import (
+    InvalidSpec,
+    NoProcesses,
+    NotAnswering,
+    NotReady,
+    ReplicaFailed,
+)
 from openenvd.environments.layout import Layout
 from openenvd.environments.program import program_of
+from openenvd.environments.providers import local
 from openenvd.environments.providers.base import Replicas, StartedReplica
-from openenvd.environments.providers.local import LocalProvider, readable, share_sessions
+from openenvd.environments.providers.local import (
+    LocalProvider,
+    check_process_room,
+    readable,
+    share_sessions,
+)
 from openenvd.environments.sources import resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 from openenvd.processes.keeper_link import KeeperLink, read_status_file
 from openenvd.processes.limits import read_limits
+from openenvd.processes.process_room import ProcessRoom
 
 TIMEOUT_SECONDS = 60.0
 LAUNCH_ID = "0123456789abcdef"
@@ -98,6 +111,44 @@ def test_gpus_that_are_not_there_are_refused_before_anything_starts(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InvalidSpec, match="there is no GPU here"):
         start(home, resources=ResourceRequest(gpus=1))
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_more_processes_than_are_left_are_refused_before_anything_starts() -> None:
+    spec = EnvironmentSpec("sample", "echo", replicas=2, shards=3)
+    check_process_room(spec, ProcessRoom(64, 47, "cgroup v2 pids.max at /a"))
+    with pytest.raises(NoProcesses) as refused:
+        check_process_room(spec, ProcessRoom(64, 48, "cgroup v2 pids.max at /a"))
+    assert refused.value.message == (
+        "2 replicas need about 17 processes and threads, and 16 are left: "
+        "48 of 64 processes and threads are in use (cgroup v2 pids.max at /a)"
+    )
+
+
+def start_and_wait(home: Path) -> None:
+    started = start(home, shards=4)
+    try:
+        wait(started)
+    finally:
+        started.stop()
+
+
+@pytest.mark.parametrize("left", range(0, 8, 2))
+def test_a_process_that_is_refused_on_the_way_names_the_limit(
+    home: Path,
+    layout: Layout,
+    pids_group: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: int,
+) -> None:
+    """Others took what there was when we looked: it may be a shell's, a keeper's, a shard's."""
+    monkeypatch.setattr(local, "check_process_room", lambda *_: None)
+    (pids_group / "cgroup.procs").write_text(str(os.getpid()))
+    used = int((pids_group / "pids.current").read_text())
+    (pids_group / "pids.max").write_text(str(used + left))
+    with pytest.raises(NoProcesses, match=f"pids.max at /{pids_group.name}"):
+        start_and_wait(home)
+    (pids_group / "pids.max").write_text("max")
     assert run_files.all_of(layout.runs) == []
 
 

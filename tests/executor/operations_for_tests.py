@@ -187,6 +187,12 @@ def oom_grandchild_and_hang(payload: Json, request_id: str, home: str, progress:
     hang(payload, request_id, home, progress)
 
 
+def start_without_room(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    (Path(payload["group"]) / "cgroup.procs").write_text(str(os.getpid()))
+    (Path(payload["group"]) / "pids.max").write_text("1")
+    subprocess.run(["true"], check=True)
+
+
 def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     oom_grandchild(payload, request_id, home, progress)
 

@@ -29,6 +29,7 @@ from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind
 from openenvd.processes.identity import ProcessIdentity
+from openenvd.processes.process_room import HINT, NO_ROOM
 
 from .executor_bench import Bench, make_plan, wait_gone
 
@@ -437,6 +438,28 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
         task_id = bench.submit("echo", schedule=LONG)
         wait_gone(zygote)
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)
+
+
+def test_an_operation_without_room_for_a_process_is_told_which_limit(
+    pids_group: Path, bench: Bench
+) -> None:
+    outcome = bench.run("start_without_room", {"group": str(pids_group)})
+    assert isinstance(outcome, Raised)
+    assert NO_ROOM in outcome.error.message
+    assert f"pids.max at /{pids_group.name}" in outcome.error.message
+    assert outcome.error.hint == HINT
+
+
+def test_without_room_for_a_worker_a_task_is_told_which_limit(
+    pids_group: Path, bench: Bench
+) -> None:
+    (pids_group / "cgroup.procs").write_text(str(zygote_of(bench)))
+    (pids_group / "pids.max").write_text("1")
+    outcome = bench.run("echo", schedule=LONG)  # nobody has worked on one yet
+    assert isinstance(outcome, Died)
+    assert f"pids.max at /{pids_group.name}" in (outcome.exit.evidence or "")
+    (pids_group / "pids.max").write_text("max")
+    assert isinstance(bench.run("echo", schedule=LONG), Succeeded)
 
 
 def test_nothing_is_forked_where_there_are_threads(

@@ -7,6 +7,7 @@ import pytest
 
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.process_room import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
 from openenvd.server.outcomes import outcome_of
 
@@ -83,3 +84,14 @@ def test_a_kill_by_hand_is_never_called_out_of_memory() -> None:
 def test_a_cancelled_request_carries_no_error() -> None:
     outcome = outcome_of(Cancelled("id", at=1.0))
     assert (outcome.state, outcome.error) == (RequestState.CANCELLED, None)
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"), [(f"{NO_ROOM}: 1 of 1", HINT), ("the zygote died", "the daemon's log")]
+)
+def test_what_no_worker_ever_took_says_why(why: str, hint: str) -> None:
+    reason = ExitReason(ExitKind.LOST, pid=0, evidence=why)
+    error = outcome_of(Died("id", "", reason, (), peak_bytes=None, at=1.0)).error
+    assert error is not None
+    assert error.message == f"it never started: {why}"
+    assert hint in (error.hint or "")
