@@ -146,4 +146,6 @@ def arrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise RolloutError(f"{module} is not installed", f"pip install '{EXTRA}'") from exc
+        raise RolloutError(
+            f"the module {module} is not installed", f"pip install '{EXTRA}'"
+        ) from exc

@@ -35,6 +35,9 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class RolloutError(Exception):
     """Something about a rollout."""
 
+    # How the request that met it ends. That it is said at all tells the worker to leave its
+    # traceback out: message and hint are all there is to know.
+    kind: str = "operation_error"
     default_hint = "look at the request's log"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -52,21 +55,18 @@ class PolicyNotFound(RolloutError):
 class NoEnvironment(RolloutError):
     """Nobody answers at the address, or not as an OpenEnv server does."""
 
-    kind = "operation_error"
     default_hint = "openenv status shows the environments that run, and their addresses"
 
 
 class LoopLagged(RolloutError):
     """The loop was held for longer than was allowed."""
 
-    kind = "operation_error"
     default_hint = "the request's log has the stack of what held it"
 
 
 class AllFailed(RolloutError):
     """Of all episodes not one came to its end."""
 
-    kind = "operation_error"
     default_hint = "the request's log says of each why it failed"
 
 

@@ -17,8 +17,10 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.executor.errors import TaskCancelled
+from openenvd.executor.worker import print_traceback
 from openenvd.operations.base import OperationContext
 from openenvd.operations.rollout import Rollout, RolloutPayload
+from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.loop_thread import run_on_thread
 
 from ..rollouts.conftest import Serve, address_of
@@ -115,3 +117,13 @@ def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:
     code = "import openenvd.operations.registry, sys; print('openenvd.rollouts' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "error", [RolloutError("no"), OutputUnwritable("no"), PolicyNotFound("no")]
+)
+def test_what_a_rollout_says_no_with_is_told_without_a_traceback(
+    error: RolloutError, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_traceback(error)
+    assert capsys.readouterr().err == ""
