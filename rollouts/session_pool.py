@@ -19,6 +19,7 @@ from collections import defaultdict, deque
 
 from .episodes import FailureReason
 from .errors import EpisodeFailed
+from .intake import Intake
 from .sessions import CONNECT_SECONDS, Session
 
 PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
@@ -32,6 +33,7 @@ class SessionPool:
         self._most = most
         self._reuse = reuse
         self._connect_seconds = connect_seconds
+        self._intake = Intake()
         self._answered: set[str] = set()
         self._gone_since: dict[str, float] = {}
         self._idle: dict[str, list[Session]] = defaultdict(list)
@@ -51,7 +53,7 @@ class SessionPool:
                 self._in_use[address].add(session)
                 return session, True
         self._make_room()
-        session = await Session.open(address, self._connect_seconds)
+        session = await Session.open(address, self._connect_seconds, self._intake)
         self._answered.add(address)
         self._gone_since.pop(address, None)
         self._in_use[address].add(session)

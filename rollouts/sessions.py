@@ -27,6 +27,7 @@ from ..env_host.protocol import MAX_MESSAGE_BYTES
 from .answers import failure_of
 from .episodes import FailureReason
 from .errors import EpisodeFailed, NoEnvironment
+from .intake import Intake
 
 CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -58,8 +59,10 @@ class Session:
         self._wire = wire
 
     @classmethod
-    async def open(cls, address: str, seconds: float = CONNECT_SECONDS) -> Session:
-        """Connect.
+    async def open(
+        cls, address: str, seconds: float = CONNECT_SECONDS, intake: Intake | None = None
+    ) -> Session:
+        """Connect; sessions of one loop share the `intake`.
 
         Raises:
             EpisodeFailed: NOT_CONNECTED, NO_CAPACITY.
@@ -71,7 +74,7 @@ class Session:
             raise NoEnvironment(f"{address!r} is not the address of an environment") from exc
         try:
             async with asyncio.timeout(seconds):
-                return cls(await _opened(uri))
+                return cls(await _opened(uri, intake or Intake()))
         except TimeoutError as exc:
             raise _not_connected(address, f"no answer within {seconds:g} s") from exc
         except OSError as exc:
@@ -119,10 +122,12 @@ class Session:
 class _Wire(asyncio.Protocol):
     """Bytes to frames and back; the one question that is open."""
 
-    def __init__(self, uri: WebSocketURI) -> None:
+    def __init__(self, uri: WebSocketURI, intake: Intake) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
         self._loop = loop
+        self._intake = intake
+        self._unread: list[bytes] = []  # waits at the intake, and nothing more is read meanwhile
         self._frames = ClientProtocol(uri, max_size=MAX_MESSAGE_BYTES)
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[bytes] | None = None
@@ -139,16 +144,24 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Whatever comes."""
-        self._frames.receive_data(data)
-        self._take_events()
+        if not self._unread and self._intake.admits(len(data)):
+            self._frames.receive_data(data)
+            self._take_events()
+            return
+        self._unread.append(data)
+        if len(self._unread) == 1 and self._transport is not None:
+            self._transport.pause_reading()
+            self._intake.wait(len(data), self._read_on)
 
     def eof_received(self) -> None:
         """The server's last byte; the transport closes itself."""
+        self._take_unread()
         self._frames.receive_eof()
         self._take_events()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Whoever waits is told."""
+        self._take_unread()
         told = self._frames.handshake_exc or self._frames.close_rcvd or exc or "it was closed"
         self._fail(f"the connection was lost: {told}")
         self._transport = None
@@ -191,6 +204,18 @@ class _Wire(asyncio.Protocol):
         return usable and self._frames.state.name == "OPEN"
 
     # What came.
+
+    def _read_on(self) -> None:
+        self._take_unread()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _take_unread(self) -> None:
+        unread, self._unread = self._unread, []
+        for data in unread:
+            self._frames.receive_data(data)
+        if unread:
+            self._take_events()
 
     def _take_events(self) -> None:
         for event in self._frames.events_received():
@@ -255,11 +280,13 @@ class _Wire(asyncio.Protocol):
                 self._transport.write_eof()
 
 
-async def _opened(uri: WebSocketURI) -> _Wire:
+async def _opened(uri: WebSocketURI, intake: Intake) -> _Wire:
     """A connection after its handshake; none is left behind when that fails or is cancelled."""
     loop = asyncio.get_running_loop()
     secure = ssl.create_default_context() if uri.secure else None
-    _, wire = await loop.create_connection(lambda: _Wire(uri), uri.host, uri.port, ssl=secure)
+    _, wire = await loop.create_connection(
+        lambda: _Wire(uri, intake), uri.host, uri.port, ssl=secure
+    )
     try:
         await wire.opened
     except BaseException:  # cancelled, too, even right after it was opened

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The intake: so many bytes pass in each turn of the loop, in their order, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from openenvd.rollouts import session_pool
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
+from openenvd.rollouts.intake import Intake
+
+from .conftest import Serve, address_of
+
+
+async def test_so_many_bytes_pass_in_each_turn_of_the_loop_in_their_order() -> None:
+    intake, size_bytes, passed = Intake(at_once_bytes=300), 100, []
+    for number in range(12):
+        if intake.admits(size_bytes):
+            passed.append(number)
+        else:
+            intake.wait(size_bytes, lambda number=number: passed.append(number))  # type: ignore[misc]
+    seen = [0, len(passed)]
+    while seen[-1] < 12:
+        await asyncio.sleep(0)
+        seen.append(len(passed))
+    assert passed == list(range(12))
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= 3
+
+
+async def test_what_is_larger_than_all_of_it_passes_alone() -> None:
+    intake = Intake(at_once_bytes=10)
+    assert intake.admits(1000)
+    assert not intake.admits(1)
+    await asyncio.sleep(0.01)
+    assert intake.admits(1000)
+
+
+async def test_answers_that_wait_arrive_whole(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_pool, "Intake", lambda: Intake(at_once_bytes=1000))
+    policy = {"what": "go", "size": 700_000}
+    collector = RolloutCollector(address_of(serve()), lambda _: policy, concurrency=8)
+    async for batch in collector.batches(1, episodes=16):
+        (episode,) = batch
+        assert episode.status is EpisodeStatus.DONE
+        assert all(step.observation["text"] == "x" * 700_000 for step in episode.steps[1:])
+
+
+async def test_a_server_that_dies_meanwhile_is_noticed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_pool, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(session_pool, "Intake", lambda: Intake(at_once_bytes=1))
+
+    def policy(observation: dict[str, Any]) -> dict[str, Any]:
+        return {"what": "exit" if observation["step"] == 2 else "go", "size": 700_000}
+
+    collector = RolloutCollector(address_of(serve()), policy, concurrency=6, retries=0)
+    async with asyncio.timeout(60):
+        episodes = [e async for batch in collector.batches(6, episodes=6) for e in batch]
+    reasons = {episode.failure.reason for episode in episodes if episode.failure}
+    assert reasons <= {FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED}
+    assert len(reasons) >= 1
