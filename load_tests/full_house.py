@@ -8,8 +8,8 @@ for its turn on the event loop. How late that loop is, the daemon measures itsel
 
 The peer, in turn with ours: a `ProcessPoolExecutor` of as many workers as ours has for LONG ones
 (pool_peer.py), with a house of twice as many, each of a second where ours never end. It has no
-classes: a SHORT request waits until a worker has nothing LONG left to take. (SkyPilot has two pools,
-as we have.)
+classes: a SHORT request waits until a worker has nothing LONG left to take. (SkyPilot has two
+pools, as we have.)
 
 Aims: loop lag p99 under 10 ms; no request lost.
 """

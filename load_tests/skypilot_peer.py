@@ -217,7 +217,7 @@ def session_of(pid: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == pid:
+            if os.getsid(process.pid) == pid and _is_alive(process):
                 found.append(process)
     return found
 
@@ -237,7 +237,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _all_of(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
-    """Its session and whoever left that; the dead that nobody has collected do not count."""
+    """Its session and whoever left that."""
     family = {*session_of(process.pid)}
     with suppress(psutil.Error):
         family.update(psutil.Process(process.pid).children(recursive=True))
@@ -245,6 +245,7 @@ def _all_of(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    """Not merely a zombie that nobody has collected."""
     with suppress(psutil.Error):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peers on the standard library do what is said of them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+
+def test_the_peer_runs_requests_and_leaves_no_process() -> None:
+    from load_tests.skypilot_peer import PeerClient, kinds, need, session_of, started
+
+    async def one_request(port: int) -> None:
+        client = PeerClient(port)
+        await client.run()
+        await client.close()
+
+    with kinds(None) as [pool]:
+        with started(pool) as peer:
+            asyncio.run(one_request(need(peer).port))
+            _, processes = peer.look()
+        assert processes > 1
+        assert session_of(peer.process.pid) == []
+
+
+def test_a_peer_that_cannot_start_is_told_with_its_last_words() -> None:
+    from load_tests.skypilot_peer import Kind, need, started
+
+    kind = Kind("mute", lambda _port, _home: ["/bin/sh", "-c", "echo no such luck; exit 3"])
+    with (
+        started(kind) as peer,
+        pytest.raises(SystemExit, match="mute did not start:\nno such luck"),
+    ):
+        need(peer)
+
+
+def test_one_killed_worker_takes_a_whole_pool_along() -> None:
+    from load_tests.pool_peer import kill_by_hand, one_death
+
+    death = one_death(kill_by_hand)
+    assert not death.neighbour_unharmed
+    assert not death.next_runs
+    assert not death.names_its_cause
+
+
+def test_a_ratio_over_one_is_for_ours() -> None:
+    from load_tests.report import Report
+
+    report = Report("any")
+    report.beside("waits (aim: 3)", "ms", [2.0], {"peer": [6.0]})
+    report.beside("rate", "req/s", [20.0], {"peer": [5.0]}, more_is_better=True)
+    report.beside("kills", "", [0.0], {"peer": [2.0]})
+    assert [(m.name, m.values) for m in report.measures] == [
+        ("waits (aim: 3)", [2.0]),
+        ("  waits: peer", [6.0]),
+        ("    waits: peer / ours", [3.0]),
+        ("rate", [20.0]),
+        ("  rate: peer", [5.0]),
+        ("    rate: ours / peer", [4.0]),
+        ("kills", [0.0]),
+        ("  kills: peer", [2.0]),
+    ]
