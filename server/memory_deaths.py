@@ -106,6 +106,8 @@ def advice(event: Died | Raised, known: Circumstances) -> str:
 
 def _with_more(request: Request, memory_bytes: int) -> str:
     megabytes = memory_bytes // MB
+    if request.operation == "rollout":  # the rest of it is long, and has to be the same
+        return f"openenv rollout, as before, with --memory {megabytes}M (or --retry-oom)"
     source = request.payload.get("source")
     if request.operation != "launch" or not source:
         return f"openenv up --worker-memory-mb {megabytes}"

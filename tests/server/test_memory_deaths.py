@@ -135,3 +135,11 @@ def test_no_retry_after_another_death() -> None:
 def test_the_last_attempt_is_counted() -> None:
     told = story(DIED, circumstances(retry_oom=True, attempts=3))
     assert told.endswith("It was attempt 3 of 3.")
+
+
+def test_a_rollout_is_told_its_own_options() -> None:
+    """A rollout may have been given --memory, which goes before the daemon's setting."""
+    known = circumstances()
+    asked = replace(known.request, operation="rollout", payload={"name": "echo", "memory_mb": 256})
+    told = advice(DIED, replace(known, request=asked, long_running=1))
+    assert told == "openenv rollout, as before, with --memory 512M (or --retry-oom)"
