@@ -1,38 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cold `openenv status --json` against a running daemon, beside `python -c 'import click'`.
 
-Aim: within 3x of it, and under 30 MB. For comparison, measured elsewhere: `sky status` takes 1.1 s
-(0.9) to 3.1 s (0.14.1), upstream's `openenv --help` 6.7 s.
+Aim: within 3x of it, and under 30 MB. With `--peer skypilot`, `sky status` takes turns with ours,
+against its own server (skypilot_peer.py); and upstream's `openenv --help`, where it is installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from load_tests.report import OPENENV, Report, daemon, parse_arguments, run
+from load_tests.skypilot_peer import PEER_OPTION, SKYPILOT, kinds, need, settle_seconds, started
 
 MEGABYTE = 1e6
 
 
 def main() -> None:
     """Measure, in turn, so that a drifting machine meets both alike."""
-    options = parse_arguments("A cold command line.", repetitions=20)
+    options = parse_arguments("A cold command line.", repetitions=20, peer=PEER_OPTION)
     report = Report("Cold command line")
     bare: list[float] = []
     click: list[float] = []
     ours: list[float] = []
     peaks: list[float] = []
-    with daemon() as environ:
+    sky: list[float] = []
+    with daemon() as environ, _skypilot(options.peer) as skypilot:
         for _ in range(options.repetitions + 1):
             bare.append(run([sys.executable, "-c", "pass"]).seconds)
             click.append(run([sys.executable, "-c", "import click"]).seconds)
             status = run([OPENENV, "status", "--json"], environ)
             ours.append(status.seconds)
             peaks.append(status.peak_bytes / MEGABYTE)
+            if skypilot is not None:
+                sky.append(run(*skypilot).seconds)
     report.add("python -c pass", "s", bare[1:])  # the first run warms the file cache
     floor = report.add("python -c 'import click'", "s", click[1:])
     cold = report.add("openenv status --json", "s", ours[1:])
+    if sky:
+        peer = report.add(f"sky status: {SKYPILOT}", "s", sky[1:])
+        report.ratio("sky status / openenv status --json", peer, cold)
     report.ratio("openenv status --json / import click (aim: 3)", cold, floor)
     report.add("peak memory of openenv status --json (aim: 30)", "MB", peaks[1:])
     if importlib.util.find_spec("openenv") is not None:
@@ -42,6 +52,18 @@ def main() -> None:
         ]
         report.add("upstream: openenv --help", "s", upstream)
     report.finish(options.json)
+
+
+@contextmanager
+def _skypilot(real: str | None) -> Iterator[tuple[list[str], dict[str, str]] | None]:
+    """The command that asks a running server, and the environment that reaches it."""
+    if real is None:
+        yield None
+        return
+    with kinds(real) as [*_, kind], started(kind) as peer:
+        need(peer)
+        time.sleep(settle_seconds(kind))
+        yield kind.status, peer.environ
 
 
 if __name__ == "__main__":

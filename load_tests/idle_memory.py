@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proportional memory (PSS) of the idle daemon and everything below it.
 
-Aim: under 80 MB. For comparison, measured elsewhere on four cores: SkyPilot 0.9 138 MB in 3
-processes, 0.14.1 933 MB in 8. PSS, not RSS: forked workers share their pages with the zygote.
+Aim: under 80 MB. PSS, not RSS: forked workers share their pages with the zygote. Its peers' stands in
+`short_requests.py` and `burst_memory.py`, in the same run.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ class Kind:
     name: str
     command: Callable[[int, Path], list[str]]  # of a port and a home
     variables: dict[str, str] = field(default_factory=dict)
+    status: list[str] = field(default_factory=list)  # what a user types to see what there is
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Peer:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    environ: dict[str, str]  # for commands that are to reach it
     seconds: float = 0.0  # to healthy
     is_healthy: bool = False
 
@@ -88,7 +90,7 @@ def kinds(real: str | None) -> Iterator[list[Kind]]:
         if real is not None:
             sky = str(stack.enter_context(_skypilot_python()).with_name("sky"))
             words = [sky, "api", "start", "--foreground"]
-            found.append(Kind(SKYPILOT, lambda _port, _home: words))
+            found.append(Kind(SKYPILOT, lambda _port, _home: words, status=[sky, "status"]))
         yield found
 
 
@@ -102,18 +104,19 @@ def started(
         prefix="openenvd-peer-home-", ignore_cleanup_errors=True
     ) as home:
         log = Path(home) / "log"
+        environ = _environ(home, port) | kind.variables
         with log.open("wb") as file:
             began = time.monotonic()
             process = subprocess.Popen(
                 wrap(kind.command(port, Path(home))),
                 cwd=home,
-                env=_environ(home, port) | kind.variables,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        peer = Peer(kind.name, process, port, log)
+        peer = Peer(kind.name, process, port, log, environ)
         try:
             while not peer.is_healthy and time.monotonic() - began < patience_seconds:
                 if process.poll() is not None:
