@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proportional memory (PSS) of the idle daemon and everything below it.
 
-Aim: under 80 MB. PSS, not RSS: forked workers share their pages with the zygote. Its peers' stands in
-`short_requests.py` and `burst_memory.py`, in the same run.
+Aim: under 80 MB. PSS, not RSS: forked workers share their pages with the zygote. What peers hold is
+in `short_requests.py` and `burst_memory.py`, measured in the same run.
 """
 
 from __future__ import annotations
