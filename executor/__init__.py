@@ -4,7 +4,10 @@
 Where to look:
 
     executor.py      `BurstableExecutor`, the façade; its docstring draws the data flow
-    supervisor.py    the one thread that waits on pipes, sentinels and a wake-up
+    supervisor.py    the one thread that waits on pipes, sentinels and an alarm
+    alarm.py         what ends its wait
+    births.py        how workers come to be, and what is made of a source's failures
+    memory_watch.py  what is looked at while workers have tasks
     pool.py          who is idle, who runs what, who waits: bookkeeping without effects
     decisions.py     pure policy: bursting, idling out, recycling, back-off
     plan.py          how many workers the machine can bear

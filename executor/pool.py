@@ -288,6 +288,10 @@ class Pools:
         """The pool the worker belongs to."""
         return self.by_schedule[worker.schedule]
 
+    def named(self, worker_name: str) -> Pool:
+        """The pool of `long-3`."""
+        return self.by_schedule[worker_name.rpartition("-")[0].upper()]
+
     def workers(self) -> list[PooledWorker]:
         """All of both pools."""
         return [worker for pool in self.by_schedule.values() for worker in pool.workers.values()]

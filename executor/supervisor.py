@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thread that waits on pipes, sentinels, the worker source and a wake-up, and acts on them.
+"""The one thread that waits on pipes, sentinels, the worker source and an alarm, and acts on them.
 
 The data flow and the failure cases stand in `executor.py`. A round of the loop: wait, let each
 thing that is ready speak, act on deadlines that have passed, ask for workers that are wanted, tell
 the events. No round blocks, and nothing is polled: a deadline is what ends a wait early.
+
+    alarm.py         what ends the wait
+    births.py        where workers come from, and what is made of its failures
+    memory_watch.py  what is looked at while workers have tasks
 
 It does *not* decide (`decisions.py`), count (`pool.py`) or explain (`deaths.py`).
 """
@@ -22,45 +26,25 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ..processes.limits import available_memory_bytes
-from ..processes.memory import anonymous_bytes, tree_bytes
+from ..processes.memory import anonymous_bytes
 from . import deaths, trees
-from .decisions import (
-    BURST_IDLE_SECONDS,
-    FAILED_STARTS_BEFORE_BARE,
-    MOST_FAILED_STARTS,
-    back_off_seconds,
-    reason_to_recycle,
-)
+from .alarm import Alarm
+from .births import Births, ordinal_of
+from .decisions import BURST_IDLE_SECONDS, reason_to_recycle
 from .errors import FrameError
+from .memory_watch import MemoryWatch
 from .messages import LONG, SHORT, Died, EventSink, ExecutorEvent, Progressed, RoomFreed, Started
 from .plan import Plan
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
-from .sources import (
-    Exited,
-    Forked,
-    Ready,
-    Refused,
-    SourceEvent,
-    SourceFactory,
-    Unsafe,
-    WorkerSource,
-    signal_group,
-)
+from .sources import Exited, Forked, SourceFactory, signal_group
 from .task_log import scratch_path, settle
-from .watchdog import WATCH_SECONDS, Usage, offence_of
-from .worker_cgroups import LOOK_SECONDS, WorkerCgroups
+from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)
 
-MOST_WAIT_SECONDS = 86_400.0
 _READ_BYTES = 262_144
 _LEAVE_SECONDS = 1.0  # a worker that has nothing to do and is told to go
 _STATUS_SECONDS = 1.0  # between a worker's death and the zygote's word of how
-_SOURCE_SECONDS = 2.0  # for the zygote to end
-# Without a word of a zygote that was asked for workers, or is starting: it hangs, or somebody has
-# stopped it. Far more than a preload takes on a machine that is busy.
-SILENCE_SECONDS = 30.0
 
 
 class Supervisor:
@@ -78,34 +62,20 @@ class Supervisor:
         log_tail_lines: int,
     ) -> None:
         self._pools = pools
-        self._make_source = make_source
         self._cgroups = cgroups
-        self._plan = plan
         self._on_event = on_event
         self._grace_seconds = grace_seconds
         self._log_tail_lines = log_tail_lines
 
         self._selector = selectors.DefaultSelector()
-        self._bell, self._button = os.pipe()
-        for end in (self._bell, self._button):
-            os.set_blocking(end, False)
-        self._rung = False
-        self._alarm = math.inf  # no deadline is earlier; under its lock, since all threads set it
-        self._alarm_lock = threading.Lock()
+        self._alarm = Alarm()
         self._notices: deque[ExecutorEvent] = deque()  # from other threads
         self._clogged: deque[PooledWorker] = deque()  # their frame did not fit into the pipe
         self._events: list[ExecutorEvent] = []
         self._freed: set[str] = set()
 
-        self._source: WorkerSource | None = None
-        self._source_number = 0
-        self._may_fork = True
-        self._failed_starts = 0
-        self._next_start = 0.0
-        self._answer_by = math.inf  # finite while the source owes us a word
-        self._watch_at = math.inf  # under the pools' lock: a worker without a cgroup is busy
-        self._look_at = math.inf  # likewise: one that has a cgroup is, or was before the last look
-        self._was_busy = False  # one of the latter
+        self._births = Births(pools, self._alarm, self._selector, make_source, self)
+        self._memory = MemoryWatch(pools, self._alarm, cgroups, plan)
         self._stop_deadline = math.inf  # finite once we are asked to stop
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
@@ -117,8 +87,8 @@ class Supervisor:
         Raises:
             OSError: the zygote's program cannot be started at all.
         """
-        self._selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
-        self._start_source()
+        self._selector.register(self._alarm, selectors.EVENT_READ, self._alarm.hear)
+        self._births.start()
         self._thread.start()
 
     def notify(self, event: ExecutorEvent) -> None:
@@ -127,10 +97,7 @@ class Supervisor:
 
     def ring(self) -> None:
         """Wake the thread up; once is enough until it has woken."""
-        if not self._rung:
-            self._rung = True
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._button, b"!")
+        self._alarm.ring()
 
     def unclog(self, worker: PooledWorker) -> None:
         """Write the rest of a frame when the pipe has room."""
@@ -149,15 +116,7 @@ class Supervisor:
             worker, Stage.STOPPING, deadline=time.monotonic() + grace_seconds
         )
         self._signal(worker, signal.SIGTERM)
-        self.set_alarm(worker.deadline)
-
-    def set_alarm(self, deadline: float) -> None:
-        """Do not sleep beyond the deadline."""
-        with self._alarm_lock:
-            if deadline >= self._alarm:
-                return
-            self._alarm = deadline
-        self.ring()
+        self._alarm.set(worker.deadline)
 
     def stop(self, grace_seconds: float) -> None:
         """End everything; returns when it is gone."""
@@ -165,8 +124,7 @@ class Supervisor:
         self.ring()
         self._thread.join()
         self._selector.close()
-        os.close(self._bell)
-        os.close(self._button)
+        self._alarm.close()
 
     # ------------------------------------------------------------------ the loop
 
@@ -177,22 +135,16 @@ class Supervisor:
                     speak()
                 self._take_notices()
                 self._act_on_deadlines()
-                self._ask_for_workers()
+                self._births.ask_for_workers()
                 self._tell()
         finally:
             self._close()
 
     def _wait(self) -> list[Callable[[], None]]:
-        ready = self._selector.select(wait_seconds(self._alarm, time.monotonic()))
+        ready = self._selector.select(self._alarm.seconds_left(time.monotonic()))
         # Notices first: a task's `Started` was noted before its frame was sent.
         self._take_notices()
         return [key.data for key, _ in ready]
-
-    def _on_bell(self) -> None:
-        # In this order: a ring that comes in between is heard in the next round.
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._bell, 64)
-        self._rung = False
 
     def _take_notices(self) -> None:
         while self._notices:
@@ -267,7 +219,7 @@ class Supervisor:
         event = deaths.conclusion(worker, run, frame, cgroup, self._log_tail_lines)
         self._events.append(event)
         self._freed.add(worker.schedule)
-        self._failed_starts = 0
+        self._births.count_success()
         worker.tasks_run += 1
         worker.rss_bytes = frame["rss_bytes"]
         if worker.first_rss_bytes is None:
@@ -290,11 +242,11 @@ class Supervisor:
         self._see_off(worker, kill=bool(frame["retire"]))
 
     def _why_leave(self, worker: PooledWorker, event: ExecutorEvent) -> str | None:
-        if self._is_stopping():
+        if self.is_stopping:
             return "the executor stops"
         if isinstance(event, Died):  # what a `MemoryError` left half done is not to be trusted
             return "its task ran out of memory"
-        if worker.source_number != self._source_number:
+        if worker.source_number != self._births.source_number:
             return "its zygote is gone"
         return reason_to_recycle(grown_bytes=worker.grown_bytes)
 
@@ -306,7 +258,7 @@ class Supervisor:
             return
         idles_out = math.inf if worker.kept else now + BURST_IDLE_SECONDS
         pool.enter(worker, Stage.IDLE, deadline=idles_out)
-        self.set_alarm(idles_out)
+        self._alarm.set(idles_out)
 
     def _assign(self, pool: Pool, worker: PooledWorker, run: Run, now: float) -> None:
         self._events.append(self.started(worker, run))
@@ -320,14 +272,9 @@ class Supervisor:
         if worker.cgroup is None and run.task.schedule == LONG:
             # Too dear for SHORT tasks; where there are cgroups they tell better.
             run.machine_oom_kills = deaths.machine_oom_kills()
-        if worker.cgroup is None and self._watch_at == math.inf:
-            self._watch_at = now + WATCH_SECONDS
-            self.set_alarm(self._watch_at)
-        if worker.cgroup is not None and self._look_at == math.inf:
-            self._look_at, self._was_busy = now + LOOK_SECONDS, True
-            self.set_alarm(self._look_at)
+        self._memory.note_busy(worker, now)
         complete = pool.assign(worker, run, now)
-        self.set_alarm(worker.deadline)
+        self._alarm.set(worker.deadline)
         return complete
 
     @staticmethod
@@ -345,7 +292,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             worker.pipe.shutdown(1)  # SHUT_WR: the worker reads the end
         worker.deadline = time.monotonic() + _LEAVE_SECONDS
-        self.set_alarm(worker.deadline)
+        self._alarm.set(worker.deadline)
 
     def _kill(self, worker: PooledWorker) -> None:
         """SIGKILL to the whole tree; its death is heard of as any other."""
@@ -356,10 +303,10 @@ class Supervisor:
     def _on_pipe_end(self, worker: PooledWorker) -> None:
         """It has died, which the sentinel tells, or it has closed its pipe and lives."""
         if worker.sentinel is None:
-            self._ask_how_it_died(worker)
+            self._births.ask_how_it_died(worker.pid)
         if worker.stage is not Stage.KILLED:
             worker.deadline = min(worker.deadline, time.monotonic() + _LEAVE_SECONDS)
-            self.set_alarm(worker.deadline)
+            self._alarm.set(worker.deadline)
 
     def _on_sentinel(self, worker: PooledWorker) -> None:
         """It is dead; who reaped it will tell how."""
@@ -367,15 +314,11 @@ class Supervisor:
             return
         self._forget_sentinel(worker)
         self._mark_dead(worker)
-        if worker.source_number != self._source_number:
+        if worker.source_number != self._births.source_number:
             self._bury(worker)  # its zygote is gone: nobody will
             return
-        self.set_alarm(worker.deadline)
-        self._ask_how_it_died(worker)
-
-    def _ask_how_it_died(self, worker: PooledWorker) -> None:
-        if self._source is not None:
-            self._source.noticed_death(worker.pid)
+        self._alarm.set(worker.deadline)
+        self._births.ask_how_it_died(worker.pid)
 
     def _mark_dead(self, worker: PooledWorker) -> None:
         with self._pools.lock:
@@ -385,9 +328,10 @@ class Supervisor:
                     worker, Stage.DEAD, deadline=time.monotonic() + _STATUS_SECONDS
                 )
 
-    def _on_exited(self, exited: Exited) -> None:
+    def on_exited(self, exited: Exited) -> None:
+        """Its status is known: bury it."""
         for worker in self._pools.workers():
-            if worker.pid == exited.pid and worker.source_number == self._source_number:
+            if worker.pid == exited.pid and worker.source_number == self._births.source_number:
                 worker.exited = exited
                 self._bury(worker)
                 return
@@ -411,7 +355,7 @@ class Supervisor:
             self._events.append(deaths.death(worker, run, cgroup, self._log_tail_lines))
             self._freed.add(worker.schedule)
         elif worker.died_idle and worker.tasks_run == 0:
-            self._count_failed_start(f"worker {worker.name} died before its first task")
+            self._births.count_failure(f"worker {worker.name} died before its first task")
         if left:
             log.info("worker %s left processes %s, which were ended", worker.name, left)
         self._close_descriptors(worker)
@@ -426,29 +370,25 @@ class Supervisor:
 
     def _act_on_deadlines(self) -> None:
         now = time.monotonic()
-        if now < self._alarm:
+        if not self._alarm.is_due(now):
             return
         for worker in self._pools.workers():
             if worker.deadline <= now:
                 self._on_deadline(worker)
-        if now >= self._watch_at:
-            self._watch_memory(now)
-        if now >= self._look_at:
-            self._look_at_cgroups(now)
-        if now >= self._answer_by:
-            self._on_source_lost(f"the zygote has said nothing for {SILENCE_SECONDS:.0f} s", 0.0)
+        if (offender := self._memory.look_when_due(now)) is not None:
+            self._kill(offender)
+        self._births.act_on_silence(now)
         if now >= self._stop_deadline:
             self._kill_all()
-        with self._alarm_lock:
-            # Whoever sets a deadline does so before the alarm: it is among these, or comes after.
-            self._alarm = min(
-                self._stop_alarm(now),
-                self._start_alarm(now),
-                self._watch_at,
-                self._look_at,
-                self._answer_by,
-                *(worker.deadline for worker in self._pools.workers()),
-            )
+        self._alarm.wind_up(lambda: self._next_deadline(now))
+
+    def _next_deadline(self, now: float) -> float:
+        return min(
+            self._stop_alarm(now),
+            self._births.deadline(now),
+            self._memory.deadline(),
+            *(worker.deadline for worker in self._pools.workers()),
+        )
 
     def _on_deadline(self, worker: PooledWorker) -> None:
         with self._pools.lock:
@@ -467,92 +407,14 @@ class Supervisor:
         elif stage is not Stage.KILLED:
             self._kill(worker)
 
-    def _watch_memory(self, now: float) -> None:
-        """End the largest of the workers that exceed their caps and have no cgroup to hold them."""
-        with self._pools.lock:
-            watched = {
-                worker.name: worker
-                for worker in self._pools.workers()
-                if worker.cgroup is None and worker.run is not None and worker.offence is None
-            }
-            limits = {
-                worker.name: worker.run.task.memory_bytes or self._plan.worker_bytes
-                for worker in watched.values()
-                if worker.run is not None
-            }
-            self._watch_at = now + WATCH_SECONDS if watched else math.inf
-        usages = [
-            Usage(name, tree_bytes(worker.pid, worker.born_bytes), limits[name])
-            for name, worker in watched.items()
-        ]
-        offence = offence_of(
-            usages,
-            available_bytes=available_memory_bytes() if usages else 0,
-            reserve_bytes=self._plan.reserve_bytes,
-        )
-        if offence is not None:
-            log.warning("worker %s is ended: %s", offence.name, offence.evidence)
-            watched[offence.name].offence = offence
-            self._kill(watched[offence.name])
-
-    def _look_at_cgroups(self, now: float) -> None:
-        """Note what was counted; twice more after the last task, so that it is no later one's."""
-        workers = self._pools.workers()
-        self._cgroups.look(workers, deaths.machine_oom_kills())
-        with self._pools.lock:
-            is_busy = any(worker.run is not None for worker in workers)
-            self._look_at = now + LOOK_SECONDS if is_busy or self._was_busy else math.inf
-            self._was_busy = is_busy
-
     def _stop_alarm(self, now: float) -> float:
         return self._stop_deadline if self._stop_deadline > now else math.inf
 
-    def _start_alarm(self, now: float) -> float:
-        return self._next_start if self._next_start > now else math.inf
+    # ------------------------------------------------------------------ what is told of births
 
-    # ------------------------------------------------------------------ the source of workers
-
-    def _start_source(self) -> None:
-        self._source_number += 1
-        may_preload = self._failed_starts < FAILED_STARTS_BEFORE_BARE
-        self._source = self._make_source(may_preload, self._may_fork)
-        self._selector.register(self._source.fileno(), selectors.EVENT_READ, self._on_source)
-
-    def _on_source(self) -> None:
-        if self._source is None:
-            return
-        events = self._source.read()
-        if events is None:
-            self._on_source_lost("the zygote died", _SOURCE_SECONDS)
-            return
-        for event in events:
-            self._on_source_event(event)
-        self._answer_by = math.inf
-        self._expect_answer()
-
-    def _expect_answer(self) -> None:
-        """While workers are asked for, the source has to say something in time."""
-        if self._answer_by == math.inf and any(p.asked for p in self._pools.by_schedule.values()):
-            self._answer_by = time.monotonic() + SILENCE_SECONDS
-            self.set_alarm(self._answer_by)
-
-    def _on_source_event(self, event: SourceEvent) -> None:
-        match event:
-            case Forked():
-                self._on_forked(event)
-            case Exited():
-                self._on_exited(event)
-            case Refused():
-                self._pool_named(event.name).asked.discard(ordinal_of(event.name))
-                self._count_failed_start(f"no process for worker {event.name}: {event.error}")
-            case Unsafe():
-                log.warning("the zygote has %d threads, and must not fork", event.threads)
-                self._may_fork = False
-            case Ready():
-                log.info("the zygote is ready after %.0f ms", event.seconds * 1000)
-
-    def _on_forked(self, forked: Forked) -> None:
-        pool = self._pool_named(forked.name)
+    def on_forked(self, forked: Forked) -> None:
+        """A worker exists: employ it."""
+        pool = self._pools.named(forked.name)
         ordinal = ordinal_of(forked.name)
         worker = PooledWorker(
             name=forked.name,
@@ -563,7 +425,7 @@ class Supervisor:
             started_at=trees.started_at(forked.pid),
             pipe=forked.pipe,
             sentinel=forked.sentinel,
-            source_number=self._source_number,
+            source_number=self._births.source_number,
             born=time.monotonic(),
             born_bytes=anonymous_bytes(forked.pid),
         )
@@ -575,22 +437,14 @@ class Supervisor:
             )
         with self._pools.lock:
             pool.add(worker)
-            if not self._is_stopping():
+            if not self.is_stopping:
                 self._employ(pool, worker)
                 return
             pool.enter(worker, Stage.LEAVING)
         self._see_off(worker, kill=False)
 
-    def _on_source_lost(self, why: str, grace_seconds: float) -> None:
+    def on_source_lost(self) -> None:
         """The zygote is of no use. Its workers are: they finish what they do, and leave."""
-        self._close_source(grace_seconds)
-        with self._pools.lock:
-            for pool in self._pools.by_schedule.values():
-                pool.asked.clear()
-        if not self._is_stopping():
-            self._count_failed_start(why)
-            log.warning("%s; starting another", why)
-        self._source_number += 1  # nobody will tell how the old one's workers end
         for worker in self._pools.workers():
             if worker.stage is Stage.DEAD:
                 self._bury(worker)
@@ -604,21 +458,7 @@ class Supervisor:
             self._pools.of(worker).enter(worker, Stage.LEAVING)
         self._see_off(worker, kill=False)
 
-    def _close_source(self, grace_seconds: float = _SOURCE_SECONDS) -> None:
-        self._answer_by = math.inf
-        if self._source is not None:
-            self._selector.unregister(self._source.fileno())
-            self._source.close(grace_seconds)
-            self._source = None
-
-    def _count_failed_start(self, why: str) -> None:
-        self._failed_starts += 1
-        self._next_start = time.monotonic() + back_off_seconds(self._failed_starts)
-        self.set_alarm(self._next_start)
-        if self._failed_starts >= MOST_FAILED_STARTS:
-            self._give_up_waiting(why)
-
-    def _give_up_waiting(self, why: str) -> None:
+    def on_no_births(self, why: str) -> None:
         """Nothing can be started: tell the waiting tasks, rather than let them hang."""
         log.error("no worker can be started: %s", why)
         for run in self._take_waiting():
@@ -636,45 +476,18 @@ class Supervisor:
                 self._pools.forget(run)
         return taken
 
-    def _ask_for_workers(self) -> None:
-        if self._is_stopping() or time.monotonic() < self._next_start:
-            return
-        if self._source is None:
-            self._restart_source()
-        if self._source is None:
-            return
-        for pool in self._pools.by_schedule.values():
-            for ordinal in self._ordinals_wanted(pool):
-                self._source.ask(f"{pool.schedule.lower()}-{ordinal}")
-        self._expect_answer()
-
-    def _restart_source(self) -> None:
-        try:
-            self._start_source()
-        except OSError as exc:
-            self._count_failed_start(f"the zygote cannot be started: {exc}")
-
-    def _ordinals_wanted(self, pool: Pool) -> list[int]:
-        with self._pools.lock:
-            ordinals = []
-            for _ in range(pool.wanted()):
-                ordinals.append(pool.next_ordinal())
-                pool.asked.add(ordinals[-1])
-        return ordinals
-
-    def _pool_named(self, worker_name: str) -> Pool:
-        return self._pools.by_schedule[worker_name.rpartition("-")[0].upper()]
-
     # ------------------------------------------------------------------ stopping
 
-    def _is_stopping(self) -> bool:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether we were asked to stop."""
         return self._stop_deadline != math.inf
 
     def _is_done(self) -> bool:
         """Whether we were asked to stop and nothing is left; on the way there, what is left is
         told to stop.
         """
-        if not self._is_stopping():
+        if not self.is_stopping:
             return False
         self._tell_all_to_stop()
         self._tell()
@@ -692,7 +505,7 @@ class Supervisor:
                 if worker.run is not None:
                     grace = max(0.0, self._stop_deadline - now)
                     self.stop_run(worker.run, StopReason.SHUT_DOWN, grace)
-        self.set_alarm(self._stop_alarm(now))
+        self._alarm.set(self._stop_alarm(now))
 
     def _kill_all(self) -> None:
         for worker in self._pools.workers():
@@ -700,9 +513,9 @@ class Supervisor:
                 self._kill(worker)
 
     def _close(self) -> None:
-        self._close_source()
+        self._births.close()
         self._cgroups.close()
-        self._selector.unregister(self._bell)
+        self._selector.unregister(self._alarm)
 
     # ------------------------------------------------------------------ descriptors
 
@@ -730,15 +543,3 @@ class Supervisor:
         worker.pipe.close()
         if worker.sentinel is not None:
             os.close(worker.sentinel)
-
-
-def wait_seconds(alarm: float, now: float) -> float | None:
-    """How long to wait for an alarm; None for one that is never. A time-out of a year is no error:
-    the kernel's timers end at 2^31 ms, and waking up once too often does nothing.
-    """
-    return None if alarm == math.inf else min(max(0.0, alarm - now), MOST_WAIT_SECONDS)
-
-
-def ordinal_of(worker_name: str) -> int:
-    """3 of `long-3`."""
-    return int(worker_name.rpartition("-")[2])

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.executor import NoRoom, NotRunning, supervisor, sweep_orphans
+from openenvd.executor import NoRoom, NotRunning, births, supervisor, sweep_orphans
 from openenvd.executor.messages import (
     LONG,
     SHORT,
@@ -434,7 +434,7 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     zygote = zygote_of(bench)
     os.kill(zygote, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr(supervisor, "SILENCE_SECONDS", 0.2)
+        impatient.setattr(births, "SILENCE_SECONDS", 0.2)
         task_id = bench.submit("echo", schedule=LONG)
         wait_gone(zygote)
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)

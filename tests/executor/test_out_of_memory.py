@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.executor import deaths, supervisor
+from openenvd.executor import deaths, memory_watch
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
 from openenvd.executor.watchdog import Usage, offence_of
 from openenvd.executor.worker_cgroups import WorkerCgroups
@@ -86,7 +86,7 @@ def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
 
     look_now = WorkerCgroups.look
     monkeypatch.setattr(WorkerCgroups, "look", look)
-    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(memory_watch, "LOOK_SECONDS", 0.05)
     task_id = untold.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
     pid = untold.recorder.progress(task_id)["pid"]
     while looks.acquire(blocking=False):  # those until now
