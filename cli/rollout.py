@@ -12,7 +12,7 @@ import click
 from . import exit_codes
 from .following import Detached, follow_request
 from .options import connect, json_option, megabytes
-from .output import Output, good
+from .output import Output, bad, good
 from .source import read_variables, working_folder
 
 CHAT_PREFIX = "openai:"
@@ -132,7 +132,8 @@ def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
 
 def _summary(result: dict[str, Any]) -> list[str]:
     there = result["earlier"] + result["done"] + result["truncated"]
-    lines = [f"{good('✓')} {there} of {result['wanted']} episodes are in {result['out']}"]
+    mark = good("✓") if there >= result["wanted"] else bad("!")
+    lines = [f"{mark} {there} of {result['wanted']} episodes are in {result['out']}"]
     if result["steps"]:
         lines.append(
             f"  {result['steps']:,} steps in {result['seconds']:.1f} s "
@@ -142,6 +143,8 @@ def _summary(result: dict[str, Any]) -> list[str]:
         lines.append(f"  mean reward {result['mean_reward']:.4g}")
     for reason, count in result["failures"].items():
         lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
+    if there < result["wanted"]:
+        lines.append("  the same command again plays what is missing")
     lag = result["lag"]
     worst = lag["worst_seconds"] * 1000
     lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")

@@ -157,4 +157,4 @@ def test_progress_and_result_are_shown(machine: Machine) -> None:
     refused = machine.run("rollout", "echo", *arguments, "--seed", "3")
     assert refused.code == 1
     assert "holds a rollout with other seed" in refused.err
-    assert machine.run("rollout", "nowhere", "--out", "other").code == 1
+    assert machine.run("rollout", "nowhere", "--out", "other").code == 4  # not found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from openenvd.cli.rollout import _payload, _summary
@@ -62,12 +63,24 @@ def test_the_summary_tells_what_there_is_and_what_failed() -> None:
         "failures": {"step_timed_out": 2},
         "lag": {"p99_seconds": 0.001, "worst_seconds": 0.25},
     }  # fmt: skip
-    text = "\n".join(_summary(result))
+    text = click.unstyle("\n".join(_summary(result)))
     for told in (
-        "8 of 10 episodes are in /out",
+        "! 8 of 10 episodes are in /out",
+        "the same command again plays what is missing",
         "1,200 steps in 2.0 s (600 steps/s)",
         "mean reward 0.5",
         "2 failed: step timed out",
         "loop lag p99 1.0 ms, worst 250.0 ms",
     ):
         assert told in text
+
+
+def test_the_summary_of_all_of_it_is_a_success() -> None:
+    result = {
+        "wanted": 8, "earlier": 8, "done": 0, "truncated": 0, "out": "/out", "steps": 0,
+        "mean_reward": None, "failures": {},
+        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0},
+    }  # fmt: skip
+    first, *rest = _summary(result)
+    assert click.unstyle(first) == "✓ 8 of 8 episodes are in /out"
+    assert not any("missing" in line for line in rest)
