@@ -17,6 +17,7 @@ Where to look:
     keeper_link.py     starting a keeper, and talking to it, from a worker, the daemon or a test
     keeper.py          the small parent of one replica, which outlives the daemon
     keeper_clients.py  its clients, none of whom can block it
+    keeper_files.py    what it opens and writes
     keeper_group.py    the cgroup that keepers live in
     server_child.py    how it starts its server
     log_bound.py       how it keeps the replica's log bounded

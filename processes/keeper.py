@@ -57,7 +57,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import selectors
@@ -71,6 +70,7 @@ from typing import Any
 from .cgroups import Cgroup, CgroupManager
 from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
+from .keeper_files import is_missing, listen, lock, open_control_socket, own, write_json
 from .keeper_group import enter_keepers_group, leave_keepers_group
 from .log_bound import BUSY_LOOK_SECONDS, keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
@@ -85,7 +85,6 @@ from .tail import last_lines
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
-LOCK_FILE_NAME = "keeper.lock"
 
 CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
 # As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
@@ -97,8 +96,6 @@ CLEAR_SECONDS = 5.0  # for the killed to be collected; longer only for one stuck
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 LOG_TAIL_LINES = 20
 GONE_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
-LISTEN_BACKLOG = 4096
-CONTROL_BACKLOG = 512
 EXIT_CANNOT_START = 127  # as a shell says it
 MAX_NOTIFY_LINE_BYTES = 256 * 1024
 
@@ -127,7 +124,7 @@ class Keeper:
         """`is_forked`: by the nursery, with the modules that a server needs imported."""
         self._run_dir = run_dir
         self._is_forked = is_forked
-        self._lock_fd = _lock(run_dir)
+        self._lock_fd = lock(run_dir)
         with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
             self._run: dict[str, Any] = json.loads(file.read())
         me = ProcessIdentity.of(os.getpid())
@@ -217,7 +214,7 @@ class Keeper:
 
     def _open_control(self) -> socket.socket:
         if inherited := os.environ.pop(CONTROL_FD_VARIABLE, None):
-            control = socket.socket(fileno=_own(int(inherited)))
+            control = socket.socket(fileno=own(int(inherited)))
         else:
             control = open_control_socket(self._run["socket_path"])
         control.setblocking(False)
@@ -241,9 +238,9 @@ class Keeper:
     def _open_listener(self) -> socket.socket:
         if self._listener is None:
             if inherited := os.environ.pop(LISTEN_FD_VARIABLE, None):
-                self._listener = socket.socket(fileno=_own(int(inherited)))
+                self._listener = socket.socket(fileno=own(int(inherited)))
             else:
-                self._listener = _listen(self._run["host"], self._run["port"])
+                self._listener = listen(self._run["host"], self._run["port"])
             self._listener.setblocking(False)
         return self._listener
 
@@ -464,7 +461,7 @@ class Keeper:
         again.
         """
         now = time.monotonic()
-        if not _is_missing(self._run_dir):
+        if not is_missing(self._run_dir):
             self._gone_since = None
             return False
         if self._gone_since is None:
@@ -681,80 +678,6 @@ class Keeper:
 
     def _watch(self, what: int | socket.socket, callback: Callable[[], None]) -> None:
         self._selector.register(what, selectors.EVENT_READ, callback)
-
-
-def open_control_socket(path: str) -> socket.socket:
-    """A listening Unix socket at `path`, for its owner alone; a stale one there is replaced.
-
-    Raises:
-        OSError: when it cannot be made, or the path is too long for a socket.
-    """
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108
-        control.bind(path)
-        os.chmod(path, 0o600)  # noqa: PTH101
-        control.listen(CONTROL_BACKLOG)
-    except OSError as exc:
-        control.close()
-        raise OSError(exc.errno, exc.strerror or str(exc), path) from exc
-    return control
-
-
-def write_json(path: str, data: dict[str, Any]) -> None:
-    """Replace a file by `data` at once, readable by its owner alone.
-
-    Raises:
-        OSError: when it cannot be written; the old file is as it was.
-    """
-    partial = f"{path}.{os.getpid()}"
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(json.dumps(data).encode())
-        os.replace(partial, path)  # noqa: PTH105
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)  # noqa: PTH108
-        raise
-
-
-def _lock(run_dir: str) -> int:
-    """The run directory is one keeper's; the kernel lets go of the lock when we die."""
-    fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd
-
-
-def _is_missing(path: str) -> bool:
-    """Whether it is known not to be there: an error of the disk is no removal."""
-    try:
-        os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _own(fd: int) -> int:
-    """Keep an inherited descriptor from going further by accident."""
-    os.set_inheritable(fd, False)
-    return fd
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise OSError(exc.errno, exc.strerror or str(exc), f"{host}:{port}") from exc
-    return listener
 
 
 def _why_not(exc: OSError) -> str:

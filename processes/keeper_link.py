@@ -34,9 +34,8 @@ from .keeper import (
     STATUS_FILE_NAME,
     decode_line,
     encode_line,
-    open_control_socket,
-    write_json,
 )
+from .keeper_files import open_control_socket, write_json
 from .nursery_link import fork_keeper
 from .tree import stop_tree
 

@@ -26,6 +26,7 @@ from openenvd.processes import keeper
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.processes.identity import ProcessIdentity
+from openenvd.processes.keeper_files import is_missing
 from openenvd.processes.keeper_link import (
     KeeperGone,
     KeeperLink,
@@ -318,9 +319,9 @@ def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
     """A disk that fails for a moment must not be the end of a replica."""
     file = tmp_path / "file"
     file.touch()
-    assert keeper._is_missing(str(tmp_path / "gone"))
-    assert not keeper._is_missing(str(file / "below"))  # ENOTDIR stands for any other error
-    assert not keeper._is_missing(str(file))
+    assert is_missing(str(tmp_path / "gone"))
+    assert not is_missing(str(file / "below"))  # ENOTDIR stands for any other error
+    assert not is_missing(str(file))
 
 
 def test_a_keeper_without_clients_is_found_again(replica: Make) -> None:

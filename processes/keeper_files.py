@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a keeper opens and writes: its sockets, its lock, its files. Light: a keeper imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from typing import Any
+
+LOCK_FILE_NAME = "keeper.lock"
+LISTEN_BACKLOG = 4096
+CONTROL_BACKLOG = 512
+
+
+def open_control_socket(path: str) -> socket.socket:
+    """A listening Unix socket at `path`, for its owner alone; a stale one there is replaced.
+
+    Raises:
+        OSError: when it cannot be made, or the path is too long for a socket.
+    """
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        control.bind(path)
+        os.chmod(path, 0o600)  # noqa: PTH101
+        control.listen(CONTROL_BACKLOG)
+    except OSError as exc:
+        control.close()
+        raise OSError(exc.errno, exc.strerror or str(exc), path) from exc
+    return control
+
+
+def write_json(path: str, data: dict[str, Any]) -> None:
+    """Replace a file by `data` at once, readable by its owner alone.
+
+    Raises:
+        OSError: when it cannot be written; the old file is as it was.
+    """
+    partial = f"{path}.{os.getpid()}"
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(json.dumps(data).encode())
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)  # noqa: PTH108
+        raise
+
+
+def lock(run_dir: str) -> int:
+    """The run directory is one keeper's; the kernel lets go of the lock when we die."""
+    fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def is_missing(path: str) -> bool:
+    """Whether it is known not to be there: an error of the disk is no removal."""
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def own(fd: int) -> int:
+    """Keep an inherited descriptor from going further by accident."""
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections at that address.
+
+    Raises:
+        OSError: when somebody else does, or it is none of ours; the address is its file name.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise OSError(exc.errno, exc.strerror or str(exc), f"{host}:{port}") from exc
+    return listener
