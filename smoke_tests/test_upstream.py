@@ -121,9 +121,21 @@ def test_upstream_clients_use_the_bundled_echo(machine: Machine, upstream: Path)
     run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
 
 
+def readme_examples() -> list[str]:
+    """The client's, and the policy."""
+    return re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_readme_s_policy_runs_as_it_stands(machine: Machine) -> None:
+    [_, policy] = readme_examples()
+    (machine.home.parent / "my_policies.py").write_text(policy)
+    machine.ok("launch", "echo")
+    words = ["--episodes", "4", "--max-steps", "2", "--policy", "my_policies:act", "--out", "out"]
+    assert "4 of 4 episodes are in" in machine.ok("rollout", "echo", *words).out
+
+
 def test_the_readme_example_runs_as_it_stands(machine: Machine, upstream: Path) -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    [example, _] = readme_examples()
     shown = "http://127.0.0.1:21000"
     assert shown in example
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
