@@ -144,7 +144,7 @@ class AsyncStore:
         return await self._read.run(queries.environments, include_stopped)
 
     async def names(self) -> list[str]:
-        """The names of all environments, ended ones included."""
+        """The names of environments that are there, or come up: none that failed or was stopped."""
         return await self._read.run(queries.names)
 
     async def set_environment_state(

@@ -138,7 +138,7 @@ def environments(connection: Connection, include_stopped: bool) -> list[Environm
 
 
 def names(connection: Connection) -> list[str]:
-    """The names of all environments, ended ones included."""
+    """The names of environments that are there, or come up: none that failed or was stopped."""
     return list(connection.execute(statements.NAMES).scalars())
 
 

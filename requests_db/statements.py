@@ -231,7 +231,11 @@ ENVIRONMENT_BY_NAME = select(*ENVIRONMENT_COLUMNS).where(_e.name == bindparam("o
 LOCKED_ENVIRONMENT_BY_NAME = ENVIRONMENT_BY_NAME.with_for_update()
 ALL_ENVIRONMENTS = select(*ENVIRONMENT_COLUMNS).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
-NAMES = select(_e.name).order_by(_e.name)
+NAMES = (
+    select(_e.name)
+    .where(_e.state.not_in([EnvironmentState.FAILED.value, EnvironmentState.STOPPED.value]))
+    .order_by(_e.name)
+)
 INSERT_ENVIRONMENT = insert(environments)
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
 MOVE_ENVIRONMENT = (

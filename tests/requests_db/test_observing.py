@@ -100,7 +100,15 @@ async def test_stopped_environments_are_listed_only_on_request(store: AsyncStore
     await store.set_environment_state("trial", EnvironmentState.STOPPED, now=200.5)
     assert await store.environments() == []
     assert [e.name for e in await store.environments(include_stopped=True)] == ["trial"]
+
+
+@pytest.mark.usefixtures("trial")
+async def test_names_are_of_environments_that_are_there_or_come_up(store: AsyncStore) -> None:
     assert await store.names() == ["trial"]
+    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
+    assert await store.names() == []
+    await store.set_environment_state("trial", EnvironmentState.STOPPED, now=201.5)
+    assert await store.names() == []
 
 
 async def test_a_replica_is_written_once_and_told_on_every_change(store: AsyncStore) -> None:
