@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
@@ -93,13 +93,13 @@ class Definition:
         }
 
 
-def definition_of_class(reference: str, name: str) -> Definition:
-    """The definition of `module:Class`.
+def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:
+    """The definition of `module:Class`, which was looked for in `folders` first.
 
     Raises:
         LoadError: it does not import, or is no environment.
     """
-    env_class = _import_class(reference)
+    env_class = _import_class(reference, folders)
     action, observation, state = _types_of(env_class)
     return Definition(
         name=name,
@@ -171,13 +171,16 @@ def _tensor(values: Any) -> Any:
     return torch.tensor(values, dtype=torch.long)
 
 
-def _import_class(reference: str) -> type:
+def _import_class(reference: str, folders: Sequence[str]) -> type:
     module_name, _, class_name = reference.partition(":")
     if not module_name or not class_name:
         raise LoadError(f"{reference!r} is not of the form module:Class")
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:
+        if _is_absent(module_name, exc):
+            where = f" in {', '.join(folders)}" if folders else ""
+            raise LoadError(f"No module named {module_name!r}{where}") from None
         raise LoadError(f"{type(exc).__name__}: {exc}") from exc
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
@@ -186,6 +189,12 @@ def _import_class(reference: str) -> type:
     if missing:
         raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")
     return found
+
+
+def _is_absent(module_name: str, exc: Exception) -> bool:
+    """Whether it is this module that is not there, and not one that it imports."""
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 
 
 def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[BaseModel]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -38,10 +39,14 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from .board import Board
     from .definition import Definition
     from .shard import Orders
 
+# Files whose frames say nothing about an environment that does not import.
+_NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
 EXIT_SECONDS = 2.0  # for the interpreter's own end: atexit, threads of executors
 
 log = logging.getLogger("openenvd.env_host")
@@ -126,7 +131,7 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
     if config.env_class is not None:
         from .definition import definition_of_class
 
-        return definition_of_class(config.env_class, config.name), None
+        return definition_of_class(config.env_class, config.name, config.import_paths), None
     from .project import import_app, load_project
 
     if config.serve_as_is:
@@ -263,10 +268,19 @@ def _evidence(message: str, cause: BaseException) -> list[str]:
 
 
 def _traceback(cause: BaseException) -> list[str]:
-    """To the log, and its lines."""
-    lines = "".join(traceback.format_exception(cause)).splitlines()
+    """To the log, and its lines; without those of ours that led there."""
+    where = _users_part(cause.__traceback__)
+    lines = "".join(traceback.format_exception(type(cause), cause, where)).splitlines()
     sys.stderr.write("\n".join([*lines, ""]))
     return lines
+
+
+def _users_part(where: TracebackType | None) -> TracebackType | None:
+    """From the first frame that is neither ours nor the import machinery's; all, if none is."""
+    frame = where
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.tb_next
+    return frame or where
 
 
 def _log_to_stderr() -> None:

@@ -106,6 +106,15 @@ def test_a_class_that_cannot_be_served_is_named(
     assert message in failure(start(reference))[0]
 
 
+def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(
+    start: StartHost, tmp_path: Path
+) -> None:
+    message, lines = failure(start("nowhere.at.all:Class"))
+    assert message.startswith("No module named 'nowhere.at.all' in ")
+    assert str(tmp_path) in message
+    assert lines == []
+
+
 def test_what_the_message_tells_in_full_comes_without_a_traceback_of_ours(start: StartHost) -> None:
     host = start("samples:Nobody")
     message, lines = failure(host)
@@ -121,7 +130,7 @@ def test_an_import_that_fails_is_told_with_the_end_of_its_traceback(
     message, lines = failure(host)
     assert message == "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
     assert lines[-1] == message
-    assert any("unwell.py" in line for line in lines)
+    assert "unwell.py" in lines[1]  # no frame of ours comes before
     assert lines[-1] in host.log.read_text()
 
 
