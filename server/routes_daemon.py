@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from ..requests_db.records import Json
+from ..requests_db.records import Json, Request
 from ..requests_db.states import RequestState
 from .metrics import MemoryCounts, render_metrics
 from .routes_environments import environment_views
@@ -19,6 +21,10 @@ from .waiting import reasons
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
 RECENT = 10
+LOOKED_AT = 100  # among which the recent ones are chosen
+# Of no interest once they have gone well: what they have done is seen in the environments, or was
+# their answer.
+SOON_FORGOTTEN = frozenset({"check", "describe", "down", "probe"})
 
 router = APIRouter()
 root = APIRouter()
@@ -30,7 +36,7 @@ async def status(services: ServicesDep) -> Json:
     store = services.store
     active = await store.list_requests(states=ACTIVE, limit=MAX_ACTIVE)
     ended = [state for state in RequestState if state.is_final]
-    recent = await store.list_requests(states=ended, limit=RECENT)
+    recent = worth_showing(await store.list_requests(states=ended, limit=LOOKED_AT))
     environments = await environment_views(services)
     why = await reasons(services, active)
     return {
@@ -38,6 +44,16 @@ async def status(services: ServicesDep) -> Json:
         "environments": environments,
         "requests": [request_view(r, why.get(r.id)) for r in [*active, *recent]],
     }
+
+
+def worth_showing(ended: Iterable[Request]) -> list[Request]:
+    """Of requests that have ended, the newest first: those that `status` has room for."""
+    kept = (
+        request
+        for request in ended
+        if request.operation not in SOON_FORGOTTEN or request.state is not RequestState.SUCCEEDED
+    )
+    return list(islice(kept, RECENT))
 
 
 @router.get("/info")

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the requests that have ended `status` has room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.requests_db.records import Request
+from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.server.routes_daemon import RECENT, worth_showing
+
+
+def ended(operation: str, state: RequestState = RequestState.SUCCEEDED) -> Request:
+    return Request("id", operation, Schedule.SHORT, {}, state, 1.0)
+
+
+@pytest.mark.parametrize("operation", ["check", "describe", "down", "probe"])
+def test_what_is_seen_elsewhere_is_left_out_unless_it_failed(operation: str) -> None:
+    failed, cancelled = (ended(operation, s) for s in (RequestState.FAILED, RequestState.CANCELLED))
+    assert worth_showing([ended(operation), failed, cancelled]) == [failed, cancelled]
+
+
+def test_many_downs_hide_no_launch() -> None:
+    downs = [ended("down") for _ in range(RECENT)]
+    assert worth_showing([*downs, *(ended("launch") for _ in range(RECENT + 1))]) == [
+        ended("launch") for _ in range(RECENT)
+    ]
