@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,6 +75,7 @@ class _Log:
     """Pieces of the log become whole lines; the last of them are remembered."""
 
     screen: Screen
+    is_told_later: Callable[[str], bool]
     rest: str = ""
     seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
 
@@ -90,19 +91,29 @@ class _Log:
 
     def _show(self, line: str) -> None:
         line = line.rstrip("\r")
+        if self.is_told_later(line):
+            return
         self.seen.append(line)
         self.screen.line(line)
 
 
-def follow_request(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
+def follow_request(
+    client: DaemonClient,
+    request: dict[str, Any],
+    output: Output,
+    *,
+    is_told_later: Callable[[str], bool] = lambda _: False,
+) -> dict[str, Any]:
     """Show the request's log until it is final; its failure too, when it fails.
+
+    Lines that are told later, in the command's own result, are left out.
 
     Raises:
         Detached: the user pressed Ctrl-C.
     """
     try:
         with _screen(output, request["label"]) as screen:
-            log = _Log(screen)
+            log = _Log(screen, is_told_later)
             final = _show_events(client, request, log)
             log.end()
     except KeyboardInterrupt:

@@ -120,8 +120,11 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
 
 
 def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
+    ready = f"{request['environment']} is ready at "  # what we end with ourselves
     try:
-        final = follow_request(client, request, output)
+        final = follow_request(
+            client, request, output, is_told_later=lambda line: line.startswith(ready)
+        )
     except Detached:
         output.json({"request_id": request["id"]})
         return exit_codes.INTERRUPTED

@@ -38,7 +38,7 @@ COMMANDS = {
 }
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
-    "130 interrupted, 137 out of memory."
+    "130 interrupted, 137 out of memory, 141 nobody read the output."
 )
 
 

@@ -114,8 +114,9 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
+    kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
     try:
-        final = follow_request(client, request, output)
+        final = follow_request(client, request, output, is_told_later=lambda line: kept in line)
     except Detached:
         output.json({"request_id": request["id"]})
         return exit_codes.INTERRUPTED

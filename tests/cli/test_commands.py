@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from openenvd.cli import exit_codes
 from openenvd.cli.tables import requests_table
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
@@ -75,6 +76,16 @@ def test_launch_shows_the_log_and_prints_address_and_snippet(
     assert "http://127.0.0.1:21000" in answer.out
     assert "GenericEnvClient" in answer.out
     assert "preparing" not in answer.out
+
+
+def test_that_a_launch_is_ready_is_said_once(
+    command: Command, accepts: Callable[..., None]
+) -> None:
+    told = "trial is ready at http://127.0.0.1:21000"
+    accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{told} (0.3 s)\n")
+    answer = command("launch", "echo", "--name", "trial")
+    assert answer.out.startswith(f"✓ {told}\n")
+    assert answer.err == "replica 0 (pid 7) is ready (0.2 s)\n"
 
 
 def test_launch_json_is_alone_on_stdout(command: Command, accepts: Callable[..., None]) -> None:
@@ -293,6 +304,12 @@ def test_status_of_an_id_has_that_request(
     fake.get("/v1/requests/7f3a", {"request": FAILED})
     found = command("status", "7f3a", "--json").json
     assert (found["environments"], found["requests"]) == ([], [FAILED])
+
+
+def test_the_help_page_lists_every_exit_code(command: Command) -> None:
+    text = command("--help").out
+    codes = [value for name, value in vars(exit_codes).items() if name.isupper()]
+    assert [code for code in codes if f" {code} " not in " ".join(text.split())] == []
 
 
 @pytest.mark.parametrize("arguments", [["status", "trail"], ["logs", "trail"], ["down", "trail"]])
