@@ -77,6 +77,7 @@ def main() -> None:
     for key, values in ours.items():
         others = {peer: theirs[key] for peer, theirs in found.items() if key in theirs}
         report.beside(*key, values, others, more_is_better=key[1] == "req/s")
+    report.note("Ours asks an environment over HTTP; the peers do less: they look into a table.")
     if SKYPILOT in found:
         single, burst = SKYPILOT_COUNTS
         report.note(f"{SKYPILOT} got {single} requests one at a time, and {burst} in each burst.")

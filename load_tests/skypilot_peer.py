@@ -45,6 +45,9 @@ SETTLE_SECONDS = {POOL: 1.0, SKYPILOT: 10.0}  # the latter's workers go on impor
 CALL_SECONDS = 300.0
 STOP_SECONDS = 10.0
 LOOK_AGAIN_SECONDS = 0.01
+FURTHER_PORTS = 4
+# SkyPilot's queue has a port of its own, which a connection of anybody's may have got already.
+PORT_TAKEN = "is already in use"
 LONGEST_LINE_BYTES = 2**20
 SUBMITTED = "x-skypilot-request-id"
 
@@ -99,34 +102,49 @@ def started(
     kind: Kind, wrap: Wrap = list, patience_seconds: float = START_SECONDS
 ) -> Iterator[Peer]:
     """A fresh one. `wrap` makes its command one that runs inside of something."""
-    port = _free_port()
     with tempfile.TemporaryDirectory(
         prefix="openenvd-peer-home-", ignore_cleanup_errors=True
     ) as home:
-        log = Path(home) / "log"
-        environ = _environ(home, port) | kind.variables
-        with log.open("wb") as file:
-            began = time.monotonic()
-            process = subprocess.Popen(
-                wrap(kind.command(port, Path(home))),
-                cwd=home,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        peer = Peer(kind.name, process, port, log, environ)
+        peer = _start(kind, Path(home), wrap)
         try:
-            while not peer.is_healthy and time.monotonic() - began < patience_seconds:
-                if process.poll() is not None:
+            _await(peer, patience_seconds)
+            for _ in range(FURTHER_PORTS):
+                if peer.is_healthy or PORT_TAKEN not in peer.log.read_text():
                     break
-                peer.is_healthy = answers(port)
-                peer.seconds = time.monotonic() - began
-                time.sleep(0 if peer.is_healthy else LOOK_AGAIN_SECONDS)
+                _end(peer.process)
+                peer = _start(kind, Path(home), wrap)
+                _await(peer, patience_seconds)
             yield peer
         finally:
-            _end(process)
+            _end(peer.process)
+
+
+def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
+    port = _free_port()
+    environ = _environ(str(home), port) | kind.variables
+    log = home / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            wrap(kind.command(port, home)),
+            cwd=home,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Peer(kind.name, process, port, log, environ)
+
+
+def _await(peer: Peer, patience_seconds: float) -> None:
+    """Until it is healthy, or has ended, or patience has."""
+    began = time.monotonic()
+    while not peer.is_healthy and peer.seconds < patience_seconds:
+        if peer.process.poll() is not None:
+            break
+        time.sleep(LOOK_AGAIN_SECONDS)
+        peer.is_healthy = answers(peer.port)
+        peer.seconds = time.monotonic() - began
 
 
 def need(peer: Peer) -> Peer:

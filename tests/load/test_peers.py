@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -33,6 +34,23 @@ def test_a_peer_that_cannot_start_is_told_with_its_last_words() -> None:
         pytest.raises(SystemExit, match="mute did not start:\nno such luck"),
     ):
         need(peer)
+
+
+def test_a_peer_whose_port_is_taken_gets_another() -> None:
+    from load_tests.skypilot_peer import Kind, need, started
+
+    script = 'test -e tried || { touch tried; echo port $0 is already in use; exit 1; }; exec "$@"'
+    serve = "import http.server as h; import sys; C = h.BaseHTTPRequestHandler\n"
+    serve += (
+        "C.do_GET = lambda s: (s.send_response(200), s.end_headers(), s.wfile.write(b'healthy'))\n"
+    )
+    serve += "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), C).serve_forever()"
+
+    def command(port: int, _home: object) -> list[str]:
+        return ["/bin/sh", "-c", script, str(port), sys.executable, "-c", serve, str(port)]
+
+    with started(Kind("second time lucky", command)) as peer:
+        assert need(peer).is_healthy
 
 
 def test_one_killed_worker_takes_a_whole_pool_along() -> None:
