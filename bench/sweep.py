@@ -94,7 +94,7 @@ class Sweep:
         return good, sum(held.values())
 
     def _measure(self, crew: Crew, cell: Cell, target: Target, number: int, total: int) -> None:
-        words = f"{target.name}: {cell.words}"
+        words = f"{target.name}: {cell.words}" if len(self._targets) > 1 else cell.words
         told_at = 0.0
 
         def on_tick(ended: int) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measurement as text: a row per batch size, wait and server, medians with their spread."""
+"""A measurement as text: a row per batch size, wait and server, medians with their spread.
+
+It is a log's, which knows no terminal: so that it fits one of 80 columns, headings have two lines,
+and what is the same in all rows (the mode, say) is said above them.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,40 @@ from itertools import groupby
 from .results import Report, Summary, Weight, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
+_CELL = (("server", ""), ("mode", ""), ("wait", ""))  # what tells batches of one size apart
 _HEAD = (
-    "sessions", "wait", "mode", "server", "success", "total P50", "total P99 (spread)",
-    "connect P99", "CPU ms/session", "generator busy", "shards",
+    ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
+    ("connect", "P99, s"), ("CPU ms", "each"), ("load", "busy"), ("shards", ""),
 )  # fmt: skip
 _BUSY = 0.9
+_SPLIT_SHOWN = 2  # processes by each; of more, how evenly they share
 
 
 def lines_of(report: Report) -> list[str]:
     """The whole table, with its notes."""
     facts = machine()
-    head = (
-        f"{facts['cores']} cores shared by server and generators, {facts['memory_gb']} GB, "
+    machine_line = (
+        f"{facts['cores']} cores shared by server and load, {facts['memory_gb']} GB, "
         f"{facts['system']}, Python {facts['python']}"
     )
-    rows = [_HEAD, *(row_of(group) for group in grouped(report.summaries))]
-    return [head, *_aligned(rows), *map(weight_line, report.weights), *_notes(report)]
+    table = _table(grouped(report.summaries))
+    return [machine_line, *table, *map(weight_line, report.weights), *_notes(report)]
+
+
+def _table(groups: Sequence[Sequence[Summary]]) -> list[str]:
+    cells = [_cell_of(group[0]) for group in groups]
+    varying = [n for n in range(len(_CELL)) if len({cell[n] for cell in cells}) > 1]
+    rows = [
+        (*(cell[n] for n in varying), *row_of(group))
+        for cell, group in zip(cells, groups, strict=True)
+    ]
+    heads = zip(*(_CELL[n] for n in varying), *_HEAD, strict=True)
+    same = [cells[0][n] for n in range(len(_CELL)) if n not in varying] if cells else []
+    return [*([", ".join(same)] if same else []), *_aligned([*heads, *rows])]
+
+
+def _cell_of(summary: Summary) -> tuple[str, str, str]:
+    return summary.server, summary.mode, f"wait {summary.wait_seconds:g} s"
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
@@ -57,15 +79,12 @@ def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
     total_p99 = [s.total_p99 for s in group]
     return (
         f"{first.num_requests}",
-        f"{first.wait_seconds:g} s",
-        first.mode,
-        first.server,
         _percent(min(1 - s.error_rate for s in group)),
-        f"{_median(s.total_p50 for s in group):.2f} s",
-        f"{_median(total_p99):.2f} s ({min(total_p99):.2f} to {max(total_p99):.2f})",
-        f"{_median(s.connect_p99 for s in group):.2f} s",
+        f"{_median(s.total_p50 for s in group):.2f}",
+        f"{_median(total_p99):.2f} ({min(total_p99):.2f}-{max(total_p99):.2f})",
+        f"{_median(s.connect_p99 for s in group):.2f}",
         f"{_median(s.server_cpu_ms_per_session for s in group):.2f}",
-        f"{_percent(max(s.generator_busiest_share for s in group))}",
+        f"{100 * max(s.generator_busiest_share for s in group):.0f} %",
         _split(first),
     )
 
@@ -96,8 +115,8 @@ def _notes(report: Report) -> list[str]:
     busy = sum(s.generator_busiest_share > _BUSY for s in report.summaries)
     if busy:
         notes.append(
-            f"in {busy} batches a generator used over {_percent(_BUSY)} of a core outside the "
-            "step's wait: latencies are upper bounds there"
+            f"in {busy} of {len(report.summaries)} batches a generator used over {_percent(_BUSY)} "
+            "of a core outside the step's wait: latencies are upper bounds there"
         )
     dropped = sum(s.handshake_retransmits for s in report.summaries)
     if dropped:
@@ -106,8 +125,13 @@ def _notes(report: Report) -> list[str]:
 
 
 def _split(summary: Summary) -> str:
+    """Sessions by process: `64/63`, `4 x 32`, `8: 60-68`."""
     counts = sorted((int(part.split(":")[1]) for part in summary.shard_split.split()), reverse=True)
-    return "/".join(map(str, counts)) if len(counts) <= 8 else f"{len(counts)} processes"
+    if len(counts) <= _SPLIT_SHOWN:
+        return "/".join(map(str, counts))
+    if counts[0] == counts[-1]:
+        return f"{len(counts)} x {counts[0]}"
+    return f"{len(counts)}: {counts[-1]}-{counts[0]}"
 
 
 def _percent(share: float) -> str:
