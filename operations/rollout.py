@@ -166,7 +166,7 @@ class Rollout:
 
         teller = _Teller(context)
         order = payload.order(addresses_of(payload.names, context.home))
-        base.say(f"{order.episodes} episodes at {', '.join(order.environments.values())}")
+        base.say(f"{_episodes(order.episodes)} at {', '.join(order.environments.values())}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env):
             result = run_on_thread(roll_out(order, teller.tell, base.say))
@@ -202,10 +202,16 @@ class _Teller:
 
     def finish(self, result: dict[str, Any]) -> None:
         """How it ended."""
+        kept = result["earlier"] + result["done"] + result["truncated"]
+        steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
         base.say(
-            f"{result['earlier'] + result['done'] + result['truncated']} episodes are in "
-            f"{result['out']}; {result['steps']:,} steps in {result['seconds']:.1f} s"
+            f"{_episodes(kept)} {'is' if kept == 1 else 'are'} in {result['out']}; "
+            f"{steps} in {result['seconds']:.1f} s"
         )
+
+
+def _episodes(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count} episodes"
 
 
 @contextmanager

@@ -22,12 +22,13 @@ import orjson
 from .answers import Answer
 from .episodes import FailureReason
 from .errors import EpisodeFailed, PolicyNotFound
-from .policies import CpuThreads, Decision, Encoded, Player, Turn, encoded, policy_failed
+from .policies import CpuThreads, Decision, Encoded, Player, Turn, encoded
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"
 ANSWER_SECONDS = 600.0
 ASK_AT_MOST = 4
+SHOWN_CHARACTERS = 200  # of what an endpoint says with an error
 PAUSE_SECONDS = 0.5  # before asking again; doubled each time
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
@@ -69,7 +70,18 @@ class ChatPolicy:
         try:
             return await self._ask({"model": self._model, "messages": messages})
         except (_httpx().HTTPError, ValueError) as exc:
-            raise policy_failed(exc) from exc
+            raise EpisodeFailed(FailureReason.POLICY_ERROR, self._told(exc)) from exc
+
+    def _told(self, exc: Exception) -> str:
+        """What went wrong with the endpoint, which is named."""
+        httpx, where = _httpx(), without_password(self._url)
+        if isinstance(exc, httpx.HTTPStatusError):
+            answer = exc.response
+            said = f"{where} answered {answer.status_code} {answer.reason_phrase}"
+            return f"{said}: {answer.text[:SHOWN_CHARACTERS]}" if answer.text else said
+        if isinstance(exc, httpx.HTTPError):
+            return f"{where} does not answer: {type(exc).__name__}: {exc}"
+        return f"{where} did not answer with JSON: {exc}"
 
     async def _ask(self, body: Json) -> Json:
         for attempt in range(ASK_AT_MOST):
@@ -121,6 +133,12 @@ def endpoint_of(url: str) -> tuple[str, str]:
         path = f"{path}/chat/completions"
     model = parse_qs(parts.query).get("model", [""])[0]
     return urlunsplit((parts.scheme, parts.netloc, path, "", "")), model
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def instructions(schema: Json) -> str:

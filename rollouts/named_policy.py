@@ -9,6 +9,10 @@ from .chat_policy import ChatPolicy
 from .policies import CallablePolicy, Policy, function_named
 from .random_policy import RandomPolicy, action_schema
 
+CHAT_HINT = (
+    "see that the policy's endpoint answers, and what OPENAI_API_KEY and OPENAI_MODEL say; the "
+    "request's log says of each episode why it failed"
+)
 RANDOM = "random"
 CHAT_PREFIX = "openai:"
 
@@ -25,3 +29,8 @@ async def policy_named(name: str, address: str) -> Policy:
         schema = await asyncio.to_thread(action_schema, address)
         return ChatPolicy(name.removeprefix(CHAT_PREFIX), schema)
     return CallablePolicy(await asyncio.to_thread(function_named, name))
+
+
+def hint_of(name: str) -> str | None:
+    """What to look at when a policy of this name fails; None: nothing in particular."""
+    return CHAT_HINT if name.startswith(CHAT_PREFIX) else None

@@ -25,11 +25,11 @@ import orjson
 from ..env_host.lag import LagSnapshot
 from .collector import RolloutCollector
 from .disk import typed
-from .episodes import Episode, EpisodeStatus, Room, Step, StepSink, episode_id
+from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink, episode_id
 from .errors import AllFailed, OtherRollout
 from .figures import Figures
 from .layout import JSONL
-from .named_policy import policy_named
+from .named_policy import hint_of, policy_named
 from .writer import RolloutWriter
 
 RECORD = "rollout.json"
@@ -137,11 +137,11 @@ async def roll_out(
         earlier = order.episodes - len(numbers)
         if earlier:
             say(f"{earlier} of {order.episodes} episodes are there already")
-        sink = _Chosen(writer, say, keep_failed=order.keep_failed)
+        sink = _Chosen(writer, say, hint_of(order.policy), keep_failed=order.keep_failed)
         async with _reporting(collector, order.episodes, earlier, on_report):
             await collector.collect(numbers, sink)
     report = Report(order.episodes, earlier, collector.figures, collector.lag.snapshot())
-    _refuse_a_total_failure(report, sink.last_failure)
+    _refuse_a_total_failure(report, sink)
     return {**report.to_json(), "out": str(order.folder)}
 
 
@@ -216,11 +216,15 @@ async def _reporting(
 class _Chosen:
     """The writer's `StepSink`, without the episodes that failed."""
 
-    def __init__(self, inner: StepSink, say: Say, *, keep_failed: bool) -> None:
+    def __init__(
+        self, inner: StepSink, say: Say, policy_hint: str | None = None, *, keep_failed: bool
+    ) -> None:
         self._inner = inner
         self._say = say
+        self._policy_hint = policy_hint
         self._keep_failed = keep_failed
         self.last_failure = ""
+        self.hint: str | None = None  # what to do about it, where more is known than the log says
         self._failed = 0
         self._is_well = False  # one episode has come to its end
 
@@ -241,6 +245,8 @@ class _Chosen:
         self._failed += 1
         at = f" at step {episode.failure.step}" if episode.failure.step else ""
         self.last_failure = f"{episode.failure.reason}: {episode.failure.message}"
+        is_policys = episode.failure.reason is FailureReason.POLICY_ERROR
+        self.hint = self._policy_hint if is_policys else None
         self._say(f"episode {episode.id} failed{at}: {self.last_failure}")
         if self._keep_failed:
             await self._inner.finish(episode)
@@ -248,14 +254,16 @@ class _Chosen:
             await self._inner.discard(episode.id)
         if self._failed == HOPELESS_EPISODES and not self._is_well:
             raise AllFailed(
-                f"the first {self._failed} episodes failed; the last: {self.last_failure}"
+                f"the first {self._failed} episodes failed; the last: {self.last_failure}",
+                self.hint,
             )
 
     async def close(self) -> None:
         await self._inner.close()
 
 
-def _refuse_a_total_failure(report: Report, last: str) -> None:
+def _refuse_a_total_failure(report: Report, sink: _Chosen) -> None:
     played = report.figures.episodes
     if played and report.figures.finished[EpisodeStatus.FAILED] == played and not report.earlier:
-        raise AllFailed(f"all {played} episodes failed; the last with {last}")
+        which = "the only episode" if played == 1 else f"all {played} episodes"
+        raise AllFailed(f"{which} failed; the last with {sink.last_failure}", sink.hint)

@@ -253,7 +253,9 @@ async def test_an_endpoint_that_refuses_fails_the_episode(serve: Serve, endpoint
     endpoint.statuses = [401] * 3
     failures = [e.failure for e in await play(serve, endpoint)]
     assert {f.reason for f in failures if f} == {FailureReason.POLICY_ERROR}
-    assert all("401" in f.message for f in failures if f)
+    address = endpoint.url.partition("?")[0]
+    said = f"{address}/chat/completions answered 401 Unauthorized"
+    assert all(f.message.startswith(said) for f in failures if f)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,22 @@ async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> N
 async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(AllFailed, match="all 3 episodes failed"):
         await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
+
+
+async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
+    serve: Serve, tmp_path: Path, unused_port: int
+) -> None:
+    order = replace(
+        order_of(address_of(serve()), tmp_path, episodes=1),
+        policy=f"openai:http://me:hush@127.0.0.1:{unused_port}/v1",
+    )
+    with pytest.raises(AllFailed) as caught:
+        await run(order, tmp_path)
+    where = f"http://127.0.0.1:{unused_port}/v1/chat/completions"
+    assert "the only episode failed" in str(caught.value)
+    assert f"{where} does not answer: ConnectError" in str(caught.value)
+    assert "hush" not in str(caught.value)
+    assert "OPENAI_MODEL" in (caught.value.hint or "")
 
 
 async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
