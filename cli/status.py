@@ -71,6 +71,7 @@ def picture(found: dict[str, Any], now: float) -> list[Any]:
     if environments:
         parts += ["", environments_table(environments, now)]
         parts += [_styled(faint(line)) for line in _serving(environments)]
+        parts += [_styled(line) for line in _held(environments, now)]
     if requests:
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
@@ -88,6 +89,18 @@ def _serving(environments: list[dict[str, Any]]) -> list[str]:
         f"{environment['sessions']}/{environment['max_sessions'] or '?'} sessions"
         for environment in environments
         if environment.get("serving")
+    ]
+
+
+def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
+    """Where something keeps the event loop of a shard, so that its sessions wait."""
+    return [
+        f"  {environment['name']}: {held['shards']} of "
+        f"{phrases.plural(environment['serving']['shards'], 'shard')} "
+        f"{'is' if held['shards'] == 1 else 'are'} held for {phrases.duration(now - held['since'])}"
+        f" (see openenv logs {environment['name']})"
+        for environment in environments
+        if (held := (environment.get("serving") or {}).get("held"))
     ]
 
 

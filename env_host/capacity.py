@@ -21,6 +21,7 @@ from .board import MICROSECONDS, Board, Slot, Word
 from .lag import LoopState
 
 UNRESPONSIVE_SECONDS = 5.0  # the watchdog's thread beats once a second
+HELD = frozenset({"wedged", "unresponsive"})
 
 Json = dict[str, Any]
 
@@ -103,6 +104,12 @@ def state_of(slot: Slot, now: int) -> str:
     if now - slot[Word.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
         return "unresponsive"
     return _LOOP_STATES[slot[Word.LOOP_STATE]].value
+
+
+def held_seconds(board: Board, now: int) -> float | None:
+    """For how long the shard that is held the longest has done nothing; None: none is held."""
+    held = (s for s in board.serving_slots() if state_of(s, now) in HELD)
+    return max((heartbeat_seconds(slot, now) or 0.0 for slot in held), default=None)
 
 
 def waited_seconds(slot: Slot, now: int) -> float:

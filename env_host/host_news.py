@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .board import Board, Word, now_microseconds
-from .capacity import summary_of
+from .capacity import held_seconds, summary_of
 from .session_memory import mean_own_bytes
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class News:
     def _tell_capacity(self, now: float) -> None:
         self._capacity_told_at = now
         summary = summary_of(self._board, now_microseconds())
+        if (held := held_seconds(self._board, now_microseconds())) is not None:
+            summary["held_since"] = round(time.time() - held)  # whoever is told reads it later
         if (measured := mean_own_bytes(self._isolated_pids())) is not None:
             self._session_bytes = measured
         if self._session_bytes is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..env_host.capacity import HELD
 from ..processes.exit_reason import ExitReason
 
 Json = dict[str, Any]
@@ -14,7 +15,7 @@ _MEGABYTE = 2**20
 
 
 def serving_view(lives: Iterable[Json | None]) -> Json | None:
-    """`{"shards", "isolated", "sentence"}` of all replicas; None until one is ready."""
+    """`{"shards", "isolated", "sentence", "held"}` of all replicas; None until one is ready."""
     known = [live for live in lives if live]
     infos = [info for live in known if (info := live.get("info"))]
     if not infos:
@@ -26,7 +27,20 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
         "shards": shards,
         "isolated": is_isolated,
         "sentence": _isolated_sentence(known) if is_isolated else _sentence(shards, as_is=as_is),
+        "held": _held_view(known),
     }
+
+
+def _held_view(lives: Iterable[Json]) -> Json | None:
+    """`{"shards", "since"}` of those in which something keeps the loop; None when it turns in all.
+
+    As their keepers said last, which is seconds ago at most.
+    """
+    told = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
+    if not told:
+        return None
+    shards = sum(count for one in told for state, count in one["shards"].items() if state in HELD)
+    return {"shards": shards, "since": min(one["held_since"] for one in told)}
 
 
 def shard_exit_view(live: Json | None) -> Json | None:

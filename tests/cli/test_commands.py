@@ -259,13 +259,15 @@ def test_status_shows_tables_and_failures(command: Command, status: dict[str, An
 def test_status_says_how_an_environment_is_served_and_what_has_died(
     command: Command, fake: FakeDaemon
 ) -> None:
-    environment = new_environment(serving={"sentence": "4 shards"})
+    serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
+    environment = new_environment(serving=serving)
     told = {"count": 2, "at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
     environment["replicas"][0]["shard_exit"] = told
     answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
     fake.get("/v1/status", answer)
     out = command("status").out
     assert "trial: 4 shards, 3/64 sessions" in out
+    assert "trial: 1 of 4 shards is held for" in out
     assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
 
 

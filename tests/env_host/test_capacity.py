@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from openenvd.env_host.board import MICROSECONDS, Board, Slot, Word
-from openenvd.env_host.capacity import capacity_of, shard_of, state_of, summary_of
+from openenvd.env_host.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
 from openenvd.env_host.gpus import device_of
 from openenvd.env_host.lag import LoopState
 from openenvd.env_host.metrics import render
@@ -167,6 +167,17 @@ def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     until(lambda: capacity(host)["shards"][1]["state"] == "alive")
+
+
+def test_the_shard_that_is_held_the_longest_says_for_how_long(board: Board) -> None:
+    wedged = list(LoopState).index(LoopState.WEDGED)
+    serving(board[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
+    serving(board[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)
+    assert held_seconds(board, NOW) == 12.0
+    serving(board[0], LOOP_STATE=0)
+    assert held_seconds(board, NOW) == 7.0
+    serving(board[1])
+    assert held_seconds(board, NOW) is None
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])

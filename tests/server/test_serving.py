@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -39,6 +40,30 @@ def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], senten
     view = serving_view(lives)
     assert view is not None
     assert view["sentence"] == sentence
+
+
+def capacity(*states: str, since: float | None = None) -> dict[str, Any]:
+    """Of a host whose shards do so."""
+    told: dict[str, Any] = {"shards": dict(Counter(states))}
+    return {**live(shards=len(states)), "capacity": told | ({"held_since": since} if since else {})}
+
+
+def test_shards_whose_loops_are_held_are_counted_over_all_replicas() -> None:
+    lives = [
+        capacity("alive", "wedged", since=20.0),
+        capacity("unresponsive", "wedged", since=10.0),
+        capacity("alive", "busy"),
+        live(shards=1),
+    ]
+    view = serving_view(lives)
+    assert view is not None
+    assert (view["shards"], view["held"]) == (7, {"shards": 3, "since": 10.0})
+
+
+def test_nothing_is_held_where_all_loops_turn() -> None:
+    view = serving_view([capacity("alive", "busy", "absent"), live(shards=1)])
+    assert view is not None
+    assert view["held"] is None
 
 
 def test_nothing_is_said_before_a_replica_is_ready() -> None:
