@@ -134,10 +134,12 @@ def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
 def _summary(result: dict[str, Any]) -> list[str]:
     there = result["earlier"] + result["done"] + result["truncated"]
     mark = good("✓") if there >= result["wanted"] else bad("!")
-    lines = [f"{mark} {there} of {result['wanted']} episodes are in {result['out']}"]
+    are = "episode is" if result["wanted"] == 1 else "episodes are"
+    lines = [f"{mark} {there} of {result['wanted']} {are} in {result['out']}"]
     if result["steps"]:
         lines.append(
-            f"  {result['steps']:,} steps in {result['seconds']:.1f} s "
+            f"  {result['steps']:,} {'step' if result['steps'] == 1 else 'steps'} in "
+            f"{result['seconds']:.1f} s "
             f"({result['steps_per_second']:,.0f} steps/s)"
         )
     if result["mean_reward"] is not None:

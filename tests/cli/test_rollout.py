@@ -84,3 +84,14 @@ def test_the_summary_of_all_of_it_is_a_success() -> None:
     first, *rest = _summary(result)
     assert click.unstyle(first) == "✓ 8 of 8 episodes are in /out"
     assert not any("missing" in line for line in rest)
+
+
+def test_one_episode_of_one_step_is_told_as_one() -> None:
+    result = {
+        "wanted": 1, "earlier": 0, "done": 1, "truncated": 0, "out": "/out", "steps": 1,
+        "seconds": 0.5, "steps_per_second": 2.0, "mean_reward": None, "failures": {},
+        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0},
+    }  # fmt: skip
+    first, second, *_ = _summary(result)
+    assert click.unstyle(first) == "✓ 1 of 1 episode is in /out"
+    assert second == "  1 step in 0.5 s (2 steps/s)"
