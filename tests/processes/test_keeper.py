@@ -474,15 +474,17 @@ def test_log_is_kept_bounded_while_a_server_prints_that_is_not_ready(replica: Ma
 
 
 def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) -> None:
-    """The run directory vanishes, which fails every write the same way."""
+    """A file is where the run directory was, which fails every write the same way. (Were there
+    nothing, its home would have been removed, and the keeper would end.)"""
     one = replica().ready()
-    for name in ("status.json", "replica.json", "keeper.lock"):
-        (one.run_dir / name).unlink()
-    one.run_dir.rmdir()
+    moved = one.run_dir.rename(one.run_dir.with_name("moved"))
+    one.run_dir.touch()
     one.tell("exit 4")
     assert _exit_of(one.wait_state("exited")).exit_code == 4
     one.link.send("start")
     one.wait_state("ready", generation=2)
+    one.run_dir.unlink()
+    moved.rename(one.run_dir)
 
 
 def test_a_keeper_is_not_picked_first_though_the_worker_that_started_it_is(replica: Make) -> None:
