@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from . import exit_codes
-from .following import Detached, follow_request
 from .options import connect, json_option
 from .output import Output, good
+from .queued import follow, leave
 from .source import working_folder
 
 _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
@@ -49,11 +48,8 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     client.environment(name)  # one that does not exist is told at once, with what is near
     request = client.submit("benchmark", payload)
     if is_async:
-        if not as_json:
-            click.echo(request["id"])
-        output.json({"request_id": request["id"]})
-        return exit_codes.OK
-    return _follow(client, request, output)
+        return leave(request, output)
+    return follow(client, request, output, _conclude)
 
 
 def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -98,20 +94,9 @@ def _action(text: str | None) -> dict[str, Any] | None:
     return action
 
 
-def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
-    try:
-        final = follow_request(client, request, output)
-    except Detached:
-        output.json({"request_id": request["id"]})
-        return exit_codes.INTERRUPTED
+def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     result = final.get("result")
-    answer = {"request_id": final["id"], "result": result}
-    if final.get("error") is not None:
-        answer["error"] = final["error"]
-    output.json(answer)
-    for line in _where(result) if result else ():
-        output.result(line)
-    return exit_codes.of_request(final)
+    return {"result": result}, _where(result) if result else []
 
 
 def _where(result: dict[str, Any]) -> list[str]:

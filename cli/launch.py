@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from . import exit_codes
-from .following import Detached, follow_request
 from .options import connect, count_or_auto, json_option, megabytes
 from .output import Output, good
+from .queued import follow, leave
 from .source import check_name, read_source, read_variables, working_folder
 
 
@@ -87,11 +86,11 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
         retry_oom=options["retry_oom"] or None,
     )
     if is_async:
-        if not as_json:
-            click.echo(request["id"])
-        output.json({"request_id": request["id"]})
-        return exit_codes.OK
-    return _follow(client, request, output)
+        return leave(request, output)
+    ready = f"{request['environment']} is ready at "  # what we end with ourselves
+    return follow(
+        client, request, output, _conclude, is_told_later=lambda line: line.startswith(ready)
+    )
 
 
 def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -119,24 +118,10 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
     return {"name": name, "source": source.text, "cwd": str(here), **given}, source.note
 
 
-def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
-    ready = f"{request['environment']} is ready at "  # what we end with ourselves
-    try:
-        final = follow_request(
-            client, request, output, is_told_later=lambda line: line.startswith(ready)
-        )
-    except Detached:
-        output.json({"request_id": request["id"]})
-        return exit_codes.INTERRUPTED
+def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     environment = _environment_of(final)
-    answer = {"request_id": final["id"], "environment": environment}
-    if final.get("error") is not None:
-        answer["error"] = final["error"]
-    output.json(answer)
-    if environment["address"] is not None:
-        for line in _how_to_use(environment):
-            output.result(line)
-    return exit_codes.of_request(final)
+    is_there = environment["address"] is not None
+    return {"environment": environment}, _how_to_use(environment) if is_there else []
 
 
 def _environment_of(request: dict[str, Any]) -> dict[str, Any]:

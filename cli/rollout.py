@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from . import exit_codes
-from .following import Detached, follow_request
 from .options import connect, json_option, megabytes
 from .output import Output, bad, good
+from .queued import follow, leave
 from .source import read_variables, working_folder
 
 CHAT_PREFIX = "openai:"
@@ -78,11 +77,9 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
         retry_oom=options["retry_oom"] or None,
     )
     if is_async:
-        if not as_json:
-            click.echo(request["id"])
-        output.json({"request_id": request["id"]})
-        return exit_codes.OK
-    return _follow(client, request, output)
+        return leave(request, output)
+    kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
+    return follow(client, request, output, _conclude, is_told_later=lambda line: kept in line)
 
 
 def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -113,22 +110,9 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     return {"name": names[0], "out": str(out), "cwd": str(here), **given}
 
 
-def _follow(client: Any, request: dict[str, Any], output: Output) -> int:
-    kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
-    try:
-        final = follow_request(client, request, output, is_told_later=lambda line: kept in line)
-    except Detached:
-        output.json({"request_id": request["id"]})
-        return exit_codes.INTERRUPTED
+def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     result = final.get("result")
-    answer = {"request_id": final["id"], "rollout": result}
-    if final.get("error") is not None:
-        answer["error"] = final["error"]
-    output.json(answer)
-    if result is not None:
-        for line in _summary(result):
-            output.result(line)
-    return exit_codes.of_request(final)
+    return {"rollout": result}, [] if result is None else _summary(result)
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
