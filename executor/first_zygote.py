@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ..processes.fresh_process import close_all_but
 from .sources import threads_of_this_process, worker_environment
 from .zygote import become_zygote, preload
 
@@ -69,7 +70,7 @@ def _live(
         os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
         daemons.close()
         os.close(lifeline[1])
-        _quieten(keep={0, 1, 2, control.fileno(), lifeline[0]})
+        _quieten(keep={control.fileno(), lifeline[0]})
         os.environ.update(worker_environment(os.environ))
         os.chdir(home)
         become_zygote(control, lifeline=lifeline[0], home=home, began=began)
@@ -83,10 +84,5 @@ def _quieten(keep: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
-        if number not in keep:
-            try:
-                os.close(number)
-            except OSError:
-                continue  # the folder's own descriptor has gone already
-    sys.stdout.flush()
+    close_all_but(keep)
+    sys.stdout.flush()  # to nowhere: no worker is to print what the daemon began

@@ -24,6 +24,7 @@ Where to look:
     run_keeper.py      the light way into it
     nursery.py         what forks keepers, and with them servers, from modules imported once
     nursery_link.py    asking it for one, starting and ending it
+    signal_pipe.py     signals as something that keeper and nursery select on
     fresh_process.py   making a forked child as good as an exec'ed one
     detached.py        starting a program that outlives us
     tail.py            the last lines of a log

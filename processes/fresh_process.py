@@ -31,6 +31,7 @@ from typing import NoReturn
 EXIT_UNCAUGHT = 1  # as Python itself says it
 
 _FIRST_FREE_FD = 3
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # By nursery and keeper. Not all there are: to look at each costs every process 300 kB.
 _SET_BY_PARENTS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
@@ -38,7 +39,7 @@ _SET_BY_PARENTS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT
 def close_all_but(kept: Iterable[int]) -> None:
     """Close every descriptor but the standard three and these."""
     keep = set(kept)
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
         if int(name) >= _FIRST_FREE_FD and int(name) not in keep:
             with contextlib.suppress(OSError):  # that of the folder itself
                 os.close(int(name))

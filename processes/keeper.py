@@ -81,6 +81,7 @@ from .server_child import (
     set_own_oom_score_adj,
     spawn,
 )
+from .signal_pipe import watch_signals
 from .tail import last_lines
 
 RUN_FILE_NAME = "replica.json"
@@ -169,7 +170,9 @@ class Keeper:
 
     def run(self) -> None:
         """Keep the server until asked to stop."""
-        self._watch_signals()
+        self._signal_fd = watch_signals()
+        self._watch(self._signal_fd, self._on_signal)
+        become_subreaper()
         self._control = self._open_control()
         self._enter_groups()
         self._note_in_run_file()
@@ -198,19 +201,6 @@ class Keeper:
             self._drop(client)
 
     # Opening
-
-    def _watch_signals(self) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        self._signal_fd = reading
-        self._watch(reading, self._on_signal)
-        become_subreaper()
 
     def _open_control(self) -> socket.socket:
         if inherited := os.environ.pop(CONTROL_FD_VARIABLE, None):

@@ -55,6 +55,7 @@ from typing import Any, NoReturn
 from . import fresh_process, keeper
 from .keeper_group import enter_keepers_group, leave_keepers_group
 from .server_child import set_own_oom_score_adj
+from .signal_pipe import watch_signals
 
 MAX_MESSAGE_BYTES = 65_536
 MAX_FDS = 3
@@ -81,7 +82,8 @@ class Nursery:
         self._refusal: str | None = None  # why it forks nothing
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._on_connect)
-        self._watch_signals()
+        signals = watch_signals()
+        self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signal(signals))
 
     def serve(self) -> None:
         """Until it is told to end, or idle."""
@@ -93,17 +95,6 @@ class Nursery:
             silent = time.monotonic() - self._asked_at
             if self._is_told_to_end or is_idle(len(self._keepers), silent, self._idle_seconds):
                 self._leave()
-
-    def _watch_signals(self) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        self._selector.register(reading, selectors.EVENT_READ, lambda: self._on_signal(reading))
 
     def _on_signal(self, fd: int) -> None:
         if signal.SIGTERM in os.read(fd, 4096):

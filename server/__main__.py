@@ -20,12 +20,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setproctitle import getproctitle
 
 from ..executor.sources import FORK_IS_SAFE
+from ..processes.fresh_process import close_all_but
 from ..processes.priority import prefer_own_session
 from ..processes.tree import set_oom_score_adj
 from .errors import DaemonError
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     getproctitle()  # finds where titles are written; later the environment may have moved
     options = _parser().parse_args(arguments)
     os.umask(0o077)
-    _close_inherited(keep={0, 1, 2, options.ready_fd})
+    close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
     os.chdir("/")
     try:
         settings = _settings(options)
@@ -156,16 +156,6 @@ def _parser() -> argparse.ArgumentParser:
     for item in SETTINGS:
         parser.add_argument(item.flag, type=item.type, help=item.help)
     return parser
-
-
-def _close_inherited(keep: set[int | None]) -> None:
-    folder = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
-    for number in [int(entry.name) for entry in folder.iterdir()]:
-        if number not in keep:
-            try:
-                os.close(number)
-            except OSError:
-                continue  # the folder's own descriptor has gone already
 
 
 if __name__ == "__main__":
