@@ -91,11 +91,6 @@ def data_of(message: dict[str, Any]) -> dict[str, Any]:
     return getattr(checked, "data", {})
 
 
-def mcp_frame(data: dict[str, Any]) -> bytes:
-    """The answer to an MCP message."""
-    return encode({"type": "mcp", "data": data})
-
-
 def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     """What went wrong."""
     return encode({"type": "error", "data": {"message": message, "code": code, **details}})

@@ -150,7 +150,6 @@ def _serve_as_it_is(doors: Doors, notifier: Notifier, app: Any) -> None:
         app,
         _listener(doors.listen_fd),
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
-        on_stop=_nothing,
     )
     run_loop(serving, _exit_soon)
 
@@ -302,7 +301,3 @@ def _exit_soon() -> None:
     timer = threading.Timer(EXIT_SECONDS, os._exit, (0,))
     timer.daemon = True
     timer.start()
-
-
-async def _nothing() -> None:
-    """Nothing to do before the server stops."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves an ASGI application on the inherited socket until SIGTERM.
 
-uvicorn does HTTP, `front_door.py` says what sessions are served over. Ours are also the signals
-(uvicorn would raise them again and die of them, while a host that was asked to stop exits with 0)
-and what happens before it closes: sessions are told why.
+uvicorn does HTTP, `front_door.py` says what sessions are served over. Ours are also the signals:
+uvicorn would raise them again and die of them, while a host that was asked to stop exits with 0.
+What sessions are told before it closes is in `shard.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,8 +27,6 @@ from .session_watch import SessionWatch
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for sessions to close their environments, and again for HTTP requests
-
-log = logging.getLogger("openenvd.env_host")
 
 
 class HostServer(uvicorn.Server):
@@ -105,20 +102,16 @@ class Server(HostServer):
             await self.on_tick(0)  # the `date` header
 
 
-async def serve(
-    app: Any,
-    listener: socket.socket,
-    *,
-    on_ready: Callable[[], None],
-    on_stop: Callable[[], Awaitable[None]],
-) -> None:
-    """Serve until SIGTERM or SIGINT; then call `on_stop`, which has `STOP_SECONDS`, and end."""
+async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
+    """Serve an app that is none of ours, as it is, until SIGTERM or SIGINT."""
     server = HostServer(app, on_ready=on_ready)
-    stopping = _on_signal(server, on_stop)
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        stopping.cancel()
+
+    def stop() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await server.serve(sockets=[listener])
 
 
 def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
@@ -151,23 +144,3 @@ def _config(app: Any, service: Service | None) -> Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
-
-
-def _on_signal(server: HostServer, on_stop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-    """A task that waits for a signal and stops the server."""
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
-
-    async def stop() -> None:
-        await asked.wait()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await on_stop()
-        except TimeoutError:
-            log.warning("some environments did not close within %g s", STOP_SECONDS)
-        finally:
-            server.should_exit = True
-
-    return loop.create_task(stop(), name="stop-on-signal")

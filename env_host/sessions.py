@@ -258,10 +258,6 @@ class SessionTable:
         while self._sessions or self._closing:
             await self._changed.wait()
 
-    def warn_of_unclosed(self, seconds: float) -> None:
-        """Say that `stop` was not waited for."""
-        log.warning("some environments did not close within %g s", seconds)
-
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
         """The sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]

@@ -4,8 +4,8 @@
     memory   ├─ reserve ─┼─ daemon ─┼──────────────────── budget ─────────────────────┤
                                     ├ guaranteed SHORT ┼ guaranteed LONG ┼── burst ───┤
 
-*Guaranteed* workers have their expected memory set aside, so a burst never starves them; one of
-each schedule is always there, the others are forked when they are needed. *Burst* workers come when
+*Guaranteed* workers have their expected memory set aside, so a burst never starves them; they are
+forked when they are needed, and one of each schedule stays from then on. *Burst* workers come when
 there is work beyond the guaranteed ones. What has been idle for a while leaves. LONG and SHORT have
 a share each, so a full house of LONG ones leaves SHORT requests their workers.
 
