@@ -99,6 +99,16 @@ def opened(host: Host) -> Iterator[Raw]:
         yield client
 
 
+@contextmanager
+def begun(host: Host) -> Iterator[Raw]:
+    """A client whose session has begun, which the host has told."""
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        yield client
+
+
 @pytest.fixture
 def host(start: StartHost) -> Host:
     host = start(ECHO)
@@ -176,10 +186,7 @@ def test_a_ping_is_answered_while_a_call_is_under_way(start: StartHost) -> None:
 def test_a_broken_frame_closes_the_connection_with_its_code(
     host: Host, sent: bytes, code: int
 ) -> None:
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
+    with begun(host) as client:
         client.send(sent)
         opcode, payload = client.receive()
         assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, code)
@@ -188,10 +195,7 @@ def test_a_broken_frame_closes_the_connection_with_its_code(
 
 
 def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None:
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
+    with begun(host) as client:
         client.send(frame(Opcode.CLOSE, b"\x0f\xa0bye"))
         assert client.receive() == (Opcode.CLOSE, b"\x0f\xa0")
         assert client.is_over()
@@ -199,10 +203,7 @@ def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None
 
 
 def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
+    with begun(host) as client:
         client.text('{"type":"close"}')
         assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
         host.note_that(sessions=0)
@@ -212,20 +213,14 @@ def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
 
 
 def test_a_client_that_only_stops_sending_has_left(host: Host) -> None:
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
+    with begun(host) as client:
         client.connection.shutdown(socket.SHUT_WR)
         assert client.is_over()
     host.note_that(sessions=0)
 
 
 def test_a_connection_that_is_reset_frees_its_slot(host: Host) -> None:
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
+    with begun(host) as client:
         linger = struct.pack("ii", 1, 0)
         client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     host.note_that(sessions=0)
