@@ -4,7 +4,8 @@
     home/run/<replica>/replica.json        the run file, written before the replica is started
     home/run/<replica>/imports/<package>   a link to an upstream project, under its import name
     home/logs/environments/<name>/         one log per replica; they outlive it
-    home/sockets/<digest>.sock             the keeper of one replica
+    home/sockets/<digest>.sock             the keeper of one replica; all sockets lie elsewhere when
+                                           the home's path is long (`Layout.sockets`)
     home/sockets/nursery-<digest>.sock     what forks keepers (the folder is its starter's lock)
     home/logs/nursery.log                  what could not be imported there
     home/venvs/<key>/                      the virtual environment of an upstream project
@@ -25,6 +26,7 @@ from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
 _LONGEST_SOCKET_NAME = 40
+_DIGEST_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Layout:
         inside = self.home / "sockets"
         if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
             return inside
-        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
         return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
 
     def nursery(self, preload: Sequence[str]) -> dict[str, Any]:
@@ -72,6 +74,12 @@ class Layout:
         """Named by a digest: a replica's id can be longer than a socket's path may be."""
         digest = hashlib.sha256(replica_id.encode()).hexdigest()[:16]
         return self.sockets / f"{digest}.sock"
+
+
+def socket_folders_outside() -> list[Path]:
+    """The folders of sockets of this user's homes whose paths are long, of this and other homes."""
+    pattern = f"openenvd-{os.getuid()}-{'[0-9a-f]' * _DIGEST_LENGTH}"
+    return sorted(Path(tempfile.gettempdir()).glob(pattern))
 
 
 def make_private(folder: Path) -> Path:

@@ -70,7 +70,15 @@ from typing import Any
 from .cgroups import Cgroup, CgroupManager
 from .identity import ProcessIdentity
 from .keeper_clients import Client, ClientGone
-from .keeper_files import is_missing, listen, lock, open_control_socket, own, write_json
+from .keeper_files import (
+    is_missing,
+    listen,
+    lock,
+    open_control_socket,
+    own,
+    remove_if_empty,
+    write_json,
+)
 from .keeper_group import enter_keepers_group, leave_keepers_group
 from .log_bound import BUSY_LOOK_SECONDS, keep_newest_half, next_look_seconds
 from .oom_evidence import OomCounters, read_oom_counters
@@ -395,6 +403,8 @@ class Keeper:
         self._state = "stopped"
         with contextlib.suppress(OSError):
             os.unlink(self._run["socket_path"])  # noqa: PTH108
+        if self._gone_since is not None:  # no daemon will come and see to it
+            remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
         self._leave_groups()
 
     def _explain(self) -> dict[str, Any]:

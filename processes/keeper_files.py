@@ -70,6 +70,21 @@ def is_missing(path: str) -> bool:
     return False
 
 
+def remove_if_empty(folder: str) -> None:
+    """Remove a folder of sockets, unless there is one in it, or whoever is about to make one there
+    holds its lock."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rmdir(folder)  # noqa: PTH106
+    finally:
+        os.close(fd)
+
+
 def own(fd: int) -> int:
     """Keep an inherited descriptor from going further by accident."""
     os.set_inheritable(fd, False)

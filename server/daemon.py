@@ -40,6 +40,7 @@ from setproctitle import setproctitle
 
 from .. import __version__
 from ..env_host.lag import EventLoopLagMonitor
+from ..environments.layout import socket_folders_outside
 from ..executor import (
     BurstableExecutor,
     FirstZygote,
@@ -49,6 +50,7 @@ from ..executor import (
 )
 from ..operations import registry
 from ..processes.identity import ProcessIdentity
+from ..processes.keeper_files import remove_if_empty
 from ..processes.limits import Limits, read_limits
 from ..processes.nursery_link import end_nurseries
 from ..requests_db.async_store import AsyncStore
@@ -67,6 +69,7 @@ from .reconciler import Reconciler
 from .security import ensure_token
 from .services import Services
 from .settings import Paths, Settings
+from .socket_folder import collect_abandoned, held
 from .submission import Submitter
 
 log = logging.getLogger(__name__)
@@ -116,17 +119,17 @@ class _Daemon:
         limits = read_limits()
         tcp, unix = _bind(self._paths, self._settings)
         identity = _identity(self._paths, tcp)
-        with tcp, unix:
-            await self._serve(limits, identity, [tcp, unix])
-        if self._lock.is_ours():  # what lies there may be the next daemon's
-            self._tidy_up()
+        try:
+            with tcp, unix:
+                await self._serve(limits, identity, [tcp, unix])
+        finally:
+            if not self._lock.is_anothers():
+                self._tidy_up()
 
     def _tidy_up(self) -> None:
         end_nurseries(self._paths.sockets)
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a replica's keeper has its socket there
-            self._paths.sockets.rmdir()
 
     async def _serve(
         self, limits: Limits, identity: dict[str, Any], sockets: list[socket.socket]
@@ -137,11 +140,13 @@ class _Daemon:
             serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
+            collecting = asyncio.create_task(asyncio.to_thread(_collect))
             await self._until_told(serving)
             self._stopping.set()
             services.hub.wake_all()  # streams end by themselves, before they would be cut
             server.should_exit = True
             await serving
+            await collecting
 
     def _mind_threads(self) -> None:
         """Without one of its threads the daemon would accept requests, and never run them.
@@ -265,6 +270,10 @@ class _HomeLock:
         except OSError:  # it cannot be told now
             return True
 
+    def is_anothers(self) -> bool:
+        """Whether what lies in the home now is the next daemon's: it was made anew."""
+        return self._path.exists() and not self.is_ours()
+
 
 @contextmanager
 def _hold_lock(paths: Paths) -> Iterator[_HomeLock]:
@@ -279,9 +288,12 @@ def _hold_lock(paths: Paths) -> Iterator[_HomeLock]:
         ) from exc
     except OSError as exc:
         raise _unwritable(paths, exc) from exc
+    lock = _HomeLock(paths.daemon_lock, descriptor)
     try:
-        yield _HomeLock(paths.daemon_lock, descriptor)
+        yield lock
     finally:
+        if not lock.is_anothers():  # a daemon that could not start leaves none, either
+            remove_if_empty(str(paths.sockets))
         os.close(descriptor)
 
 
@@ -354,6 +366,12 @@ def _recover(store: DispatchStore, paths: Paths) -> None:
         )
 
 
+def _collect() -> None:
+    """What daemons and keepers left that were killed."""
+    if gone := collect_abandoned(socket_folders_outside()):
+        log.info("removed %d folders of sockets in which nobody listens", len(gone))
+
+
 def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket]:
     tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -369,14 +387,15 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
         ) from exc
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        paths.socket.unlink(missing_ok=True)  # ours: we hold the lock
-        unix.bind(str(paths.socket))
-        paths.socket.chmod(0o600)
+        with held(paths.sockets):
+            paths.socket.unlink(missing_ok=True)  # ours: we hold the lock
+            unix.bind(str(paths.socket))
+            paths.socket.chmod(0o600)
+            unix.listen(LISTEN_BACKLOG)
     except OSError as exc:
         unix.close()
         tcp.close()
         raise _unwritable(paths, exc) from exc
-    unix.listen(LISTEN_BACKLOG)
     return tcp, unix
 
 

@@ -299,6 +299,26 @@ def test_a_keeper_whose_home_was_removed_ends_with_its_server(replica: Make) -> 
     assert not kept.is_alive()
 
 
+def test_the_last_keeper_of_a_removed_home_takes_the_folder_of_sockets_along(
+    replica: Make, tmp_path: Path
+) -> None:
+    silent = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    one, other = (
+        replica(argv=silent, entry=None, socket_path=str(sockets / f"{name}.sock")).start()
+        for name in ("one", "other")
+    )
+    for each in (one, other):
+        each.wait(lambda s: s["pid"] is not None)
+    shutil.rmtree(one.run_dir)
+    one.wait_for_end()
+    assert [path.name for path in sockets.iterdir()] == ["other.sock"]
+    shutil.rmtree(other.run_dir)
+    other.wait_for_end()
+    assert not sockets.exists()
+
+
 def test_a_home_that_is_missing_at_one_look_alone_ends_nobody(tmp_path: Path) -> None:
     told: list[float] = []
     looking: Any = SimpleNamespace(

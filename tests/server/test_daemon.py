@@ -102,6 +102,47 @@ def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
         daemon.stop(paths)
 
 
+@pytest.fixture
+def outside(tmp_path: Path) -> Paths:
+    """A home whose path is too long for sockets."""
+    paths = Paths(tmp_path / ("deep-" * 20) / "home")
+    assert not paths.sockets.is_relative_to(paths.home)
+    return paths
+
+
+def test_a_daemon_that_stops_leaves_no_folder_of_sockets(outside: Paths) -> None:
+    daemon.connect(outside, settings={"port": 0})
+    assert outside.sockets.exists()
+    daemon.stop(outside)
+    assert not outside.sockets.exists()
+
+
+def test_a_daemon_that_cannot_start_leaves_no_folder_of_sockets(outside: Paths) -> None:
+    outside.home.mkdir(parents=True)
+    outside.database.write_text("no database " * 100)
+    assert refusal_of(outside.home)["kind"] == "database"
+    assert not outside.sockets.exists()
+
+
+def test_a_daemon_whose_home_is_removed_leaves_no_folder_of_sockets(outside: Paths) -> None:
+    pid = daemon.connect(outside, settings={"port": 0}).identity["pid"]
+    shutil.rmtree(outside.home)
+    wait_gone(pid)
+    assert not outside.sockets.exists()
+
+
+def test_what_a_killed_daemon_left_the_next_one_of_any_home_removes(outside: Paths) -> None:
+    process = psutil.Process(daemon.connect(outside, settings={"port": 0}).identity["pid"])
+    process.kill()
+    process.wait(WAIT_SECONDS)
+    shutil.rmtree(outside.home)
+    assert outside.socket.exists()
+    other = Paths(outside.home.with_name("other"))
+    daemon.connect(other, settings={"port": 0})
+    daemon.stop(other)
+    assert not outside.sockets.exists()
+
+
 def test_a_database_that_refuses_the_recovery_is_told(paths: Paths) -> None:
     with sqlite3.connect(paths.database) as connection:
         connection.execute(

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which folders of sockets go, and that nobody's goes while he is about to use it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.layout import Layout, socket_folders_outside
+from openenvd.server.socket_folder import collect_abandoned, held
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, in the temporary folder, where such a folder is."""
+    made = Layout(Path("/" + "deep/" * 30)).sockets
+    made.mkdir(mode=0o700)
+    yield made
+    for path in made.iterdir() if made.exists() else ():
+        path.unlink()
+    if made.exists():
+        made.rmdir()
+
+
+Bind = Callable[..., socket.socket]
+
+
+@pytest.fixture
+def bind() -> Iterator[Bind]:
+    with ExitStack() as stack:
+
+        def made(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(str(path))
+            listener.listen(0)
+            return listener
+
+        yield made
+
+
+def test_the_folder_of_a_home_with_a_long_path_is_found(folder: Path) -> None:
+    assert folder in socket_folders_outside()
+
+
+def test_an_empty_folder_goes(folder: Path) -> None:
+    assert collect_abandoned([folder]) == [folder]
+    assert not folder.exists()
+
+
+def test_a_folder_of_dead_sockets_goes(folder: Path, bind: Bind) -> None:
+    bind(folder / "daemon.sock").close()
+    bind(folder / "nursery-0.sock", socket.SOCK_SEQPACKET).close()
+    assert collect_abandoned([folder]) == [folder]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_folder_where_somebody_listens_stays_whole(
+    folder: Path, bind: Bind, kind: socket.SocketKind
+) -> None:
+    bind(folder / "a.sock").close()
+    bind(folder / "b.sock", kind)
+    assert collect_abandoned([folder]) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["a.sock", "b.sock"]
+
+
+def test_somebody_who_has_no_time_to_accept_listens_nevertheless(folder: Path, bind: Bind) -> None:
+    bind(folder / "busy.sock")
+    with ExitStack() as stack:
+        code = 0
+        while code == 0:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.setblocking(False)
+            code = client.connect_ex(str(folder / "busy.sock"))
+        assert collect_abandoned([folder]) == []
+
+
+def test_a_folder_with_anything_but_sockets_stays(folder: Path, bind: Bind) -> None:
+    bind(folder / "daemon.sock").close()
+    (folder / "letter").write_text("dear")
+    assert collect_abandoned([folder]) == []
+    assert (folder / "daemon.sock").exists()
+
+
+def test_a_link_to_a_folder_stays(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    assert collect_abandoned([tmp_path / "link"]) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_stays(folder: Path) -> None:
+    os.chown(folder, 12345, -1)
+    assert collect_abandoned([folder]) == []
+    os.chown(folder, 0, -1)
+
+
+def test_a_folder_that_somebody_holds_stays(folder: Path) -> None:
+    with held(folder):
+        assert collect_abandoned([folder]) == []
+
+
+def test_whoever_waited_for_a_folder_that_went_makes_it_anew(folder: Path) -> None:
+    has_it = threading.Event()
+
+    def second() -> None:
+        with held(folder):
+            assert folder.exists()
+            has_it.set()
+
+    with held(folder):
+        thread = threading.Thread(target=second)
+        thread.start()
+        folder.rmdir()
+    assert has_it.wait(10)
+    thread.join()
+
+
+def test_what_fails_within_is_not_tried_again(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError), held(folder):
+        raise FileNotFoundError
