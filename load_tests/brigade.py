@@ -28,7 +28,7 @@ import uvloop
 from load_tests import brigade_state, sleep_polled_memory
 from load_tests.brigade_servers import Trial, serve, sing
 from load_tests.brigade_singers import PACKET_SAMPLES
-from load_tests.report import Measure, Report, parse_arguments
+from load_tests.report import Measure, Report, parse_arguments, share
 from openenvd.env_host.shared_state import connect_world, start_state_process
 from openenvd.env_host.shared_state_world import World
 
@@ -44,7 +44,7 @@ def main() -> None:
         repetitions=3,
         seconds={"type": float, "default": 12.0, "help": "of singing in each trial"},
         first={"type": int, "default": 100, "help": "singers in the first trial"},
-        step={"type": float, "default": 0.08, "help": "how exactly to seek the largest"},
+        step={"type": share, "default": 0.08, "help": "how exactly to seek the largest (a share)"},
         short={"action": "store_true", "help": "below 30 s: small populations, no search"},
     )
     report = Report("Bucket brigade")

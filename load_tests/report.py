@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -122,6 +123,18 @@ def parse_arguments(
     for name, told in more.items():
         parser.add_argument(f"--{name}", **told)
     return parser.parse_args()
+
+
+def share(text: str) -> float:
+    """An option's value that is a part of one: 0.25.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is no share: it must lie between 0 and 1, as 0.25")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
