@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from .answers import Answer, answer_of
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed
@@ -237,9 +239,22 @@ def status_of(failure: Failure | None, *, done: bool) -> EpisodeStatus:
 
 
 def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:
-    """Both as one JSON object; what the environment said is its `metadata`."""
+    """Both as one JSON object; what the environment said is its `metadata`, or, where the policy
+    says something of that name itself, its `environment_metadata`.
+    """
     if said_by_environment in (b"{}", b"null"):
         return said_by_policy
     if said_by_policy == b"{}":
         return b'{"metadata":%b}' % said_by_environment
-    return said_by_policy[:-1] + b',"metadata":%b}' % said_by_environment
+    name = _free_name(said_by_policy)
+    return said_by_policy[:-1] + b',"%b":%b}' % (name, said_by_environment)
+
+
+def _free_name(said_by_policy: bytes) -> bytes:
+    """Looked for in the text first: hardly any policy says so, and the text may be large."""
+    name = "metadata"
+    if b'"metadata"' in said_by_policy:
+        taken = msgspec.json.decode(said_by_policy, type=dict[str, msgspec.Raw])
+        while name in taken:
+            name = f"environment_{name}"
+    return name.encode()
