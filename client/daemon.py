@@ -272,9 +272,13 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
             ],
             setsid=True,
         )
-        os.waitpid(shell, 0)
+        _, status = os.waitpid(shell, 0)
+    except BlockingIOError as exc:  # EAGAIN: as for every fork beyond a limit
+        raise _no_room() from exc
     finally:
         os.close(log)
+    if os.waitstatus_to_exitcode(status) > 0:  # all that it does is fork
+        raise _no_room()
     return log_end
 
 
@@ -303,6 +307,14 @@ def _died(paths: Paths, log_end: int) -> DaemonNotStarted:
         "died", f"the daemon ended before it answered; its last words:\n{words}",
         f"the whole log: {paths.daemon_log}",
     )  # fmt: skip
+
+
+def _no_room() -> DaemonNotStarted:
+    return DaemonNotStarted(
+        "no_processes",
+        "the daemon cannot be started: there is no room for another process",
+        "end what is not needed, or raise the limit (ulimit -u, or pids.max of the control group)",
+    )
 
 
 def _silent(paths: Paths) -> DaemonUnreachable:

@@ -200,10 +200,11 @@ class EventLoopLagMonitor:
             stall_seconds=self._stall_seconds,
         )
         self._timer = self._loop.call_later(self._interval_seconds, self._beat)
-        self._thread = _Watchdog(
+        thread = _Watchdog(
             self.name, threading.get_ident(), self._stall_seconds, self._look, self._on_heartbeat
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread  # not when there is no room for it: then nothing is to be stopped
 
     def stop(self) -> None:
         """Return when the watchdog has ended. What was measured can still be read."""

@@ -117,8 +117,10 @@ def _check_floor(settings: Settings) -> None:
     """
     from ..operations.registry import expected_bytes
     from ..processes.limits import read_limits
-    from .planning import plan_for
+    from ..processes.process_room import process_room
+    from .planning import check_process_room, plan_for
 
+    check_process_room(process_room())
     plan_for(read_limits(), settings, expected_bytes())
 
 

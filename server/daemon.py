@@ -53,6 +53,7 @@ from ..processes.identity import ProcessIdentity
 from ..processes.keeper_files import remove_if_empty
 from ..processes.limits import Limits, read_limits
 from ..processes.nursery_link import end_nurseries
+from ..processes.process_room import is_no_room, no_room_text
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
@@ -64,7 +65,7 @@ from .errors import DaemonError
 from .expectations import MOST_KEPT, Declared, Expectations
 from .hub import EventHub
 from .log_streams import LogWatcher
-from .planning import plan_for
+from .planning import NO_PROCESSES_HINT, plan_for
 from .reconciler import Reconciler
 from .security import ensure_token
 from .services import Services
@@ -85,7 +86,11 @@ def run(
 ) -> int:
     """Be the daemon until told to stop. Returns the exit code."""
     try:
-        with _hold_lock(paths) as lock, asyncio.Runner(loop_factory=_new_loop) as runner:
+        with (
+            _refused_as_reason(),
+            _hold_lock(paths) as lock,
+            asyncio.Runner(loop_factory=_new_loop) as runner,
+        ):
             runner.run(_Daemon(paths, settings, ready_fd, zygote, lock).main())
     except DaemonError as exc:
         _tell(ready_fd, exc.to_json())
@@ -140,7 +145,7 @@ class _Daemon:
             serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
-            collecting = asyncio.create_task(asyncio.to_thread(_collect))
+            collecting = asyncio.create_task(_collect(), name="collect")
             await self._until_told(serving)
             self._stopping.set()
             services.hub.wake_all()  # streams end by themselves, before they would be cut
@@ -340,6 +345,26 @@ def _open_stores(paths: Paths) -> tuple[DispatchStore, AsyncStore]:
 
 
 @contextmanager
+def _refused_as_reason() -> Iterator[None]:
+    """So is a process or a thread that the system refused; what fails on the way out in its wake,
+    for want of the same, is not worth a word."""
+    try:
+        yield
+    except (RuntimeError, OSError) as exc:
+        if not any(is_no_room(each) for each in _chain(exc)):
+            raise
+        raise DaemonError("no_processes", no_room_text(), NO_PROCESSES_HINT) from exc
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
+    """What was raised, and what had been before."""
+    last: BaseException | None = exc
+    while last is not None:
+        yield last
+        last = last.__cause__ or last.__context__
+
+
+@contextmanager
 def _database_as_reason() -> Iterator[None]:
     """A database that cannot be read or written is a reason not to start, told in a line."""
     try:
@@ -366,9 +391,14 @@ def _recover(store: DispatchStore, paths: Paths) -> None:
         )
 
 
-def _collect() -> None:
-    """What daemons and keepers left that were killed."""
-    if gone := collect_abandoned(socket_folders_outside()):
+async def _collect() -> None:
+    """What daemons and keepers left that were killed; nothing depends on it."""
+    try:
+        gone = await asyncio.to_thread(lambda: collect_abandoned(socket_folders_outside()))
+    except RuntimeError as exc:  # there is no room for a thread
+        log.warning("cannot look for abandoned folders of sockets: %s", exc)
+        return
+    if gone:
         log.info("removed %d folders of sockets in which nobody listens", len(gone))
 
 

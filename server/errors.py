@@ -105,7 +105,7 @@ class DaemonError(Exception):
     """The daemon cannot start.
 
     `kind` is one of `already_running`, `port_in_use`, `state_unwritable`, `database`,
-    `too_small`, `invalid`.
+    `too_small`, `no_processes`, `invalid`.
     """
 
     def __init__(self, kind: str, message: str, hint: str | None = None) -> None:

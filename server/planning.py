@@ -16,8 +16,29 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from ..processes.limits import Limits
+    from ..processes.process_room import ProcessRoom
 
 DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
+# Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
+# supervisor, checkpoints, lag, and some that look into files).
+PROCESSES_OF_DAEMON = 10
+NO_PROCESSES_HINT = "end what is not needed, or raise that limit"
+
+
+def check_process_room(room: ProcessRoom | None) -> None:
+    """Refuse to start what would be refused a thread on its way.
+
+    Raises:
+        DaemonError: fewer processes and threads are left than a daemon has.
+    """
+    if room is None or room.left >= PROCESSES_OF_DAEMON:
+        return
+    raise DaemonError(
+        "no_processes",
+        f"the daemon needs {PROCESSES_OF_DAEMON} more processes and threads, and {room.left} "
+        f"are left: {room.sentence()}",
+        NO_PROCESSES_HINT,
+    )
 
 
 def plan_for(limits: Limits, settings: Settings, expected: Mapping[str, int]) -> Plan:

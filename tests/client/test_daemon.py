@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -82,6 +83,27 @@ def test_a_daemon_that_says_why_it_cannot_start_is_quoted(paths: Paths, program:
     with pytest.raises(DaemonNotStarted, match="port 1 is taken") as caught:
         daemon.connect(paths)
     assert (caught.value.kind, caught.value.hint) == ("port_in_use", "another")
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_daemon_that_cannot_be_forked_is_told(paths: Paths, pids_group: Path, limit: int) -> None:
+    """The shell that would start it, or the daemon itself."""
+    script = (
+        "from openenvd.client import daemon\n"
+        "from openenvd.client.errors import DaemonNotStarted\n"
+        "from openenvd.server.settings import Paths\n"
+        "try:\n"
+        "    daemon.connect(Paths.from_environment())\n"
+        "except DaemonNotStarted as exc:\n"
+        "    print(exc.kind, bool(exc.hint), exc)"
+    )
+    (pids_group / "pids.max").write_text(str(limit))
+    within = ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(pids_group)]
+    done = subprocess.run(
+        [*within, sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    told = "no_processes True the daemon cannot be started: there is no room for another process"
+    assert done.stdout.strip() == told
 
 
 def test_a_daemon_that_dies_is_told_with_its_last_words_alone(

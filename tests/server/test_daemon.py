@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from openenvd.client import daemon
+from openenvd.processes.process_room import ProcessRoom
+from openenvd.server.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS
@@ -30,10 +32,15 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def refusal_of(home: Path, *flags: str, **variables: str) -> Json:
-    """What a daemon that cannot start says."""
+# Enters a control group first.
+WITHIN = ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"']
+
+
+def refusal_of(home: Path, *flags: str, group: Path | None = None, **variables: str) -> Json:
+    """What a daemon that cannot start says; in a control group, where one is named."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "openenvd.server", "--port=0", f"--ready-fd={writing}", *flags]
+    command = command if group is None else [*WITHIN, str(group), *command]
     environ = {**os.environ, "OPENENV_HOME": str(home), **variables}
     done = subprocess.run(
         command, env=environ, pass_fds=[writing], timeout=WAIT_SECONDS, capture_output=True
@@ -100,6 +107,51 @@ def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
         assert daemon.find(paths) is not None
     finally:
         daemon.stop(paths)
+
+
+@pytest.mark.parametrize("limit", [1, 4, PROCESSES_OF_DAEMON])
+def test_too_few_processes_are_told_with_the_limit(
+    home: Path, pids_group: Path, limit: int
+) -> None:
+    """The daemon itself is one of them."""
+    (pids_group / "pids.max").write_text(str(limit))
+    error = refusal_of(home, group=pids_group)
+    assert error["kind"] == "no_processes"
+    told = f"{limit - 1} are left: 1 of {limit} processes and threads are in use"
+    assert told in error["message"]
+    assert f"pids.max at /{pids_group.name}" in error["message"]
+    assert error["hint"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 5])
+def test_processes_that_others_take_while_it_starts_are_told_as_well(
+    home: Path, pids_group: Path, limit: int
+) -> None:
+    """It had looked, and there was room: whatever it is that then cannot be started, no traceback
+    is what is said."""
+    script = (
+        "import sys\n"
+        "from openenvd.processes import process_room\n"
+        "process_room.process_room = lambda: None\n"
+        "from openenvd.server.__main__ import main\n"
+        "sys.exit(main(['--port=0']))"
+    )
+    (pids_group / "pids.max").write_text(str(limit))
+    done = subprocess.run(
+        [*WITHIN, str(pids_group), sys.executable, "-c", script],
+        env={**os.environ, "OPENENV_HOME": str(home)},
+        timeout=WAIT_SECONDS,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "there is no room for another process" in done.stderr
+
+
+def test_without_a_limit_on_processes_there_is_room() -> None:
+    check_process_room(None)
+    check_process_room(ProcessRoom(100, 100 - PROCESSES_OF_DAEMON, "pids.max at /a"))
 
 
 @pytest.fixture
