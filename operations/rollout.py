@@ -161,7 +161,7 @@ class Rollout:
             EnvironmentsError, RolloutError
         """
         from ..rollouts.loop_thread import run_on_thread
-        from ..rollouts.policies import importable
+        from ..rollouts.named_function import importable
         from ..rollouts.to_folder import roll_out
 
         teller = _Teller(context)

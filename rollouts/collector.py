@@ -36,7 +36,7 @@ from .errors import LoopLagged, RolloutError
 from .figures import Figures
 from .garbage import less_often
 from .playing import Attempt, Rules, Stage
-from .policies import CallablePolicy, CpuThreads, Policy
+from .policies import CallablePolicy, CpuThreads, Policy, TimedPolicy
 from .session_pool import SessionPool
 from .sessions import session_url
 from .standing import EpisodeRoom, StandingRoom
@@ -57,6 +57,7 @@ class RolloutCollector:
         concurrency: int = 64,
         max_steps: int | None = 100,
         step_timeout_seconds: float | None = 60.0,
+        policy_timeout_seconds: float | None = None,
         episode_timeout_seconds: float | None = None,
         retries: int = 2,
         seed: int | None = None,
@@ -65,7 +66,8 @@ class RolloutCollector:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         max_loop_lag_seconds: float | None = None,
     ) -> None:
-        """`env` is an address or several; `retries` are per episode, of whole episodes.
+        """`env` is an address or several; `retries` are per episode, of whole episodes. The time of
+        a policy is that of one call, without its wait for one of the threads of synchronous ones.
 
         `buffer_bytes` bounds what running episodes hold, and again what has finished and was not
         taken. `reset` is given to every reset, beside the seed.
@@ -80,7 +82,7 @@ class RolloutCollector:
             session_url(address)
         self._plan = _Plan(
             addresses,
-            policy if isinstance(policy, Policy) else CallablePolicy(policy),
+            _timed(policy, policy_timeout_seconds),
             Rules(max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}),
             concurrency,
             retries,
@@ -182,7 +184,8 @@ class _Run:
         self._plan = plan
         self._numbers = numbers
         self._standing = StandingRoom(plan.buffer_bytes, keeps_episodes=keeps_episodes)
-        self._stage = Stage(plan.rules, plan.policy, CpuThreads(), pool, sink, figures, Turns())
+        threads = CpuThreads(on_hung=figures.hang)
+        self._stage = Stage(plan.rules, plan.policy, threads, pool, sink, figures, Turns())
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -228,6 +231,12 @@ class _Run:
             self._stage.figures.retry(episode)
             await self._stage.sink.discard(episode.id)
         return episode
+
+
+def _timed(policy: Policy | Callable[..., Any], seconds: float | None) -> Policy:
+    """The policy, each of whose calls takes at most so long."""
+    asked = policy if isinstance(policy, Policy) else CallablePolicy(policy)
+    return asked if seconds is None else TimedPolicy(asked, seconds)
 
 
 async def _take(sink: BatchSink, size: int) -> list[Episode]:

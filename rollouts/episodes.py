@@ -111,6 +111,7 @@ class FailureReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"  # the environment raised
     INVALID_ACTION = "invalid_action"  # the environment refused the action's form
     PROTOCOL_ERROR = "protocol_error"  # an answer that is not OpenEnv's
+    POLICY_TIMED_OUT = "policy_timed_out"  # one call of the policy took too long
     POLICY_ERROR = "policy_error"  # the policy raised, or returned what is not JSON
 
     @property

@@ -3,6 +3,8 @@
 
     RolloutError                any of the below
     ├── PolicyNotFound          `--policy` names nothing that can be called
+    ├── PolicyHangs             too many calls of a synchronous policy did not return
+    ├── StageNotFound           `--advantages` or `--filter` names nothing that can be called
     ├── NoEnvironment           nobody answers at the address, or not as an OpenEnv server does
     ├── LoopLagged              the loop was held for longer than `--max-loop-lag` allows
     ├── AllFailed               of all episodes not one came to its end
@@ -50,6 +52,19 @@ class PolicyNotFound(RolloutError):
 
     kind = "invalid"
     default_hint = "--policy takes package.module:function, openai:URL or random"
+
+
+class PolicyHangs(RolloutError):
+    """Too many calls of a synchronous policy were given up, and have not returned since."""
+
+    default_hint = "see what it waits for (py-spy dump --pid shows it); what has finished is kept"
+
+
+class StageNotFound(RolloutError):
+    """`--advantages` or `--filter` names nothing that can be called."""
+
+    kind = "invalid"
+    default_hint = "yours are named package.module:function, and looked for where you are"
 
 
 class NoEnvironment(RolloutError):

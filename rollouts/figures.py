@@ -25,6 +25,7 @@ class Figures:
         self.steps = 0
         self.bytes = 0
         self.retries = 0
+        self.hung_calls = 0
         self.finished: Counter[EpisodeStatus] = Counter()
         self.failures: Counter[str] = Counter()  # by reason, of episodes
         self.retried: Counter[str] = Counter()  # by reason, of attempts
@@ -48,6 +49,10 @@ class Figures:
         self.retries += 1
         if episode.failure is not None:
             self.retried[episode.failure.reason.value] += 1
+
+    def hang(self) -> None:
+        """A call of a synchronous policy was given up, and its thread with it."""
+        self.hung_calls += 1
 
     @property
     def episodes(self) -> int:
@@ -86,6 +91,7 @@ class Figures:
             "failures": dict(self.failures),
             "retries": self.retries,
             "retried": dict(self.retried),
+            "hung_calls": self.hung_calls,
             "steps": self.steps,
             "bytes": self.bytes,
             "mean_reward": self.mean_reward,

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 
 from .chat_policy import ChatPolicy
-from .policies import CallablePolicy, Policy, function_named
+from .named_function import function_named
+from .policies import CallablePolicy, Policy
 from .random_policy import RandomPolicy, action_schema
 
 CHAT_HINT = (

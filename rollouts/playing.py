@@ -21,7 +21,7 @@ import msgspec
 
 from .answers import Answer, answer_of
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
-from .errors import EpisodeFailed
+from .errors import EpisodeFailed, PolicyHangs
 from .figures import Figures
 from .policies import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
 from .session_pool import SessionPool, is_for_want_of_room
@@ -174,7 +174,7 @@ class Attempt:
     async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
         try:
             return await player.act(seen, turn)
-        except EpisodeFailed:
+        except (EpisodeFailed, PolicyHangs):
             raise
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()

@@ -4,39 +4,30 @@
     Policy ─player()─▶ Player, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
       ├── CallablePolicy     here
       ├── RandomPolicy       random_policy.py
-      └── ChatPolicy         chat_policy.py
+      ├── ChatPolicy         chat_policy.py
+      └── TimedPolicy        here: any of them, by the clock
 
 A class is a policy with a memory: each episode gets an instance of its own. One that takes two
 arguments is also told the `Turn`. It returns an action, or a `Decision` that says more.
 
-Coroutine functions run on the loop, all others in `CpuThreads`: two threads for everybody, because
-a crowd of them would fight for the GIL, and the loop would lose.
+Coroutine functions run on the loop, all others in `CpuThreads`. `TimedPolicy` bounds the time of
+any other's calls.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import importlib
 import inspect
-import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
 from .answers import LARGE_BYTES, Answer
+from .call_clock import at_most
+from .cpu_threads import CpuThreads as CpuThreads
 from .episodes import Array, BytesLike, FailureReason
-from .errors import EpisodeFailed, PolicyNotFound
-
-CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
-
-_T = TypeVar("_T")
+from .errors import EpisodeFailed, PolicyHangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +78,6 @@ class Policy(Protocol):
     async def close(self) -> None: ...
 
 
-class CpuThreads:
-    """At most `CPU_THREADS` jobs at once, of all episodes together."""
-
-    def __init__(self, most: int = CPU_THREADS) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=most, thread_name_prefix="policy")
-        self._under_way = 0
-        self._lock = threading.Lock()  # guards the count
-
-    async def run(self, function: Callable[[], _T]) -> _T:
-        """The function's result, worked out off the loop."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._counted, function)
-        return await future
-
-    def close(self) -> None:
-        """Begin nothing more, and wait for threads that do nothing. What hangs is left behind."""
-        self._pool.shutdown(wait=self._under_way == 0, cancel_futures=True)
-
-    def _counted(self, function: Callable[[], _T]) -> _T:
-        self._count(+1)
-        try:
-            return function()
-        except StopIteration as exc:  # no future can hold it: whoever waits would do so for ever
-            raise RuntimeError("StopIteration was raised") from exc
-        finally:
-            self._count(-1)
-
-    def _count(self, difference: int) -> None:
-        with self._lock:
-            self._under_way += difference
-
-
 @dataclass(frozen=True, slots=True)
 class CallablePolicy:
     """A function, coroutine function, or class of which each episode gets an instance."""
@@ -146,9 +106,9 @@ class _CallablePlayer:
                 return await self._act_on_loop(answer, turn)
             decided = await self._threads.run(lambda: self._decided(answer, turn))
             return decided if isinstance(decided, Encoded) else encoded(await decided)
-        except EpisodeFailed:
+        except (EpisodeFailed, PolicyHangs):
             raise
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:  # let through, `sys.exit()` would end the loop
             raise policy_failed(exc) from exc
 
     def _decided(self, answer: Answer, turn: Turn) -> Encoded | Awaitable[Any]:
@@ -167,6 +127,32 @@ class _CallablePlayer:
         if self._wants_turn:
             return self._function(observation, turn)
         return self._function(observation)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPolicy:
+    """Another policy, of which no call takes more than `seconds`."""
+
+    inner: Policy
+    seconds: float
+
+    def player(self, threads: CpuThreads) -> Player:
+        """One of the other's."""
+        return _TimedPlayer(self.inner.player(threads), self.seconds)
+
+    async def close(self) -> None:
+        """Close the other."""
+        await self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedPlayer:
+    inner: Player
+    seconds: float
+
+    async def act(self, answer: Answer, turn: Turn) -> Encoded:
+        async with at_most(self.seconds):
+            return await self.inner.act(answer, turn)
 
 
 def encoded(decided: Any) -> Encoded:
@@ -217,55 +203,6 @@ def takes_turn(function: Any) -> bool:
     required = [p for p in by_position if p.default is p.empty]
     is_open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return len(required) >= 2 or is_open or any(p.name == "turn" for p in by_position[1:])
-
-
-def function_named(name: str) -> Any:
-    """What `package.module:function` names.
-
-    Raises:
-        PolicyNotFound: nothing that can be called.
-    """
-    module_name, colon, path = name.partition(":")
-    if not (colon and module_name and path):
-        raise PolicyNotFound(f"{name!r} does not name a policy")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as exc:
-        raise PolicyNotFound(f"the policy {name!r} cannot be imported: {exc}") from exc
-    except Exception as exc:
-        told = f"importing the policy {name!r} raised {type(exc).__name__}: {exc}"
-        raise PolicyNotFound(told, "run it by itself to see where") from exc
-    if not callable(found):
-        raise PolicyNotFound(f"the policy {name!r} cannot be called")
-    return found
-
-
-@contextmanager
-def importable(folder: Path | None) -> Iterator[None]:
-    """Modules of the user's `folder` can be imported; afterwards they are forgotten, so that a
-    process that lives on finds them as they are the next time.
-    """
-    if folder is None:
-        yield
-        return
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            if _lies_in(sys.modules[name], folder):
-                del sys.modules[name]
-
-
-def _lies_in(module: Any, folder: Path) -> bool:
-    path = getattr(module, "__file__", None)
-    return path is not None and Path(path).is_relative_to(folder)
 
 
 def policy_failed(exc: BaseException) -> EpisodeFailed:

@@ -19,14 +19,13 @@ import pytest
 from openenvd.rollouts.chat_policy import ChatPolicy, action_of, endpoint_of, only_text_field
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
-from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyNotFound
+from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyHangs, PolicyNotFound
+from openenvd.rollouts.named_function import function_named, importable
 from openenvd.rollouts.named_policy import policy_named
 from openenvd.rollouts.policies import (
     CallablePolicy,
     Decision,
     encoded,
-    function_named,
-    importable,
     is_async,
     takes_turn,
 )
@@ -333,3 +332,74 @@ def test_an_array_of_any_type_is_measured_in_bytes() -> None:
     numbers = array("d", [1.0, 2.0])
     told = encoded(Decision({}, {}, {"a": Array(numbers, "<f8", (2,))}))  # type: ignore[arg-type]
     assert told.arrays["a"].size_bytes == 16
+
+
+async def test_a_policy_that_takes_too_long_fails_that_attempt_and_the_next_may_go_well(
+    serve: Serve,
+) -> None:
+    asked: list[str] = []
+
+    async def slow_at_first(observation: Any) -> Any:
+        asked.append(observation["episode"])
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return {"what": "go"}
+
+    collector = RolloutCollector(
+        address_of(serve()), slow_at_first, policy_timeout_seconds=0.5, retries=1
+    )
+    [[episode]] = [batch async for batch in collector.batches(1, episodes=1)]
+    assert (episode.failure, episode.attempts) == (None, 2)
+    assert collector.figures.retried == {"policy_timed_out": 1}
+
+
+async def test_synchronous_policies_that_hang_hold_no_other_episode_up(serve: Serve) -> None:
+    let_go = threading.Event()
+
+    def hang_at_times(observation: Any) -> Any:
+        if observation["episode"] < "000004":
+            let_go.wait()
+        return {"what": "go"}
+
+    collector = RolloutCollector(
+        address_of(serve()), hang_at_times, policy_timeout_seconds=0.2, retries=0, concurrency=2
+    )
+    try:
+        episodes = [e async for batch in collector.batches(20, episodes=20) for e in batch]
+    finally:
+        let_go.set()
+    reasons = {e.id: e.failure and e.failure.reason for e in episodes}
+    hung = {f"{n:06}" for n in range(4)}
+    assert {i for i, reason in reasons.items() if reason is not None} == hung
+    assert {reasons[i] for i in hung} == {FailureReason.POLICY_TIMED_OUT}
+    assert collector.figures.hung_calls == 4
+
+
+async def test_a_policy_whose_calls_all_hang_ends_the_rollout(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenvd.rollouts.cpu_threads.MOST_HUNG", 3)
+    let_go = threading.Event()
+    collector = RolloutCollector(
+        address_of(serve()), lambda _: let_go.wait(), policy_timeout_seconds=0.1, retries=0
+    )
+    try:
+        with pytest.raises(PolicyHangs):
+            _ = [batch async for batch in collector.batches(1, episodes=100)]
+    finally:
+        let_go.set()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_policy_that_exits_fails_its_own_episode_alone(
+    serve: Serve, is_async: bool
+) -> None:
+    async def leave(_: Any) -> Any:
+        sys.exit(3)
+
+    policy = leave if is_async else (lambda _: sys.exit(3))
+    collector = RolloutCollector(address_of(serve()), policy, retries=0)
+    [[episode]] = [batch async for batch in collector.batches(1, episodes=1)]
+    assert episode.failure is not None
+    assert episode.failure.reason is FailureReason.POLICY_ERROR
+    assert "SystemExit" in episode.failure.message

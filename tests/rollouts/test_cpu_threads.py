@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads for what is not the loop's work: two at once, and none that hangs holds the others up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from openenvd.rollouts import cpu_threads
+from openenvd.rollouts.call_clock import at_most
+from openenvd.rollouts.cpu_threads import CpuThreads
+from openenvd.rollouts.episodes import FailureReason
+from openenvd.rollouts.errors import EpisodeFailed, PolicyHangs
+
+
+class Hanging:
+    """Functions that return when they are let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self._begun = threading.Semaphore(0)
+
+    def __call__(self) -> str:
+        self._begun.release()
+        self.let_go.wait()
+        return "late"
+
+    async def begun(self) -> None:
+        """One more of them hangs."""
+        await asyncio.to_thread(self._begun.acquire)
+
+
+@pytest.fixture
+def hanging() -> Hanging:
+    return Hanging()
+
+
+@pytest.fixture
+def threads(hanging: Hanging) -> Iterator[CpuThreads]:
+    """Closed at the end; what hangs is let go, and then gone."""
+    made = CpuThreads()
+    yield made
+    hanging.let_go.set()
+    made.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("policy-"):
+            thread.join()
+
+
+async def give_up(threads: CpuThreads, function: Hanging) -> None:
+    """It hangs, and nobody waits for it any more."""
+    waiting = asyncio.create_task(threads.run(function))
+    await function.begun()
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+
+
+async def test_two_jobs_run_at_once_and_no_more(threads: CpuThreads) -> None:
+    together, crowd = threading.Barrier(2), threading.Semaphore(2)
+
+    def job() -> str:
+        assert crowd.acquire(blocking=False)
+        together.wait()
+        crowd.release()
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(threads.run(job) for _ in range(10)))
+    assert set(names) == {"policy-0", "policy-1"}
+
+
+async def test_closing_leaves_no_thread(threads: CpuThreads) -> None:
+    await threads.run(lambda: None)
+    threads.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("policy-")]
+    threads.close()  # twice is once
+
+
+async def test_what_hangs_is_replaced_and_the_others_go_on(
+    threads: CpuThreads, hanging: Hanging
+) -> None:
+    for _ in range(5):
+        await give_up(threads, hanging)
+    assert await threads.run(lambda: "done") == "done"
+
+
+async def test_what_was_in_line_when_both_hung_is_done(
+    threads: CpuThreads, hanging: Hanging
+) -> None:
+    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
+    for _ in stuck:
+        await hanging.begun()
+    others = [asyncio.create_task(threads.run(lambda: "done")) for _ in range(5)]
+    await asyncio.sleep(0)
+    for task in stuck:
+        task.cancel()
+    assert await asyncio.gather(*others) == ["done"] * 5
+
+
+async def test_each_that_hangs_is_told(hanging: Hanging) -> None:
+    told: list[None] = []
+    threads = CpuThreads(on_hung=lambda: told.append(None))
+    for _ in range(2):
+        await give_up(threads, hanging)
+    hanging.let_go.set()
+    threads.close()
+    assert len(told) == 2
+
+
+async def test_what_is_given_up_in_line_is_never_begun(
+    threads: CpuThreads, hanging: Hanging
+) -> None:
+    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
+    for _ in stuck:
+        await hanging.begun()
+    begun: list[None] = []
+    waiting = asyncio.create_task(threads.run(lambda: begun.append(None)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    hanging.let_go.set()
+    assert await asyncio.gather(*stuck) == ["late", "late"]
+    await threads.run(lambda: None)
+    assert begun == []
+
+
+async def test_a_thread_that_comes_back_ends_and_counts_no_longer(
+    threads: CpuThreads, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_threads, "MOST_HUNG", 1)
+    await give_up(threads, hanging)
+    [hung] = [t for t in threading.enumerate() if t.name == "policy-0"]
+    hanging.let_go.set()
+    await asyncio.to_thread(hung.join)
+    assert await threads.run(lambda: "done") == "done"
+
+
+async def test_when_too_many_hang_nothing_more_is_begun(
+    threads: CpuThreads, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_threads, "MOST_HUNG", 3)
+    for _ in range(3):
+        await give_up(threads, hanging)
+    with pytest.raises(PolicyHangs, match="3 calls of the policy were given up and still hang"):
+        await threads.run(lambda: None)
+
+
+def _exits() -> None:
+    raise SystemExit(3)
+
+
+def _runs_out() -> Any:
+    return next(iter(()))
+
+
+@pytest.mark.parametrize("function", [_exits, _runs_out])
+async def test_what_would_end_the_loop_is_an_error_like_any_other(
+    threads: CpuThreads, function: Callable[[], Any]
+) -> None:
+    with pytest.raises(RuntimeError, match="was raised"):
+        await threads.run(function)
+
+
+async def later() -> None:
+    """When the time of a call with a hundredth of a second would be up."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, passed.set)
+    await passed.wait()
+
+
+async def test_the_clock_of_a_call_stands_still_in_line(
+    threads: CpuThreads, hanging: Hanging
+) -> None:
+    async def call() -> None:
+        async with at_most(0.01):
+            await threads.run(hanging)
+
+    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
+    for _ in stuck:
+        await hanging.begun()
+    waiting = asyncio.create_task(call())
+    await later()
+    assert not waiting.done()
+    for task in stuck:  # there is a thread for it now, and it hangs, too
+        task.cancel()
+    with pytest.raises(EpisodeFailed):
+        await waiting
+
+
+async def test_a_call_that_takes_too_long_has_timed_out(
+    threads: CpuThreads, hanging: Hanging
+) -> None:
+    with pytest.raises(EpisodeFailed, match=r"more than 0\.01 s") as caught:
+        async with at_most(0.01):
+            await threads.run(hanging)
+    assert caught.value.reason is FailureReason.POLICY_TIMED_OUT
+
+
+async def test_a_time_out_of_its_own_is_the_calls_affair() -> None:
+    with pytest.raises(TimeoutError):
+        async with at_most(60):
+            raise TimeoutError
