@@ -32,6 +32,7 @@ COMMANDS = {
     "cancel": ("requests", "Cancel requests at once."),
     "bench": ("bench", "Measure how many sessions an environment holds."),
     "down": ("down", "Take environments down."),
+    "prune": ("prune", "Remove what was installed, and nothing uses."),
     "stop": ("up", "Stop the daemon; environments go on."),
     "check": ("up", "Check this machine."),
     "info": ("up", "The daemon: limits, plan, workers, settings."),

@@ -5,6 +5,7 @@
     venvs/<key>.lock     held while it is made: two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
+`complete` was last touched by whoever used it last; what nothing uses goes one day (`venvs.py`).
 Without `complete` it is the rubbish of a launch that failed or was killed: the next one starts
 afresh. The project itself is not installed (its folder is on the import path), and nothing is
 written into its folder: no lock file, no egg-info, no byte code.
@@ -64,11 +65,26 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
         return None
     make_private(layout.venvs)
     venv = layout.venvs / venv_key(project)
-    if not is_complete(venv):
+    if not note_use(venv):
         with _locked(venv, say):
-            if not is_complete(venv):
+            if not note_use(venv):
                 _make(project, venv, say)
     return venv / "bin" / "python"
+
+
+def note_use(venv: Path) -> bool:
+    """Whether it is complete; then nobody removes it for a while."""
+    with contextlib.suppress(OSError):  # not there; or a disk that cannot be written
+        os.utime(venv / COMPLETE)
+    return is_complete(venv)
+
+
+def project_of(venv: Path) -> str | None:
+    """The folder that it was made for; None when it is not complete."""
+    try:
+        return str(json.loads((venv / COMPLETE).read_bytes())["project"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def venv_key(project: Project) -> str:

@@ -17,6 +17,7 @@ from .describe import Describe
 from .down import Down
 from .launch import Launch
 from .probe import Probe
+from .prune import Prune
 from .rollout import Rollout
 
 OPERATIONS: tuple[type[Operation], ...] = (
@@ -26,6 +27,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Check,
     Describe,
     Probe,
+    Prune,
     Rollout,
 )
 

@@ -40,7 +40,6 @@ from setproctitle import setproctitle
 
 from .. import __version__
 from ..env_host.lag import EventLoopLagMonitor
-from ..environments.layout import socket_folders_outside
 from ..executor import (
     BurstableExecutor,
     FirstZygote,
@@ -64,13 +63,14 @@ from .dispatcher import Dispatcher
 from .errors import DaemonError
 from .expectations import MOST_KEPT, Declared, Expectations
 from .hub import EventHub
+from .leftovers import collect_daily
 from .log_streams import LogWatcher
 from .planning import NO_PROCESSES_HINT, plan_for
 from .reconciler import Reconciler
 from .security import ensure_token
 from .services import Services
 from .settings import Paths, Settings
-from .socket_folder import collect_abandoned, held
+from .socket_folder import held
 from .submission import Submitter
 
 log = logging.getLogger(__name__)
@@ -145,13 +145,13 @@ class _Daemon:
             serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
-            collecting = asyncio.create_task(_collect(), name="collect")
+            collecting = asyncio.create_task(collect_daily(self._paths, self._settings))
             await self._until_told(serving)
             self._stopping.set()
             services.hub.wake_all()  # streams end by themselves, before they would be cut
             server.should_exit = True
+            collecting.cancel()
             await serving
-            await collecting
 
     def _mind_threads(self) -> None:
         """Without one of its threads the daemon would accept requests, and never run them.
@@ -389,17 +389,6 @@ def _recover(store: DispatchStore, paths: Paths) -> None:
             len(recovery.requeued),
             len(recovery.failed),
         )
-
-
-async def _collect() -> None:
-    """What daemons and keepers left that were killed; nothing depends on it."""
-    try:
-        gone = await asyncio.to_thread(lambda: collect_abandoned(socket_folders_outside()))
-    except RuntimeError as exc:  # there is no room for a thread
-        log.warning("cannot look for abandoned folders of sockets: %s", exc)
-        return
-    if gone:
-        log.info("removed %d folders of sockets in which nobody listens", len(gone))
 
 
 def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket]:

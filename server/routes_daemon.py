@@ -24,7 +24,7 @@ RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
 # Of no interest once they have gone well: what they have done is seen in the environments, or was
 # their answer.
-SOON_FORGOTTEN = frozenset({"check", "describe", "down", "probe"})
+SOON_FORGOTTEN = frozenset({"check", "describe", "down", "probe", "prune"})
 
 router = APIRouter()
 root = APIRouter()

@@ -45,6 +45,9 @@ class Settings:
     )
     keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are collected.")
     keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.", most=36_500)
+    keep_venv_days: float = _setting(
+        30.0, "Days to keep a project's virtual environment that nothing uses.", most=36_500
+    )
     max_log_mb: int = _setting(64, "Largest log kept of one request or replica, in MB.", least=1)
     max_logs_mb: int = _setting(
         2048, "Most of all logs together, in MB; the oldest are collected.", least=1

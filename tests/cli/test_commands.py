@@ -469,6 +469,28 @@ def test_check_prints_the_operations_result(command: Command, fake: FakeDaemon) 
     assert command("check", "--json").json == {"python": "3.11", "uv": None}
 
 
+def test_prune_says_what_it_gave_back(command: Command, fake: FakeDaemon) -> None:
+    removed = [
+        {"path": "/venvs/a", "project": "/home/me/my_env", "freed_bytes": 400 * 2**20},
+        {"path": "/venvs/b", "project": None, "freed_bytes": 67 * 2**20},
+    ]
+    result = {"removed": removed, "freed_bytes": 467 * 2**20}
+    done = new_request("3", operation="prune", result=result)
+    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
+    fake.ends(done)
+    told = command("prune").out
+    assert "removed 400 MB of /home/me/my_env" in told
+    assert told.splitlines()[-1] == "467 MB are free again"
+    assert command("prune", "--json").json == result
+
+
+def test_prune_of_nothing_says_so(command: Command, fake: FakeDaemon) -> None:
+    done = new_request("3", operation="prune", result={"removed": [], "freed_bytes": 0})
+    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
+    fake.ends(done)
+    assert command("prune").out.startswith("nothing to remove")
+
+
 def test_up_tells_address_limits_and_plan(command: Command, fake: FakeDaemon) -> None:
     info = {
         "daemon": daemon_json(fake),
@@ -578,7 +600,7 @@ def test_nothing_heavy_is_imported_for_status(fake: FakeDaemon, status: dict[str
 
 
 @pytest.mark.parametrize("name", ["up", "launch", "status", "logs", "requests", "wait", "cancel",
-                                  "down", "stop", "check", "info"])  # fmt: skip
+                                  "down", "prune", "stop", "check", "info"])  # fmt: skip
 def test_every_command_has_help_and_json(command: Command, name: str) -> None:
     answer = command(name, "--help")
     assert answer.code == 0

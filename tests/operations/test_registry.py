@@ -23,7 +23,7 @@ def test_launches_and_measurements_are_long_and_everything_else_is_short() -> No
     assert schedules.pop("launch") == "LONG"
     assert schedules.pop("benchmark") == "LONG"
     assert schedules.pop("rollout") == "LONG"
-    assert set(schedules) == {"down", "check", "describe", "probe"}
+    assert set(schedules) == {"down", "check", "describe", "probe", "prune"}
     assert set(schedules.values()) == {"SHORT"}
 
 

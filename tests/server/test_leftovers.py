@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon removes what is left lying about, and starts whether it can or not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.environments.project_venv import COMPLETE
+from openenvd.server.leftovers import collect
+from openenvd.server.settings import Paths, Settings
+
+
+@pytest.fixture
+def venv(paths: Paths) -> Path:
+    """Last used long ago."""
+    folder = paths.venvs / "a"
+    folder.mkdir(parents=True)
+    (folder / COMPLETE).write_text("{}")
+    os.utime(folder / COMPLETE, (0, 0))
+    return folder
+
+
+def test_a_daemon_that_starts_removes_what_nothing_has_used_for_long(
+    paths: Paths, venv: Path
+) -> None:
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)  # it finishes what it has begun
+    assert not venv.exists()
+
+
+def test_how_long_is_a_setting(paths: Paths, venv: Path) -> None:
+    collect(paths, Settings(keep_venv_days=36_500))
+    assert venv.exists()
+    collect(paths, Settings())
+    assert not venv.exists()
+
+
+def test_what_cannot_be_read_keeps_no_daemon_from_starting(paths: Paths) -> None:
+    paths.venvs.write_text("no folder")
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)
