@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .disk import Disk, blocks, typed
-from .episodes import BytesLike
 from .errors import RolloutError
 from .layout import (
     ARRAYS,
@@ -29,14 +31,13 @@ from .layout import (
     file_name,
     parse,
     partial,
-    unparse,
 )
 from .part import OpenPart
 
 BATCH_BYTES = 8 << 20  # of rows in memory; a row group
 JSON_COLUMNS = ("observation", "action", "info", "final_observation")
 EXTRA = "openenvd[arrow]"
-_COLUMNS = {
+COLUMNS = {
     STEPS: {
         "episode_id": "text",
         "step": "int",
@@ -64,7 +65,8 @@ _COLUMNS = {
         "final_observation": "text",
     },
 }
-_ARRAY = {"name": "text", "dtype": "text", "offset": "int", "bytes": "int"}
+ARRAY = {"name": "text", "dtype": "text", "offset": "int", "bytes": "int"}
+_skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def in_columns(part: OpenPart, form: str, disk: Disk) -> Part:
@@ -118,34 +120,50 @@ def _batches(source: Path) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _row(line: BytesLike) -> dict[str, Any]:
-    row: dict[str, Any] = parse(line)
-    for name in JSON_COLUMNS:
-        if name in row:
-            row[name] = unparse(row[name])
-    return row
+def _row(line: bytes) -> dict[str, Any]:
+    """The texts of the free-form columns as they came: parsed and written again, a number that JSON
+    does not have, or one of very many digits, would become another.
+    """
+    try:
+        fields = _skim(line)
+    except msgspec.DecodeError:  # the standard library's JSON says more than others can read
+        found: dict[str, Any] = parse(line)
+        return {n: json.dumps(v) if n in JSON_COLUMNS else v for n, v in found.items()}
+    return {
+        n: str(memoryview(v), "utf-8") if n in JSON_COLUMNS else parse(memoryview(v))
+        for n, v in fields.items()
+    }
 
 
 def _schema(pyarrow: Any, kind: str) -> Any:
     types = {"text": pyarrow.large_string(), "int": pyarrow.int64()}
     types |= {"real": pyarrow.float64(), "bool": pyarrow.bool_()}
-    columns = [(name, types[form]) for name, form in _COLUMNS[kind].items()]
+    columns = [(name, types[form]) for name, form in COLUMNS[kind].items()]
     if kind == STEPS:
-        array = [(name, types[form]) for name, form in _ARRAY.items()]
+        array = [(name, types[form]) for name, form in ARRAY.items()]
         array.append(("shape", pyarrow.list_(types["int"])))
         columns.append(("arrays", pyarrow.list_(pyarrow.struct(array))))
     return pyarrow.schema(columns)
 
 
 def arrow(module: str = "pyarrow") -> Any:
-    """`pyarrow` or a module of its, which is no dependency of everybody.
+    """`pyarrow` or another module of the extra.
 
     Raises:
         RolloutError: it is not installed.
+    """
+    return needed(module, f"'{EXTRA}'")
+
+
+def needed(module: str, install: str) -> Any:
+    """A module that is no dependency of everybody.
+
+    Raises:
+        RolloutError: it is not installed; the hint says how.
     """
     try:
         return importlib.import_module(module)
     except ImportError as exc:
         raise RolloutError(
-            f"the module {module} is not installed", f"pip install '{EXTRA}'"
+            f"the module {module} is not installed: {exc}", f"pip install {install}"
         ) from exc
