@@ -26,6 +26,7 @@ import logging
 import os
 import signal
 import socket
+import syslog
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -184,7 +185,9 @@ class _Daemon:
         """
         while self._lock.is_ours():  # noqa: ASYNC110  no event tells of it everywhere
             await asyncio.sleep(HOME_SECONDS)
-        log.critical("the state folder %s is gone, and the daemon with it", self._paths.home)
+        text = f"the state folder {self._paths.home} is gone, and the daemon with it"
+        log.critical("%s", text)
+        syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     @asynccontextmanager
     async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Services]:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.client import daemon
+from openenvd.client import daemon, following
 from openenvd.processes.process_room import ProcessRoom
 from openenvd.server.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.settings import Paths
@@ -231,6 +231,32 @@ def test_a_daemon_whose_home_is_removed_ends(home: Path) -> None:
     shutil.rmtree(home)
     wait_gone(pid)
     assert not home.exists()
+
+
+def test_a_daemon_whose_home_is_removed_says_so(home: Path) -> None:
+    """In the foreground: otherwise its log has gone as well."""
+    command = [sys.executable, "-m", "openenvd.server", "--port=0"]
+    environ = {**os.environ, "OPENENV_HOME": str(home)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "answers at" not in process.stderr.readline():
+            assert process.poll() is None
+        shutil.rmtree(home)
+        _, told = process.communicate(timeout=WAIT_SECONDS)
+    assert f"the state folder {home} is gone" in told
+    assert "Traceback" not in told
+    assert process.returncode == 0
+
+
+def test_the_replicas_of_a_removed_home_end_as_well(home: Path) -> None:
+    client = daemon.connect(Paths(home), settings={"port": 0})
+    launch = following.run(client, "launch", {"source": "echo", "shards": 1})
+    [replica] = launch["result"]["environment"]["replicas"]
+    server = psutil.Process(replica["pid"])
+    keeper = psutil.Process(server.ppid())
+    shutil.rmtree(home)
+    _, alive = psutil.wait_procs([server, keeper], timeout=WAIT_SECONDS)
+    assert not alive
 
 
 def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> None:
