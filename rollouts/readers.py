@@ -6,32 +6,37 @@
         for step in episode.steps():         # rows of steps, with their arrays mapped, not copied
             step.arrays["image"].numpy()
 
-Only what is finished for certain is seen, also while a rollout is running (its growing part is not,
-until it is full). For Hugging Face's `datasets`:
+Only what is finished for certain is seen; all of it, also while a rollout runs or after a kill:
 
-    load_dataset("json", data_files=rollouts.data_files("steps"))
+    manifest, journal ─▶ Rollouts ─▶ a _PartReader for each finished part, and the growing one
+                                          ├─ JSONL      lines ─▶ LineRow
+                                          ├─ columns    ColumnsFile ─▶ ColumnsRow
+                                          └─ arrays     mapped
+
+`dataset` and `data_files` are for Hugging Face's `datasets`. What the rows do: `rows`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import manifest
-from .columnar import JSON_COLUMNS, arrow
-from .disk import blocks, typed
-from .episodes import Array
+from . import hugging_face, manifest
+from .column_files import MOST_GROUPS, ColumnsFile
+from .disk import blocks
 from .errors import OutputDamaged
 from .layout import (
     ARRAYS,
     ARROW,
     EPISODES,
+    FORMATS,
     JOURNAL,
     JSONL,
     MANIFEST,
@@ -40,35 +45,14 @@ from .layout import (
     Part,
     PartFile,
     file_name,
-    parse,
+    partial,
 )
+from .lines import lines
+from .manifest import Known
+from .open_files import Recent, mapped, opened, present
+from .rows import LineRow, MappedArray, Row, StepRow
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class MappedArray(Array):
-    """An array in a mapped file: its pages are read when they are touched, and never copied."""
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """As numpy's, read-only, on the same memory."""
-        import numpy as np
-
-        return np.frombuffer(self.data, dtype=np.dtype(self.dtype)).reshape(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One step, as it was written."""
-
-    number: int
-    observation: Any
-    action: Any
-    reward: float | None
-    done: bool
-    info: Mapping[str, Any]
-    arrays: Mapping[str, MappedArray]
+MOST_MAPPED = 16  # files of arrays; each has a descriptor
 
 
 @dataclass(frozen=True)
@@ -88,15 +72,20 @@ class EpisodeRow:
 
 
 class Rollouts:
-    """A folder of rollouts, as it was when this was made."""
+    """A folder of rollouts, as it was when this was made. May be handed to other processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known = manifest.read(folder)
-        self._readers = [_PartReader(folder, part) for _, part in sorted(self._known.parts.items())]
+        known = _known(folder)
+        parts = dict(known.parts)
+        if known.growing is not None:
+            growing = known.growing
+            parts[growing.part] = Part(growing.part, (), growing.episode_ids, growing.steps)
+        groups, maps = Recent(MOST_GROUPS), Recent(MOST_MAPPED)
+        self._readers = [_PartReader(folder, parts[n], groups, maps) for n in sorted(parts)]
 
     def __len__(self) -> int:
-        return sum(len(part.episode_ids) for part in self._known.parts.values())
+        return sum(len(reader.part.episode_ids) for reader in self._readers)
 
     def __iter__(self) -> Iterator[EpisodeRow]:
         for reader in self._readers:
@@ -105,7 +94,7 @@ class Rollouts:
     @property
     def steps(self) -> int:
         """Of all episodes."""
-        return sum(part.steps for part in self._known.parts.values())
+        return sum(reader.part.steps for reader in self._readers)
 
     def episode_ids(self) -> list[str]:
         """In the order in which `for` gives them."""
@@ -117,27 +106,47 @@ class Rollouts:
         Raises:
             KeyError: there is none.
         """
-        reader = self._reader_of[episode_id]
-        return next(episode for episode in reader.episodes() if episode.id == episode_id)
+        reader, at = self._places[episode_id]
+        return reader.episode(at)
 
     def data_files(self, kind: str = STEPS) -> list[str]:
-        """The files of `steps` or `episodes`, as `datasets.load_dataset` takes them."""
-        names = [f.name for reader in self._readers for f in reader.part.files]
-        return [str(self.folder / name) for name in names if name.startswith(f"{kind}-")]
+        """The files of `steps` or `episodes`, as `datasets.load_dataset` takes them: of finished
+        parts, which never change again.
+        """
+        return [name for form in FORMATS for name in self._files(kind, form)]
+
+    def dataset(self, kind: str = STEPS, *, streaming: bool = False) -> Any:
+        """The rows of `data_files` as a `datasets.Dataset` (`IterableDataset` when streaming).
+
+        Raises:
+            RolloutError: `datasets` is not installed, or too old.
+        """
+        files = {form: self._files(kind, form) for form in FORMATS}
+        return hugging_face.load(kind, files, streaming=streaming)
 
     def verify(self) -> None:
-        """Read every file, and compare.
+        """Read every file of finished parts, and compare.
 
         Raises:
             OutputDamaged: one is missing, or is not what it was.
         """
         for reader in self._readers:
             for file in reader.part.files:
-                _verify(self.folder / file.name, file)
+                _verify(present(self.folder / file.name), file)
+
+    def _files(self, kind: str, form: str) -> list[str]:
+        names = [file.name for reader in self._readers for file in reader.part.files]
+        wanted = [n for n in names if n.startswith(f"{kind}-") and n.endswith(f".{form}")]
+        return [str(present(self.folder / name)) for name in wanted]
 
     @cached_property
-    def _reader_of(self) -> dict[str, _PartReader]:
-        return {i: reader for reader in self._readers for i in reader.part.episode_ids}
+    def _places(self) -> dict[str, tuple[_PartReader, int]]:
+        """Of each episode: its part, and its row among the part's episodes."""
+        return {
+            episode_id: (reader, at)
+            for reader in self._readers
+            for at, episode_id in enumerate(reader.part.episode_ids)
+        }
 
 
 def open_rollouts(folder: Path | str) -> Rollouts:
@@ -152,105 +161,126 @@ def open_rollouts(folder: Path | str) -> Rollouts:
     return Rollouts(folder)
 
 
-class _PartReader:
-    """The files of one part, opened when they are needed."""
+def _known(folder: Path) -> Known:
+    """What the manifest and the journal say. Where the manifest was replaced meanwhile, it has
+    taken over what the journal said, which may have been empty by then.
+    """
+    while True:
+        before = _stamp(folder / MANIFEST)
+        known = manifest.read(folder)
+        if _stamp(folder / MANIFEST) == before:
+            return known
 
-    def __init__(self, folder: Path, part: Part) -> None:
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Differs between a file and the one that replaces it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+class _PartReader:
+    """The files of one part, opened when they are needed. A growing part has none that is whole."""
+
+    def __init__(self, folder: Path, part: Part, groups: Recent, maps: Recent) -> None:
         self.part = part
         self._folder = folder
-        forms = {Path(file.name).suffix[1:] for file in part.files}
-        self._form = next(form for form in (JSONL, PARQUET, ARROW) if form in forms)
+        self._groups = groups
+        self._maps = maps
+        self._column_files: dict[str, ColumnsFile] = {}
+        known = {Path(file.name).suffix[1:] for file in part.files}
+        self._columns = [form for form in (PARQUET, ARROW) if form in known or not known]
+        self._has_lines = JSONL in known or not known
 
     def episodes(self) -> Iterator[EpisodeRow]:
-        path = self._path(EPISODES)
-        rows = _lines(path) if self._form == JSONL else _rows(path, self._form, 0, None)
-        return (EpisodeRow(row, self) for row in rows)
+        """In the order of their ids."""
+        count = len(self.part.episode_ids)
+        return (EpisodeRow(row.whole(), self) for row in self._rows(EPISODES, 0, count))
+
+    def episode(self, at: int) -> EpisodeRow:
+        """The one with that row."""
+        ends = self._episode_ends
+        stretch = (ends[at], ends[at + 1] - ends[at]) if ends else None
+        [row] = self._rows(EPISODES, at, 1, stretch)
+        return EpisodeRow(row.whole(), self)
 
     def steps(self, episode: Mapping[str, Any]) -> Iterator[StepRow]:
-        if not episode["steps"]:
-            return iter(())
-        path = self._path(STEPS)
-        if self._form == JSONL:
-            rows = _lines(path, episode["steps_offset"], episode["steps_bytes"])
-        else:
-            rows = _rows(path, self._form, episode["first_row"], episode["steps"])
-        return (self._step(row, episode) for row in rows)
+        """Of that episode, in order."""
+        stretch = (episode["steps_offset"], episode["steps_bytes"])
+        rows = self._rows(STEPS, episode["first_row"], episode["steps"], stretch)
+        return (StepRow(row, self, episode["arrays_offset"]) for row in rows)
 
-    def _step(self, row: Mapping[str, Any], episode: Mapping[str, Any]) -> StepRow:
-        start = episode["arrays_offset"]
-        arrays = {array["name"]: self._array(array, start) for array in row["arrays"]}
-        told = (row["observation"], row["action"], row["reward"], row["done"], row["info"])
-        return StepRow(row["step"], *told, arrays)
+    def mapped(self, told: Sequence[Mapping[str, Any]], start: int) -> dict[str, MappedArray]:
+        """The arrays of a step."""
+        return {array["name"]: self._array(array, start) for array in told}
 
-    def _array(self, array: Mapping[str, Any], start: int) -> MappedArray:
-        first = start + array["offset"]
-        data = self._arrays[first : first + array["bytes"]]
-        return MappedArray(data, array["dtype"], tuple(array["shape"]))
+    def _array(self, told: Mapping[str, Any], start: int) -> MappedArray:
+        paths = self._paths(ARRAYS)
+        content = self._maps.get(paths[-1], lambda: opened(paths, mapped))
+        first = start + told["offset"]
+        data = content[first : first + told["bytes"]]
+        if len(data) < told["bytes"]:
+            raise OutputDamaged(f"{paths[-1]} ends before the array {told['name']}")
+        return MappedArray(data, told["dtype"], tuple(told["shape"]))
+
+    def _rows(
+        self, kind: str, first: int, count: int, stretch: tuple[int, int] | None = None
+    ) -> Iterator[Row]:
+        """So many rows from there on; in a file of lines, those of the stretch."""
+        if not count:
+            return
+        file = self._lines_file(kind)
+        if file is None:
+            yield from self._columns_file(kind).rows(first, count)
+            return
+        with file:
+            offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
+            found = lines(file, offset, size_bytes)
+            for at in range(count):
+                if (line := next(found, None)) is None:
+                    raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")
+                yield LineRow(line)
+
+    def _lines_file(self, kind: str) -> FileIO | None:
+        """None: it is in columns, by now."""
+        if not self._has_lines:
+            return None
+        try:
+            return opened(self._paths(kind), FileIO)
+        except OutputDamaged:
+            if not self._columns_there(kind):
+                raise
+            return None
+
+    def _columns_file(self, kind: str) -> ColumnsFile:
+        found = self._column_files.get(kind)
+        if found is None:
+            form = (self._columns_there(kind) or self._columns)[0]
+            found = ColumnsFile(self._paths(kind, form), form, self._groups)
+            self._column_files[kind] = found
+        return found
+
+    def _columns_there(self, kind: str) -> list[str]:
+        return [f for f in self._columns if any(p.exists() for p in self._paths(kind, f))]
 
     @cached_property
-    def _arrays(self) -> memoryview:
-        """The mapped file. It stays mapped for as long as any array of it is held."""
-        path = self._path(ARRAYS)
-        with _opened(path) as file:
-            if not path.stat().st_size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    def _episode_ends(self) -> array[int] | None:
+        """0, and where each line of the file of episodes ends. None: they are in columns."""
+        file = self._lines_file(EPISODES)
+        if file is None:
+            return None
+        ends = array("Q", [0])
+        with file:
+            for line in lines(file, 0, os.fstat(file.fileno()).st_size):
+                ends.append(ends[-1] + len(line) + 1)
+        return ends
 
-    def _path(self, kind: str) -> Path:
-        return self._folder / file_name(kind, self.part.number, self._form)
-
-
-def _lines(path: Path, offset: int = 0, size_bytes: int | None = None) -> Iterator[Any]:
-    """The rows in a stretch of a JSONL file."""
-    with _opened(path) as file:
-        file.seek(offset)
-        end = None if size_bytes is None else offset + size_bytes
-        while (end is None or file.tell() < end) and (line := file.readline()):
-            yield parse(line)
-
-
-def _rows(path: Path, form: str, first: int, count: int | None) -> Iterator[Any]:
-    """Rows of a file in columns, a batch in memory at a time."""
-    end = None if count is None else first + count
-    at = 0
-    for batch in _parquet(path) if form == PARQUET else _arrow(path):
-        stop = batch.num_rows if end is None else min(batch.num_rows, end - at)
-        begin = max(0, first - at)
-        if begin < stop:
-            yield from map(_parsed, batch.slice(begin, stop - begin).to_pylist())
-        at += batch.num_rows
-        if end is not None and at >= end:
-            return
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    with _opened(path):
-        file = arrow("pyarrow.parquet").ParquetFile(path)
-    with file:
-        yield from file.iter_batches()
-
-
-def _arrow(path: Path) -> Iterator[Any]:
-    pyarrow = arrow()
-    with _opened(path), pyarrow.memory_map(str(path)) as source:
-        reader = pyarrow.ipc.open_file(source)
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number)
-
-
-def _parsed(row: dict[str, Any]) -> dict[str, Any]:
-    for name in JSON_COLUMNS:
-        if name in row:
-            row[name] = parse(row[name])
-    return row
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    if not path.exists():
-        raise OutputDamaged(f"{path} is missing")
-    with typed(path), path.open("rb") as file:
-        yield file
+    def _paths(self, kind: str, form: str = JSONL) -> tuple[Path, Path]:
+        """Its names, in the order in which it gets them."""
+        path = self._folder / file_name(kind, self.part.number, form)
+        return partial(path), path
 
 
 def _verify(path: Path, file: PartFile) -> None:

@@ -3,17 +3,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 import pytest
 
-from openenvd.rollouts.episodes import Array
-from openenvd.rollouts.layout import FORMATS, JSONL
+from openenvd.rollouts import column_files, manifest, readers, rows
+from openenvd.rollouts.episodes import Array, BytesLike, Step
+from openenvd.rollouts.errors import OutputDamaged, OutputError, RolloutError
+from openenvd.rollouts.layout import FORMATS, JSONL, parse, partial
+from openenvd.rollouts.open_files import opened
 from openenvd.rollouts.output import OWN_PART_BYTES, Output
-from openenvd.rollouts.readers import open_rollouts
+from openenvd.rollouts.readers import Rollouts, open_rollouts
 
 from .made import episode, finish, image, names, step
 
@@ -78,12 +87,294 @@ def test_an_unknown_episode_is_a_key_error(tmp_path: Path) -> None:
         open_rollouts(tmp_path).episode("z")
 
 
-def test_a_reader_beside_a_writer_sees_what_is_finished(tmp_path: Path) -> None:
-    with Output(tmp_path, part_bytes=500) as output:
-        finish(output, "a", text="x" * 500)
-        finish(output, "b", steps=1)
+ABC = {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0, 1, 2]}
+
+
+def seen(rollouts: Rollouts) -> dict[str, list[int]]:
+    """The numbers of each episode's steps."""
+    return {found.id: [row.observation["number"] for row in found.steps()] for found in rollouts}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_reader_beside_a_writer_sees_what_is_certain(tmp_path: Path, form: str) -> None:
+    """Also of the part that is growing; and goes on to read it when it has been finished since."""
+    output = Output(tmp_path, form=form, part_bytes=1500)
+    finish(output, "a", text="x" * 500)
+    finish(output, "b", steps=2)
+    output.checkpoint()
+    finish(output, "c", steps=1)
+    early = open_rollouts(tmp_path)
+    assert (seen(early), early.steps) == ({"a": [0, 1, 2], "b": [0, 1]}, 5)
+    assert [Path(name).suffix for name in early.data_files()] == [f".{form}"]
+    early.verify()
+    kept = list(early.episode("b").steps())
+    output.close()
+    assert seen(early) == {"a": [0, 1, 2], "b": [0, 1]}
+    assert early.episode("b").row["final_observation"] is None
+    assert [row.action for row in kept] == [{"move": 0}, {"move": 1}]
+    assert seen(open_rollouts(tmp_path)) == {"a": [0, 1, 2], "b": [0, 1], "c": [0]}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_arrays_of_a_growing_part_are_mapped(tmp_path: Path, form: str) -> None:
+    with Output(tmp_path, form=form) as output:
+        output.put_step("a", 0, step(arrays={"image": image(3)}))
+        output.finish(episode("a"))
         output.checkpoint()
-        assert open_rollouts(tmp_path).episode_ids() == ["a"]
+        [row] = open_rollouts(tmp_path).episode("a").steps()
+        assert bytes(row.arrays["image"].data) == bytes([3]) * 100
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_part_that_was_recorded_and_not_yet_renamed_is_read(tmp_path: Path, form: str) -> None:
+    """What a crash leaves between the two, until the next writer comes."""
+    write(tmp_path, form)
+    for path in tmp_path.glob("*-0*"):
+        path.rename(partial(path))
+    rollouts = open_rollouts(tmp_path)
+    rollouts.verify()
+    assert seen(rollouts) == ABC
+    assert all(Path(name).exists() for name in rollouts.data_files())
+
+
+def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one has what the journal, which is empty by then, has no more."""
+    output = Output(tmp_path)
+    finish(output, "a")
+    output.checkpoint()
+    read_records = manifest._records
+
+    def meanwhile(path: Path) -> list[object]:
+        monkeypatch.setattr(manifest, "_records", read_records)
+        output.close()
+        return read_records(path)
+
+    monkeypatch.setattr(manifest, "_records", meanwhile)
+    assert open_rollouts(tmp_path).episode_ids() == ["a"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_empty_rollout_has_nothing(tmp_path: Path, form: str) -> None:
+    Output(tmp_path, form=form).close()
+    rollouts = open_rollouts(tmp_path)
+    rollouts.verify()
+    assert (len(rollouts), rollouts.steps, list(rollouts), rollouts.data_files()) == (0, 0, [], [])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_episode_without_steps_beside_others_has_none(tmp_path: Path, form: str) -> None:
+    output = Output(tmp_path, form=form)
+    output.finish(episode("a"))
+    output.finish(episode("b", steps=2))
+    output.finish(episode("c"))
+    output.close()
+    assert seen(open_rollouts(tmp_path)) == {"a": [], "b": [0, 1], "c": []}
+
+
+class Counted:
+    """The texts that are parsed from here on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[bytes] = []
+        for reader in (rows, column_files):
+            monkeypatch.setattr(reader, "parse", self.parse)
+
+    def parse(self, text: BytesLike) -> object:
+        self.texts.append(bytes(text))
+        return parse(text)
+
+    @property
+    def observations(self) -> int:
+        return sum(b"seen" in text for text in self.texts)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_one_episode_is_found_without_reading_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """However many there are, the row that is parsed is its own."""
+    output = Output(tmp_path, form=form)
+    for number in range(300):
+        finish(output, str(number), steps=1)
+    output.close()
+    rollouts = open_rollouts(tmp_path)
+    counted = Counted(monkeypatch)
+    for name in ("299", "0", "150"):
+        counted.texts.clear()
+        assert rollouts.episode(name).id == name
+        assert len(counted.texts) == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_observation_that_nobody_asks_for_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    output = Output(tmp_path, form=form)
+    finish(output, "a", steps=1)
+    output.close()
+    found = open_rollouts(tmp_path).episode("a")
+    counted = Counted(monkeypatch)
+    [row] = found.steps()
+    assert (row.number, row.reward, row.done, row.info) == (0, 0.0, False, {})
+    assert (row.action, row.arrays, counted.observations) == ({"move": 0}, {}, 0)
+    assert row.observation is row.observation
+    assert counted.observations == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_observation_that_is_asked_for_first_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    output = Output(tmp_path, form=form)
+    finish(output, "a", steps=1)
+    output.close()
+    found = open_rollouts(tmp_path).episode("a")
+    counted = Counted(monkeypatch)
+    [row] = found.steps()
+    assert row.observation == {"text": "seen", "number": 0}
+    assert (row.reward, row.info, counted.observations) == (0.0, {}, 1)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("first", ["observation", "reward"])
+def test_what_only_the_standard_library_can_read_comes_back(
+    tmp_path: Path, form: str, first: str
+) -> None:
+    """Half a surrogate pair, and numbers that are none."""
+    output = Output(tmp_path, form=form)
+    odd = Step(
+        b'{"text":"\\ud83d","worth":NaN}',
+        b"1",
+        0.0,
+        True,
+        b'{"far":Infinity}',
+    )
+    output.put_step("a", 0, odd)
+    output.finish(episode("a", final_observation_json=b'"\\ud83d"'))
+    output.close()
+    found = open_rollouts(tmp_path).episode("a")
+    [row] = found.steps()
+    getattr(row, first)
+    assert row.observation["text"] == "\ud83d"
+    assert math.isnan(row.observation["worth"])
+    assert row.info == {"far": math.inf}
+    assert found.row["final_observation"] == "\ud83d"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_that_are_kept_stay_what_they_are(tmp_path: Path, form: str) -> None:
+    """Also when they are asked long after, and their row group is no longer in memory."""
+    output = Output(tmp_path, form=form, part_bytes=10)
+    for name in "abcdef":
+        finish(output, name)
+    output.close()
+    kept = {found.id: list(found.steps()) for found in open_rollouts(tmp_path)}
+    for found in kept.values():
+        assert [row.observation["number"] for row in found] == [0, 1, 2]
+
+
+def test_more_parts_than_a_process_may_open_files_are_read(tmp_path: Path) -> None:
+    output = Output(tmp_path, part_bytes=10)
+    for number in range(2 * readers.MOST_MAPPED):
+        output.put_step(str(number), 0, step(arrays={"image": image(number)}))
+        output.finish(episode(str(number)))
+    output.close()
+    rollouts = open_rollouts(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number, found in enumerate(rollouts):
+        [row] = found.steps()
+        assert row.arrays["image"].numpy()[99] == number
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + readers.MOST_MAPPED + 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_all_of_it_can_be_handed_to_another_process(tmp_path: Path, form: str) -> None:
+    """A data loader's workers get the folder, an episode, or a step; arrays are copied then."""
+    write(tmp_path, form)
+    rollouts = open_rollouts(tmp_path)
+    [row, *_] = rollouts.episode("b").steps()
+    assert row.arrays["image"].numpy()[0] == 0
+    there = pickle.loads(pickle.dumps(rollouts))
+    assert seen(there) == ABC
+    [again, *_] = pickle.loads(pickle.dumps(there.episode("b"))).steps()
+    for copied in (again, pickle.loads(pickle.dumps(row)), pickle.loads(pickle.dumps(again))):
+        assert (copied.info, copied.arrays["experts"].numpy()[0, 0, 0]) == ({"note": "b"}, 10)
+
+
+def test_threads_may_share_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, "parquet")
+    rollouts = open_rollouts(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(seen, [rollouts] * 8))
+    assert found == [ABC] * 8
+
+
+def test_arrays_without_elements_or_dimensions_are_numpys(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    made = {"none": Array(b"", "<f4", (0, 3)), "one": Array(b"\x00\x00\x80\x3f", "<f4", ())}
+    output.put_step("a", 0, step(arrays=made))
+    output.finish(episode("a"))
+    output.close()
+    [row] = open_rollouts(tmp_path).episode("a").steps()
+    assert row.arrays["none"].numpy().shape == (0, 3)
+    assert row.arrays["one"].numpy() == np.float32(1)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_was_cut_is_damaged(tmp_path: Path, form: str) -> None:
+    write(tmp_path, form)
+    for path in tmp_path.glob("steps-*"):
+        os.truncate(path, 300)
+    with pytest.raises(OutputDamaged):
+        seen(open_rollouts(tmp_path))
+
+
+def test_arrays_that_were_cut_are_damaged(tmp_path: Path) -> None:
+    write(tmp_path)
+    os.truncate(tmp_path / "arrays-00000.bin", 200)
+    with pytest.raises(OutputDamaged, match="ends before the array"):
+        [row.arrays for row in open_rollouts(tmp_path).episode("b").steps()]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_is_gone_is_named(tmp_path: Path, form: str) -> None:
+    write(tmp_path, form)
+    (tmp_path / f"steps-00000.{form}").unlink()
+    with pytest.raises(OutputDamaged, match=rf"steps-00000\.{form} is missing"):
+        seen(open_rollouts(tmp_path))
+
+
+def test_a_file_that_must_not_be_read_says_so(tmp_path: Path) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with pytest.raises(OutputError, match="a cannot be read: Permission denied"):
+        opened([tmp_path / "a"], forbidden)
+
+
+@pytest.mark.parametrize(
+    ("module", "form"), [("numpy", "jsonl"), ("pyarrow", "arrow"), ("pyarrow.parquet", "parquet")]
+)
+def test_an_extra_that_is_missing_says_how_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, form: str
+) -> None:
+    write(tmp_path, form)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RolloutError, match=f"the module {module} is not installed") as told:
+        [row.arrays["image"].numpy() for found in open_rollouts(tmp_path) for row in found.steps()]
+    assert told.value.hint == "pip install 'openenvd[arrow]'"
+
+
+def test_without_datasets_a_dataset_says_how_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RolloutError, match="datasets is not installed") as told:
+        open_rollouts(tmp_path).dataset()
+    assert told.value.hint == "pip install -U datasets"
 
 
 def test_columns_replace_the_lines(tmp_path: Path) -> None:

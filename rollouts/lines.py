@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The lines of a stretch of a file, one in memory at a time.
+
+    file ─readinto─▶ one buffer, used again ─find(b"\n")─▶ a line's own bytes
+
+`readline` takes fresh memory for pieces of 8 kB, joins them, and spends its time on page faults.
+Here a line is copied once, so that whoever keeps it keeps nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import FileIO
+
+BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
+
+
+def lines(file: FileIO, offset: int, size_bytes: int) -> Iterator[bytes]:
+    """Without their ends. Where the file is shorter than the stretch, there are fewer."""
+    file.seek(offset)
+    buffer = bytearray(min(BLOCK_BYTES, size_bytes))
+    kept = 0  # of a line whose end is yet to come
+    while got := file.readinto(memoryview(buffer)[kept : kept + size_bytes]):
+        size_bytes -= got
+        view, begin, end = memoryview(buffer), 0, kept + got
+        while (stop := buffer.find(b"\n", max(begin, kept), end)) >= 0:
+            yield bytes(view[begin:stop])
+            begin = stop + 1
+        buffer, kept = _with_room(buffer, view[begin:end]), end - begin
+    if kept:
+        yield bytes(buffer[:kept])
+
+
+def _with_room(buffer: bytearray, rest: memoryview) -> bytearray:
+    """A buffer with the rest at its front, and as much room behind it."""
+    if len(rest) * 2 > len(buffer):
+        buffer = bytearray(len(buffer) * 2)
+    memoryview(buffer)[: len(rest)] = rest
+    return buffer

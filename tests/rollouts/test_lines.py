@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of a stretch are what Python's own reading makes of it, however they lie in blocks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from openenvd.rollouts import lines as module
+from openenvd.rollouts.lines import lines
+
+SHAPES = [
+    [0],
+    [5],
+    [15, 15, 15],  # each with its end fills a block
+    [16, 3],
+    [31, 1, 0, 200, 7, 0, 0],
+    [1] * 100,
+    [1000, 1, 1000],
+]
+
+
+def written(folder: Path, sizes: list[int]) -> Path:
+    """Lines of those sizes, each of a letter of its own."""
+    path = folder / "file"
+    path.write_bytes(b"".join(b"%c" % (97 + n % 26) * s + b"\n" for n, s in enumerate(sizes)))
+    return path
+
+
+@pytest.mark.parametrize("sizes", SHAPES)
+@pytest.mark.parametrize("block_bytes", [1, 2, 16, 1 << 20])
+def test_lines_come_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], block_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+    path = written(tmp_path, sizes)
+    with FileIO(path) as file:
+        found = list(lines(file, 0, path.stat().st_size))
+    assert found == path.read_bytes().splitlines()
+
+
+@pytest.mark.parametrize("block_bytes", [2, 16])
+def test_a_stretch_ends_where_it_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+    path = written(tmp_path, [10, 20, 30, 40])
+    with FileIO(path) as file:
+        assert list(lines(file, 11, 21 + 31)) == [b"b" * 20, b"c" * 30]
+
+
+def test_a_file_may_be_shorter_and_end_without_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntw")
+    with FileIO(path) as file:
+        assert list(lines(file, 0, 1000)) == [b"one", b"tw"]
+    path.write_bytes(b"")
+    with FileIO(path) as file:
+        assert list(lines(file, 0, 1000)) == []
+
+
+def test_lines_that_are_kept_stay_what_they_are(tmp_path: Path) -> None:
+    """The buffer is used again; a line is its owner's."""
+    path = written(tmp_path, [100_000] * 10)
+    with FileIO(path) as file:
+        kept = list(lines(file, 0, path.stat().st_size))
+    assert [line[:1] for line in kept] == [b"%c" % (97 + n) for n in range(10)]
+
+
+def test_memory_is_bounded_by_the_longest_line(tmp_path: Path) -> None:
+    longest = 1 << 20
+    path = written(tmp_path, [longest] * 30)
+    with FileIO(path) as file:
+        tracemalloc.start()
+        for _ in lines(file, 0, path.stat().st_size):
+            pass
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak_bytes < 6 * longest
