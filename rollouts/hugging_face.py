@@ -8,7 +8,7 @@ told the types; what has no fixed form is its `Json`, which gives back what was 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .columnar import ARRAY, COLUMNS, JSON_COLUMNS, needed
@@ -58,5 +58,10 @@ def load(kind: str, files: Mapping[str, Sequence[str]], *, streaming: bool = Fal
     ]
     if loaded:
         return datasets.concatenate_datasets(loaded)
-    empty = datasets.Dataset.from_dict({name: [] for name in told}, features=told)
-    return empty.to_iterable_dataset() if streaming else empty
+    if streaming:
+        return datasets.IterableDataset.from_generator(_nothing, features=told)
+    return datasets.Dataset.from_dict({name: [] for name in told}, features=told)
+
+
+def _nothing() -> Iterator[dict[str, Any]]:
+    yield from ()
