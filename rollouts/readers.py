@@ -155,7 +155,7 @@ def open_rollouts(folder: Path | str) -> Rollouts:
     Raises:
         OutputDamaged: there are no rollouts, or they cannot be understood.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # whoever has it may be elsewhere by then
     if not ((folder / MANIFEST).exists() or (folder / JOURNAL).exists()):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder)

@@ -303,6 +303,15 @@ def test_all_of_it_can_be_handed_to_another_process(tmp_path: Path, form: str) -
         assert (copied.info, copied.arrays["experts"].numpy()[0, 0, 0]) == ({"note": "b"}, 10)
 
 
+def test_a_folder_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data loader's processes may have another working directory."""
+    write(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    rollouts = open_rollouts("out")
+    monkeypatch.chdir("/")
+    assert seen(pickle.loads(pickle.dumps(rollouts))) == ABC
+
+
 def test_threads_may_share_a_folder(tmp_path: Path) -> None:
     write(tmp_path, "parquet")
     rollouts = open_rollouts(tmp_path)
