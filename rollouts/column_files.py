@@ -46,12 +46,18 @@ class ColumnsFile:
             yield ColumnsRow(self, group, number - self._ends[group])
 
     def value(self, group: int, at: int, name: str) -> Any:
-        """One field; it is a text's where the column has texts of JSON."""
+        """One field; it is a text's where the column has texts of JSON.
+
+        Raises:
+            OutputDamaged: it cannot be understood.
+        """
         key = (self._paths[-1], group)
-        column = self._groups.get(key, lambda: _Group(self._opened(), group)).column(name)
-        if name in JSON_COLUMNS:
-            return parse(memoryview(column[at].as_buffer()))
-        return column[at].as_py()
+        found = self._groups.get(key, lambda: _Group(self._opened(), group))
+        try:
+            field = found.column(name)[at]
+            return parse(memoryview(field.as_buffer())) if name in JSON_COLUMNS else field.as_py()
+        except (OSError, ValueError) as exc:  # Arrow's and JSON's
+            raise self._damaged(exc) from exc
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +78,10 @@ class ColumnsFile:
         try:
             return opened(self._paths, self._open)
         except ValueError as exc:  # Arrow's, of a file that is not what its name says
-            raise OutputDamaged(f"{self._paths[-1]} cannot be understood: {exc}") from exc
+            raise self._damaged(exc) from exc
+
+    def _damaged(self, exc: Exception) -> OutputDamaged:
+        return OutputDamaged(f"{self._paths[-1]} cannot be understood: {exc}")
 
 
 class ColumnsRow:

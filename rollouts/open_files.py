@@ -9,12 +9,14 @@ have, in the order in which it gets them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,14 +38,21 @@ def opened(paths: Sequence[Path], open_it: Callable[[Path], Opened]) -> Opened:
         OutputError: it is there, and cannot be read.
     """
     for path in paths:
-        try:
+        with contextlib.suppress(FileNotFoundError), readable(path):
             return open_it(path)
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            hint = TOO_MANY if exc.errno == errno.EMFILE else FORBIDDEN
-            raise OutputError(f"{path} cannot be read: {exc.strerror or exc}", hint) from exc
     raise OutputDamaged(f"{paths[-1]} is missing")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Errors of the operating system as ours; that a file is not there is the caller's affair."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        hint = TOO_MANY if exc.errno == errno.EMFILE else FORBIDDEN
+        raise OutputError(f"{path} cannot be read: {exc.strerror or exc}", hint) from exc
 
 
 def mapped(path: Path) -> memoryview:

@@ -49,7 +49,7 @@ from .layout import (
 )
 from .lines import lines
 from .manifest import Known
-from .open_files import Recent, mapped, opened, present
+from .open_files import Recent, mapped, opened, present, readable
 from .rows import LineRow, MappedArray, Row, StepRow
 
 MOST_MAPPED = 16  # files of arrays; each has a descriptor
@@ -235,7 +235,7 @@ class _PartReader:
         if file is None:
             yield from self._columns_file(kind).rows(first, count)
             return
-        with file:
+        with file, readable(Path(file.name)):
             offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
             found = lines(file, offset, size_bytes)
             for at in range(count):

@@ -22,6 +22,8 @@ from openenvd.rollouts.output import Output
 
 from .conftest import REPOSITORY, _cache, _make_venv
 
+pytestmark = pytest.mark.timeout(400)  # whichever is first installs what it needs
+
 DATASETS_REQUIREMENT = "datasets==5.2.0"
 LARGE = "é\n" * (2 << 20)  # 6 MB of a row; `datasets` reads 10 MB at a time
 OBSERVATIONS = [
@@ -104,7 +106,6 @@ def load(python: Path, *folders: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(400)
 def test_datasets_reads_the_rows_that_we_read(python: Path, tmp_path: Path) -> None:
     told = load(python, *(write(tmp_path / form, form) for form in FORMATS))
     assert told.splitlines() == [f"{f}: 4 episodes and 18 steps are the same" for f in FORMATS]

@@ -11,12 +11,13 @@ import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 import pytest
 
-from openenvd.rollouts import column_files, manifest, readers, rows
+from openenvd.rollouts import column_files, hugging_face, manifest, readers, rows
 from openenvd.rollouts.episodes import Array, BytesLike, Step
 from openenvd.rollouts.errors import OutputDamaged, OutputError, RolloutError
 from openenvd.rollouts.layout import FORMATS, JSONL, parse, partial
@@ -340,6 +341,19 @@ def test_a_file_that_was_cut_is_damaged(tmp_path: Path, form: str) -> None:
         seen(open_rollouts(tmp_path))
 
 
+@pytest.mark.parametrize(("form", "broken"), [("jsonl", b'"seen"'), ("parquet", b"PAR1")])
+def test_a_file_with_other_bytes_is_damaged(tmp_path: Path, form: str, broken: bytes) -> None:
+    output = Output(tmp_path, form=form)
+    finish(output, "a")
+    output.close()
+    path = tmp_path / f"steps-00000.{form}"
+    path.write_bytes(path.read_bytes().replace(broken, b"\xff" * len(broken)))
+    with pytest.raises(OutputDamaged):
+        seen(open_rollouts(tmp_path))
+    with pytest.raises(OutputDamaged, match="has changed since it was written"):
+        open_rollouts(tmp_path).verify()
+
+
 def test_arrays_that_were_cut_are_damaged(tmp_path: Path) -> None:
     write(tmp_path)
     os.truncate(tmp_path / "arrays-00000.bin", 200)
@@ -374,6 +388,15 @@ def test_an_extra_that_is_missing_says_how_it_is_installed(
     with pytest.raises(RolloutError, match=f"the module {module} is not installed") as told:
         [row.arrays["image"].numpy() for found in open_rollouts(tmp_path) for row in found.steps()]
     assert told.value.hint == "pip install 'openenvd[arrow]'"
+
+
+def test_datasets_of_old_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had no type for values of any form."""
+    old = ModuleType("datasets")
+    old.__dict__["__version__"] = "3.0.0"
+    monkeypatch.setitem(sys.modules, "datasets", old)
+    with pytest.raises(RolloutError, match=r"datasets 3\.0\.0 has no type for JSON"):
+        hugging_face.features()
 
 
 def test_without_datasets_a_dataset_says_how_it_is_installed(
