@@ -60,7 +60,6 @@ class Task:
     running_bytes: int  # ours: what running episodes may hold …
     buffer_bytes: int  # … and what waits to be written
     disk_bytes_per_second: int | None = None
-    keep_pages: bool = False  # of freed blocks, for the next ones: see `env_host.heap`
     most_bytes: int = 1 << 62  # naive: ends itself there
 
 
@@ -237,8 +236,8 @@ def main() -> None:
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive}[way]
-    if task.keep_pages:
-        heap.keep_pages()
+    if way == "ours":
+        heap.keep_pages()  # as the operation does
     uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))

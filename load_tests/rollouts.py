@@ -7,9 +7,8 @@ Each way runs in a process of its own (`rollout_ways.py`), against one `openenv 
 what is killed runs through the installed command (`rollout_crashes.py`). Memory is the process's
 peak less what it had when its modules were imported.
 
-Ours has the environment variables for the C library's heap that workers have, from the daemon.
-`--heap pages` is a comparison: freed blocks of megabytes stay with the process, which spares page
-faults, and costs memory between blocks.
+Ours has the environment variables for the C library's heap that workers have, from the daemon, and
+keeps pages as the operation does (`env_host/heap.py`).
 
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
@@ -69,27 +68,18 @@ class Bench:
     folder: Path
     repetitions: int
     wrong: list[str]
-    keep_pages: bool
 
     def task(self, payload_bytes: int) -> Task:
         """All episodes at once."""
         scale, half = self.scale, self.scale.buffer_mb * MB // 2
-        return Task(
-            scale.episodes,
-            scale.steps,
-            scale.episodes,
-            payload_bytes,
-            half,
-            half,
-            keep_pages=self.keep_pages,
-        )
+        return Task(scale.episodes, scale.steps, scale.episodes, payload_bytes, half, half)
 
     def run(self, way: str, address: str, task: Task) -> Told:
         """One way, in a process and a folder of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
             command = [sys.executable, "-m", "load_tests.rollout_ways", *words]
-            environ = {**os.environ, **self._heap(way)}
+            environ = {**os.environ, **({} if way == "naive" else WORKER_HEAP)}
             done = subprocess.run(
                 command, env=environ, check=False, stdout=subprocess.PIPE, text=True
             )
@@ -98,12 +88,6 @@ class Bench:
         told = Told(**json.loads(done.stdout))
         self._check(way, task, told)
         return told
-
-    def _heap(self, way: str) -> dict[str, str]:
-        """The naive way has what Python has anywhere."""
-        if way == "naive":
-            return {}
-        return {"MALLOC_ARENA_MAX": "1"} if self.keep_pages else WORKER_HEAP
 
     def expect(self, fact: bool, otherwise: str) -> None:
         """A fact that must hold for the run to be a success."""
@@ -241,8 +225,7 @@ def main() -> int:
         daemon() as environ,
         benchmark(environ, 4 * scale.episodes) as address,
     ):
-        keep_pages = options.heap == "pages"
-        bench = Bench(report, scale, Path(folder), options.repetitions, [], keep_pages)
+        bench = Bench(report, scale, Path(folder), options.repetitions, [])
         if "sizes" in options.parts:
             sizes(bench, address)
         if "slow" in options.parts:
@@ -259,7 +242,6 @@ def _options() -> argparse.Namespace:
     return parse_arguments(
         "Rollouts.",
         repetitions=1,
-        heap={"choices": ("worker", "pages"), "default": "worker", "help": "see above"},
         short={"action": "store_true", "help": "fewer episodes and steps"},
         parts={"nargs": "+", "choices": PARTS, "default": list(PARTS)},
         folder={"help": "where to write; the disk under it is part of what is measured"},

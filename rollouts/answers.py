@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server answers, taken apart without being parsed: the observation stays a piece of text.
 
-One pass over the frame finds where the observation begins and ends. Text that is JSON to Python
+One pass over the frame finds where the observation begins and ends; of a large frame it is a view
+(`message_memory.py`). Text that is JSON to Python
 alone (`NaN`) is parsed after all, and written again with `null` in its place.
 """
 
@@ -15,10 +16,11 @@ import msgspec
 import orjson
 
 from ..env_host.protocol import WSErrorCode
-from .episodes import EMPTY_OBJECT, FailureReason
+from .episodes import EMPTY_OBJECT, BytesLike, FailureReason
 from .errors import EpisodeFailed
 
-LARGE_BYTES = 65_536  # from here on, text is looked at in a thread of its own
+LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
+PARSED_APART_BYTES = 262_144  # and from here on, it is parsed in a thread
 
 _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
@@ -33,7 +35,7 @@ _REASONS: dict[Any, FailureReason] = {
 class Answer:
     """The answer to a reset or a step."""
 
-    observation_json: bytes
+    observation_json: BytesLike
     reward: float | None
     done: bool
     metadata_json: bytes = EMPTY_OBJECT
@@ -64,7 +66,7 @@ class _Frame(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Frame)
 
 
-def answer_of(text: bytes) -> Answer:
+def answer_of(text: BytesLike) -> Answer:
     """What the server answered.
 
     Raises:
@@ -75,15 +77,15 @@ def answer_of(text: bytes) -> Answer:
     except msgspec.DecodeError as exc:
         first = exc
     try:
-        return _taken_apart(orjson.dumps(json.loads(text)))
+        return _taken_apart(orjson.dumps(json.loads(bytes(text))))
     except (ValueError, TypeError, msgspec.DecodeError):
-        start = text[:200].decode("utf-8", "replace")
+        start = bytes(text[:200]).decode("utf-8", "replace")
         raise EpisodeFailed(
             FailureReason.PROTOCOL_ERROR, f"the answer is not OpenEnv's ({first}): {start}"
         ) from first
 
 
-def failure_of(text: bytes) -> EpisodeFailed:
+def failure_of(text: BytesLike) -> EpisodeFailed:
     """What an error frame says; also of a frame that nobody asked for."""
     try:
         answer_of(text)
@@ -92,12 +94,14 @@ def failure_of(text: bytes) -> EpisodeFailed:
     return EpisodeFailed(FailureReason.PROTOCOL_ERROR, "the server answered without being asked")
 
 
-def _taken_apart(text: bytes) -> Answer:
+def _taken_apart(text: BytesLike) -> Answer:
     frame = _decoder.decode(text)
     data = frame.data
     if frame.type == "observation":
         done = bool(data.done)
-        return Answer(bytes(data.observation), data.reward, done, bytes(data.metadata))
+        seen = memoryview(data.observation)
+        whole = seen if isinstance(text, memoryview) and len(seen) >= LARGE_BYTES else bytes(seen)
+        return Answer(whole, data.reward, done, bytes(data.metadata))
     if frame.type == "error":
         raise _failure(
             *(orjson.loads(bytes(raw)) for raw in (data.code, data.message, data.errors))

@@ -37,12 +37,14 @@ class BatchSink:
         return _NO_ROOM
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """Kept until the episode ends."""
-        self._running.setdefault(episode_id, []).append(step)
+        """Kept until the episode ends, and then by whoever takes it: in memory of its own."""
+        self._running.setdefault(episode_id, []).append(_apart(step))
 
     async def finish(self, episode: Episode) -> None:
         """Returns when there is room for it."""
-        whole = replace(episode, steps=tuple(self._running.pop(episode.id, ())))
+        steps = tuple(self._running.pop(episode.id, ()))
+        last = bytes(episode.final_observation_json)
+        whole = replace(episode, steps=steps, final_observation_json=last)
         hold = await self._budget.reserve(whole.size_bytes)
         self._finished.append((whole, hold))
         self._changed.set()
@@ -66,6 +68,13 @@ class BatchSink:
         episode, hold = self._finished.popleft()
         hold.release()
         return episode
+
+
+def _apart(step: Step) -> Step:
+    """Not a view of what it was received into."""
+    if isinstance(step.observation_json, memoryview):
+        return replace(step, observation_json=bytes(step.observation_json))
+    return step
 
 
 class _NoRoom:

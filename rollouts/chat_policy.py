@@ -112,7 +112,7 @@ class _ChatPlayer:
         self._messages = [{"role": "system", "content": instructions(schema)}]
 
     async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        self._messages.append({"role": "user", "content": answer.observation_json.decode()})
+        self._messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
         completion = await self._policy.complete(self._messages)
         text, info = _said(completion)
         self._messages.append({"role": "assistant", "content": text})

@@ -31,10 +31,12 @@ from typing import Any
 
 from ..env_host.lag import EventLoopLagMonitor
 from .batches import BatchSink
+from .descriptors import make_room
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .figures import Figures
 from .garbage import less_often
+from .message_memory import MessageMemory
 from .playing import Attempt, Rules, Stage
 from .policies import CallablePolicy, CpuThreads, Policy, TimedPolicy
 from .session_pool import SessionPool
@@ -180,7 +182,9 @@ class _Run:
         *,
         keeps_episodes: bool,
     ) -> None:
-        pool = SessionPool(plan.concurrency, reuse=plan.reuse_sessions)
+        # What runs, and what waits to be written.
+        self._memory = MessageMemory(2 * plan.buffer_bytes)
+        pool = SessionPool(plan.concurrency, self._memory, reuse=plan.reuse_sessions)
         self._plan = plan
         self._numbers = numbers
         self._standing = StandingRoom(plan.buffer_bytes, keeps_episodes=keeps_episodes)
@@ -191,11 +195,13 @@ class _Run:
     async def opened(self) -> AsyncIterator[None]:
         """Whatever happens inside, no session and no thread is left behind."""
         try:
+            await asyncio.to_thread(make_room, self._plan.concurrency)
             yield
         finally:
             self._stage.pool.close()
             self._stage.threads.close()
             await self._plan.policy.close()
+            await self._memory.let_go()
 
     async def all_slots(self) -> None:
         """Until there are no more numbers."""

@@ -48,7 +48,7 @@ class Array:
 class Step:
     """One step of an episode."""
 
-    observation_json: bytes  # what the policy saw
+    observation_json: BytesLike  # what the policy saw
     action_json: bytes
     reward: float | None
     done: bool
@@ -142,7 +142,7 @@ class Episode:
     started_at: float  # seconds since the epoch
     finished_at: float
     failure: Failure | None = None
-    final_observation_json: bytes = b"null"
+    final_observation_json: BytesLike = b"null"
     attempts: int = 1
     size_bytes: int = 0  # of its steps and its final observation, in memory
 

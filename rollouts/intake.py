@@ -2,8 +2,9 @@
 """So many bytes at a time, however many have come: between them the loop sees to its timers.
 
 Of 256 sessions whose answers of a megabyte come at once, each is readable in the same turn of the
-loop, which then is 200 ms late for everybody else. So what comes is looked at in `AT_ONCE_BYTES` in
-one turn; connections whose data waits are not read from meanwhile. See `turns` for what is sent.
+loop, which then is 200 ms late for everybody else. So `AT_ONCE_BYTES` are received in one turn; the
+connections that have something after that take a taste of it, and are not read from until it is
+their turn. See `turns` for what is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-AT_ONCE_BYTES = 128 << 10  # what a turn of the loop receives at least; a fifth of a millisecond
+AT_ONCE_BYTES = 1 << 20  # what a turn of the loop receives at least; a quarter of a millisecond
+LEAST_BYTES = 16 << 10  # what somebody who waits is taken to have
 
 
 class Intake:
@@ -24,27 +26,30 @@ class Intake:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_due = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be received in this turn."""
+        return self._left_bytes > 0
+
     def admits(self, size_bytes: int) -> bool:
-        """Whether so much may be looked at now; otherwise it is to `wait`."""
+        """So much was received. Whether more may be now; otherwise it is to `wait`."""
+        self._left_bytes -= size_bytes
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._begin)
-        if self._left_bytes <= 0 or self._waiting:
-            return False
-        self._left_bytes -= size_bytes
-        return True
+        return self.is_open
 
-    def wait(self, size_bytes: int, take: Callable[[], None]) -> None:
-        """`take` is called in a later turn."""
-        self._waiting.append((size_bytes, take))
+    def wait(self, size_bytes: int, go_on: Callable[[], None]) -> None:
+        """`go_on` is called in a later turn; about so much is to come then."""
+        self._waiting.append((max(LEAST_BYTES, size_bytes), go_on))
 
     def _begin(self) -> None:
-        """The next turn of the loop."""
-        self._left_bytes = self._at_once_bytes
-        while self._left_bytes > 0 and self._waiting:
-            size_bytes, take = self._waiting.popleft()
-            self._left_bytes -= size_bytes
-            take()
-        self._is_due = self._left_bytes < self._at_once_bytes
+        """The next turn."""
+        self._left_bytes = left_bytes = self._at_once_bytes
+        while left_bytes > 0 and self._waiting:
+            size_bytes, go_on = self._waiting.popleft()
+            left_bytes -= size_bytes
+            go_on()
+        self._is_due = bool(self._waiting)
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._begin)

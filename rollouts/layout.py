@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ ALIGNMENT_BYTES = 64  # what numpy and Arrow like best
 
 _OURS = re.compile(r"(steps|episodes|arrays)-\d{5,}\.(jsonl|parquet|arrow|bin)(\.partial)?")
 _ROW = orjson.OPT_APPEND_NEWLINE
+_PIECE_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,20 @@ def episode_row(episode: Episode, block: Block, verdict: Verdict) -> list[BytesL
     return [orjson.dumps(row)[:-1] + b',"final_observation":', text, b"}\n"]
 
 
-def one_line(text: bytes) -> bytes:
+def one_line(text: BytesLike) -> BytesLike:
     """A JSON text without line breaks: they can only lie between its words."""
-    if b"\n" in text or b"\r" in text:
-        return text.replace(b"\r", b" ").replace(b"\n", b" ")
-    return text
+    if not any(b"\n" in piece or b"\r" in piece for piece in _pieces(text)):
+        return text
+    return bytes(text).replace(b"\r", b" ").replace(b"\n", b" ")
+
+
+def _pieces(text: BytesLike) -> Iterator[bytes | bytearray]:
+    """To be searched: in a view, Python compares byte by byte."""
+    if not isinstance(text, memoryview):
+        yield text
+        return
+    for at in range(0, len(text), _PIECE_BYTES):
+        yield bytes(text[at : at + _PIECE_BYTES])
 
 
 def parse(text: BytesLike | str) -> Any:

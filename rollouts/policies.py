@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
-from .answers import LARGE_BYTES, Answer
+from .answers import PARSED_APART_BYTES, Answer
 from .call_clock import at_most
 from .cpu_threads import CpuThreads as CpuThreads
 from .episodes import Array, BytesLike, FailureReason
@@ -118,7 +118,7 @@ class _CallablePlayer:
         return decided if inspect.isawaitable(decided) else encoded(decided)
 
     async def _act_on_loop(self, answer: Answer, turn: Turn) -> Encoded:
-        is_large = len(answer.observation_json) > LARGE_BYTES
+        is_large = len(answer.observation_json) > PARSED_APART_BYTES
         told = lambda: answer.observation  # noqa: E731  # parsed where it is called
         observation = await self._threads.run(told) if is_large else answer.observation
         return encoded(await self._call(observation, turn))

@@ -19,8 +19,9 @@ from collections import defaultdict, deque
 
 from .episodes import FailureReason
 from .errors import EpisodeFailed
-from .intake import Intake
+from .message_memory import MessageMemory
 from .sessions import CONNECT_SECONDS, Session
+from .wire import Receiving
 
 PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
 RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all together
@@ -29,11 +30,18 @@ RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all
 class SessionPool:
     """Idle sessions by address, at most `most` of them; and those who wait for one."""
 
-    def __init__(self, most: int, *, reuse: bool, connect_seconds: float = CONNECT_SECONDS) -> None:
+    def __init__(
+        self,
+        most: int,
+        memory: MessageMemory,
+        *,
+        reuse: bool,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> None:
         self._most = most
         self._reuse = reuse
         self._connect_seconds = connect_seconds
-        self._intake = Intake()
+        self._receiving = Receiving(memory)
         self._answered: set[str] = set()
         self._gone_since: dict[str, float] = {}
         self._idle: dict[str, list[Session]] = defaultdict(list)
@@ -53,7 +61,7 @@ class SessionPool:
                 self._in_use[address].add(session)
                 return session, True
         self._make_room()
-        session = await Session.open(address, self._connect_seconds, self._intake)
+        session = await Session.open(address, self._receiving, self._connect_seconds)
         self._answered.add(address)
         self._gone_since.pop(address, None)
         self._in_use[address].add(session)

@@ -7,8 +7,7 @@ Then each has room reserved before it begins; while it runs it is never kept wai
 might be held by others that wait in the same way.
 
 Where steps go to disk as they are taken, that is the observation that is being decided on, and the
-one that is coming, twice: as it is received, and as it is taken out of its frame. Where whole
-episodes are kept, it is the largest there was.
+one that is coming. Where whole episodes are kept, it is the largest there was.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import asynccontextmanager
 from .buffers import ByteBudget, Hold
 
 SCOUTS = 8
-COPIES = 3  # of an observation
+OBSERVATIONS = 2  # one is decided on, one comes
 
 
 class StandingRoom:
@@ -74,7 +73,7 @@ class EpisodeRoom:
         if self._keeps_all:
             self._held_bytes += size_bytes
         else:
-            self._held_bytes = max(self._held_bytes, COPIES * max(size_bytes, next_bytes))
+            self._held_bytes = max(self._held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
         if self._held_bytes > self._hold.size_bytes:
             self._hold.resize(self._held_bytes)
         self._standing.learn(self._held_bytes)

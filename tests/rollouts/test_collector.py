@@ -16,6 +16,7 @@ from openenvd.rollouts import session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
+from openenvd.rollouts.message_memory import MessageMemory
 from openenvd.rollouts.policies import Decision, Turn
 from openenvd.rollouts.session_pool import SessionPool
 
@@ -340,7 +341,7 @@ async def test_a_connection_that_is_given_up_leaves_no_error_behind(
 
 async def test_a_session_that_the_server_closed_meanwhile_is_replaced(serve: Serve) -> None:
     host = serve()
-    pool = SessionPool(2, reuse=True)
+    pool = SessionPool(2, MessageMemory(1 << 20), reuse=True)
     session, was_used = await pool.take(address_of(host))
     pool.give_back(address_of(host), session)
     assert (await pool.take(address_of(host)))[0] is session

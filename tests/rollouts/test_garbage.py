@@ -56,7 +56,7 @@ def test_what_somebody_else_has_set_meanwhile_stays() -> None:
     ("before", "meanwhile"),
     [
         (PYTHONS, THRESHOLDS),
-        ((100_000, 50, 10), (100_000, 50, 20)),
+        ((100_000, 50, 10), (100_000, 50, 100)),
         ((0, 10, 10), (0, 10, 10)),  # it is off
     ],
 )

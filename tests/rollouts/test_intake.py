@@ -12,18 +12,34 @@ import pytest
 from openenvd.rollouts import session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
-from openenvd.rollouts.intake import Intake
+from openenvd.rollouts.intake import LEAST_BYTES, Intake
+from openenvd.rollouts.message_memory import MessageMemory
+from openenvd.rollouts.wire import Receiving
 
 from .conftest import Serve, address_of
 
 
+def receive_at_once(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+    """So little, that everybody has to wait for it."""
+
+    def receiving(memory: MessageMemory) -> Receiving:
+        return Receiving(memory, Intake(at_once_bytes=size_bytes))
+
+    monkeypatch.setattr(session_pool, "Receiving", receiving)
+
+
 async def test_so_many_bytes_pass_in_each_turn_of_the_loop_in_their_order() -> None:
-    intake, size_bytes, passed = Intake(at_once_bytes=300), 100, []
+    intake, size_bytes, passed = Intake(at_once_bytes=3 * LEAST_BYTES), LEAST_BYTES, []
+
+    def take(number: int) -> None:
+        passed.append(number)
+        intake.admits(size_bytes)
+
     for number in range(12):
-        if intake.admits(size_bytes):
-            passed.append(number)
+        if intake.is_open:
+            take(number)
         else:
-            intake.wait(size_bytes, lambda number=number: passed.append(number))  # type: ignore[misc]
+            intake.wait(size_bytes, lambda number=number: take(number))  # type: ignore[misc]
     seen = [0, len(passed)]
     while seen[-1] < 12:
         await asyncio.sleep(0)
@@ -32,18 +48,17 @@ async def test_so_many_bytes_pass_in_each_turn_of_the_loop_in_their_order() -> N
     assert max(b - a for a, b in itertools.pairwise(seen)) <= 3
 
 
-async def test_what_is_larger_than_all_of_it_passes_alone() -> None:
+async def test_after_something_large_nothing_passes_until_the_next_turn() -> None:
     intake = Intake(at_once_bytes=10)
-    assert intake.admits(1000)
-    assert not intake.admits(1)
+    seen = [intake.is_open, intake.admits(1000), intake.is_open]
     await asyncio.sleep(0.01)
-    assert intake.admits(1000)
+    assert [*seen, intake.is_open] == [True, False, False, True]
 
 
 async def test_answers_that_wait_arrive_whole(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_pool, "Intake", lambda: Intake(at_once_bytes=1000))
+    receive_at_once(monkeypatch, 1000)
     policy = {"what": "go", "size": 700_000}
     collector = RolloutCollector(address_of(serve()), lambda _: policy, concurrency=8)
     async for batch in collector.batches(1, episodes=16):
@@ -57,7 +72,7 @@ async def test_a_server_that_dies_meanwhile_is_noticed(
 ) -> None:
     monkeypatch.setattr(session_pool, "RETURN_SECONDS", 0.1)
     monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(session_pool, "Intake", lambda: Intake(at_once_bytes=1))
+    receive_at_once(monkeypatch, 1)
 
     def policy(observation: dict[str, Any]) -> dict[str, Any]:
         return {"what": "exit" if observation["step"] == 2 else "go", "size": 700_000}

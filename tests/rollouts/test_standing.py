@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from openenvd.rollouts.standing import COPIES, SCOUTS, StandingRoom
+from openenvd.rollouts.standing import OBSERVATIONS, SCOUTS, StandingRoom
 
 
 async def begin(standing: StandingRoom, stack: AsyncExitStack, begun: list[int]) -> None:
@@ -20,7 +20,7 @@ async def settle() -> None:
 
 
 async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> None:
-    standing = StandingRoom(100 * COPIES * 1000, keeps_episodes=False)
+    standing = StandingRoom(100 * OBSERVATIONS * 1000, keeps_episodes=False)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
         scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
@@ -34,7 +34,7 @@ async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> 
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-    assert standing.peak_bytes <= 100 * COPIES * 1000
+    assert standing.peak_bytes <= 100 * OBSERVATIONS * 1000
 
 
 async def test_an_episode_that_ends_before_its_first_step_lets_the_others_in() -> None:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room for descriptors: made as far as the limit goes, and none of it stays taken."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.rollouts.descriptors import make_room
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def table_size() -> int:
+    """Slots in the kernel's table of our descriptors."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("FDSize:")]
+    return int(line.split()[1])
+
+
+def test_the_table_has_room_afterwards_and_nothing_in_it() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    make_room(3000)
+    assert table_size() >= 3000
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # that of the folder itself
+
+
+def test_a_limit_that_is_lower_is_no_error() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    make_room(100_000)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inbox: however the bytes are cut, the same messages come out of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
+from openenvd.rollouts.answers import LARGE_BYTES
+from openenvd.rollouts.episodes import BytesLike
+from openenvd.rollouts.inbox import FrameHead, Inbox, frame_head
+from openenvd.rollouts.message_memory import MessageMemory
+
+UPGRADE = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
+
+
+class Seen:
+    """An inbox, and what came out of it, in order."""
+
+    def __init__(self, *, accepted: bool = True) -> None:
+        self.messages: list[BytesLike] = []
+        self.passed = b""
+        self._accepted = accepted
+        self.inbox = Inbox(
+            memoryview(bytearray(256 << 10)),
+            MessageMemory(1 << 30),
+            on_bytes=self._pass,
+            on_message=self.messages.append,
+        )
+
+    def give(self, data: bytes) -> None:
+        """As a transport does: as much as there is room for."""
+        while data:
+            room = self.inbox.room
+            piece = data[: len(room)]
+            room[: len(piece)] = piece
+            self.inbox.take(len(piece))
+            data = data[len(piece) :]
+
+    @property
+    def texts(self) -> list[bytes]:
+        return [bytes(message) for message in self.messages]
+
+    def _pass(self, data: bytes) -> bool:
+        self.passed += data
+        return self._accepted and UPGRADE in self.passed
+
+
+def framed(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=False)
+
+
+def cut(data: bytes, seed: int) -> Iterator[bytes]:
+    """At random places, many of them in the middle of a head."""
+    dice = random.Random(seed)  # nothing depends on it but where is cut
+    at = 0
+    while at < len(data):
+        size = dice.choice([1, 2, 3, 9, 100, 5_000, 70_000])
+        yield data[at : at + size]
+        at += size
+
+
+SIZES = (0, 1, 125, 126, 65_535, 65_536, 700_000, 3, 126, 300_000, 64, 1_000_000)
+MESSAGES = [bytes([97 + n]) * size for n, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_it_is_cut_the_same_messages_come(seed: int) -> None:
+    seen = Seen()
+    ping = framed(b"are you there?", Opcode.PING)
+    stream = UPGRADE + ping.join(framed(message) for message in MESSAGES)
+    for piece in cut(stream, seed):
+        seen.give(piece)
+    assert seen.texts == MESSAGES
+    assert seen.passed == UPGRADE + ping * (len(MESSAGES) - 1)
+
+
+def test_byte_by_byte() -> None:
+    seen = Seen()
+    for byte in UPGRADE + framed(b"x" * 200) + framed(b"y" * LARGE_BYTES):
+        seen.give(bytes([byte]))
+    assert seen.texts == [b"x" * 200, b"y" * LARGE_BYTES]
+
+
+def test_only_what_is_large_is_a_view() -> None:
+    seen = Seen()
+    for message in (b"x" * (LARGE_BYTES - 1), b"x" * LARGE_BYTES):
+        seen.give((UPGRADE if not seen.passed else b"") + framed(message))
+    assert [type(message) for message in seen.messages] == [bytes, memoryview]
+
+
+def test_a_message_that_is_held_is_not_written_over() -> None:
+    seen = Seen()
+    seen.give(UPGRADE)
+    for byte in range(97, 107):
+        seen.give(framed(bytes([byte]) * 200_000))
+    assert seen.texts == [bytes([byte]) * 200_000 for byte in range(97, 107)]
+
+
+def test_fragments_go_to_the_library_with_all_that_lies_between_them() -> None:
+    seen = Seen()
+    pieces = [
+        framed(b"a" * 100_000, fin=False),
+        framed(b"", Opcode.PING),
+        framed(b"b" * 100_000, Opcode.CONT, fin=False),
+        framed(b"not now"),  # a message in a message: the library's to refuse
+        framed(b"c", Opcode.CONT),
+    ]
+    seen.give(UPGRADE + b"".join(pieces) + framed(b"whole"))
+    assert seen.passed == UPGRADE + b"".join(pieces)
+    assert seen.texts == [b"whole"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Frame(Opcode.TEXT, b"masked").serialize(mask=True),
+        b"\xc1\x08reserved",  # a bit that nobody has agreed on
+        b"\x81\x7f" + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "big") + b"too much",
+        framed(b"\x03\xe8bye", Opcode.CLOSE),
+        b"\x83\x00",  # an opcode that there is not
+    ],
+    ids=["masked", "reserved bit", "too large", "close", "no such opcode"],
+)
+def test_what_is_no_plain_message_goes_to_the_library_as_it_came(wrong: bytes) -> None:
+    seen = Seen()
+    seen.give(UPGRADE + wrong)
+    assert seen.passed == UPGRADE + wrong
+    assert not seen.messages
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_refusal_goes_to_the_library_whole(seed: int) -> None:
+    seen = Seen(accepted=False)
+    refusal = b"HTTP/1.1 503 Service Unavailable\r\n\r\nthere is no room\r\n\r\nreally"
+    for piece in cut(refusal, seed):
+        seen.give(piece)
+    assert seen.passed == refusal
+
+
+def test_what_comes_after_the_end_goes_nowhere() -> None:
+    seen = Seen()
+    seen.give(UPGRADE + framed(b"x" * 200_000)[:1000])
+    seen.inbox.close()
+    seen.give(b"more")
+    assert (seen.messages, seen.passed) == ([], UPGRADE)
+
+
+def test_a_head_says_how_long_it_is() -> None:
+    assert frame_head(memoryview(b"\x81"), 0) is None
+    assert frame_head(memoryview(b"\x81\x05"), 0) == FrameHead(0x81, 2, 5, is_masked=False)
+    assert frame_head(memoryview(b"..\x81\x7e\x01"), 2) is None
+    assert frame_head(memoryview(b"..\x82\x7e\x01\x00"), 2) == FrameHead(0x82, 4, 256, False)
+    assert frame_head(memoryview(b"\x81\x85"), 0) == FrameHead(0x81, 2, 5, is_masked=True)
