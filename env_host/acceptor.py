@@ -48,6 +48,7 @@ class Arrival(asyncio.Protocol):
         on_head: Callable[[Arrival], None],
         on_lost: Callable[[Arrival], None],
         *,
+        on_more: Callable[[Arrival], None],
         slot: Slot,
         data: bytes = b"",
         since: int = 0,
@@ -58,8 +59,14 @@ class Arrival(asyncio.Protocol):
         self._was_read = bool(data)
         self._on_head = on_head
         self._on_lost = on_lost
+        self._on_more = on_more  # after its head
         self._timer: asyncio.TimerHandle | None = None
         self._is_ours = True
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has taken it yet, and it is still there."""
+        return self._is_ours and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -74,7 +81,9 @@ class Arrival(asyncio.Protocol):
         self.data += data
         if len(self.data) > MAX_HEAD_BYTES:
             self.transport.pause_reading()  # until somebody answers
-        if not self._was_read and (END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES):
+        if self._was_read:
+            self._on_more(self)
+        elif END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES:
             self._settle()
             self._on_head(self)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import last_words
-from .handover import Message
+from .handover import Message, close_all
 from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig
 from .session_cgroup import SessionGroup
 from .session_memory import cap_sentence, held_bytes
@@ -45,6 +45,7 @@ class Child:
     failure: Message | None = None
     killed_for: str | None = None  # we did it, and why
     held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
+    waiting: dict[int, Message] = field(default_factory=dict)  # by token: connections in it
 
     @property
     def is_isolated(self) -> bool:
@@ -64,7 +65,8 @@ class Child:
 
 
 class HeldSockets:
-    """Copies of the sockets that have sessions, kept to speak for a child that dies."""
+    """Copies of the sockets that have sessions, kept to speak for a child that dies; and of those
+    that wait in it, kept for another to go on with."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -84,11 +86,29 @@ class HeldSockets:
             os.close(speaker.connection_fd)
             speaker.connection_fd = None
 
+    def keep(self, speaker: Child, message: Message) -> None:
+        """Keep a connection that waits in a child; half of the descriptors are for sessions."""
+        if self._count >= self._most // 2 or not message.fds:
+            close_all(message.fds)
+            return
+        self._count += 1
+        speaker.waiting[message.head["waits"]] = message
+
     def let_go(self, speaker: Child, token: int) -> None:
-        """Its session is over: the connection is its shard's alone to end."""
+        """Its session, or its wait, is over: the connection is its shard's alone to end."""
         if token in speaker.held:
             self._count -= 1
             os.close(speaker.held.pop(token)[0])
+        elif token in speaker.waiting:
+            self._count -= 1
+            close_all(speaker.waiting.pop(token).fds)
+
+    def take_waiting(self, dead: Child) -> list[Message]:
+        """The connections that waited in it, the oldest first; theirs to close who takes them."""
+        waiting = sorted(dead.waiting.values(), key=lambda message: message.head["since"])
+        self._count -= len(waiting)
+        dead.waiting.clear()
+        return waiting
 
     def speak_for(self, dead: Child, text: str) -> None:
         """Tell all of its clients, and let them go."""

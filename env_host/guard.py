@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Guard`: lets the host know which connections have sessions, so that it can speak for the dead.
+"""`Guard`: lets the host know which connections have sessions, so that it can speak for the dead;
+and which wait for one, so that it can give them to another shard.
 
     a session begins ──▶ a copy of its socket's descriptor ──▶ host, which keeps it
     it ends          ──▶ its token                         ──▶ host, which closes the copy
     we die           ──▶ the host writes each a last word, and closes
 
-What happens in one turn of the loop goes in one message. A connection is not over before the host
-has closed its copy; that is a matter of microseconds, unless the host is forking.
+    one begins to wait  ──▶ such a copy, and what was read ──▶ host, which keeps both
+    before it is answered, or handed over ──▶ its token    ──▶ host, which forgets it
+    we die              ──▶ the host hands each over to another shard, which knows no difference
+
+What happens in one turn of the loop goes in one message, save what must be said before an answer: a
+connection that two shards would answer is lost. One is not over before the host has closed its
+copy; that is a matter of microseconds, unless the host is forking.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from .acceptor import duplicate
+from .acceptor import MOST_CARRIED_BYTES, Arrival, duplicate
 from .handover import MAX_FDS, Message, Post, close_all
 from .heads import Owner, new_session_id
 from .sessions import Attached, Session
@@ -32,6 +38,7 @@ class Guard:
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._tokens: dict[str, int] = {}  # by session
+        self._waiting: dict[Arrival, int] = {}  # their tokens
         self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
@@ -64,6 +71,19 @@ class Guard:
         else:
             self._ended.append(token)
             self._tell_soon()
+
+    def hold(self, arrival: Arrival) -> None:
+        """It waits from now on, and nothing of it has been answered."""
+        if len(arrival.data) > MOST_CARRIED_BYTES or (fd := duplicate(arrival.transport)) is None:
+            return
+        token = self._waiting[arrival] = next(self._numbers)
+        head = {"waits": token, "since": arrival.since}
+        self._link.send(Message(head, bytes(arrival.data), (fd,)))
+
+    def release(self, arrival: Arrival) -> None:
+        """It does not wait any more, or what was read of it is not all there is."""
+        if (token := self._waiting.pop(arrival, None)) is not None:
+            self._link.send(Message({"ended": [token]}))
 
     async def until_over(self) -> None:
         """Wait until there is no session, and none has a connection."""

@@ -196,7 +196,18 @@ class Process:
         self.admission.changed()
 
     def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(self._route, self.admission.forget, slot=self._slot, data=data, since=since)
+        return Arrival(
+            self._route,
+            self._lost,
+            on_more=self.guard.release,
+            slot=self._slot,
+            data=data,
+            since=since,
+        )
+
+    def _lost(self, arrival: Arrival) -> None:
+        self.guard.release(arrival)
+        self.admission.forget(arrival)
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))
@@ -206,6 +217,8 @@ class Process:
             self._hand_over(arrival, index - 1)
         elif head.wants_session:
             self.admission.consider(arrival)
+            if arrival.waits:
+                self.guard.hold(arrival)
         else:
             self._serve(arrival)
 
@@ -219,6 +232,7 @@ class Process:
         return owner.index + 1 if is_there else 0
 
     def _serve(self, arrival: Waiting) -> None:
+        self.guard.release(cast("Arrival", arrival))
         cast("Arrival", arrival).serve_by(self.server.make_protocol())
 
     def _admitted(self, arrival: Waiting) -> None:
@@ -269,6 +283,7 @@ class Shard(Process):
         self._lag.stop()
 
     def _hand_over(self, arrival: Waiting, index: int) -> None:
+        self.guard.release(cast("Arrival", arrival))
         fd = cast("Arrival", arrival).take_descriptor()
         if fd is None:
             return
@@ -329,6 +344,7 @@ class Shard(Process):
             self._serve(arrival)
 
     def _isolate(self, arrival: Arrival) -> None:
+        self.guard.release(arrival)
         fd = arrival.take_descriptor()
         if fd is None:
             return

@@ -30,7 +30,7 @@ from .children import (
     start_program,
     what_forbids_forking,
 )
-from .handover import Message, packet_pair
+from .handover import Message, packet_pair, send
 from .session_cgroup import SessionGroup, SessionGroups
 from .shard import Orders
 
@@ -125,6 +125,14 @@ class Starter:
             world=world,
         )
         return self._start(Child(0, orders, ours, time.monotonic()), b"")
+
+    def hand_over(self, index: int, message: Message) -> bool:
+        """Give a shard, or its successor, a connection; whether its inbox could take it."""
+        given = Message({"since": message.head["since"]}, message.body, message.fds)
+        try:
+            return send(self._inboxes[index][1], given)
+        except OSError:
+            return False
 
     def isolated(self, message: Message, slot: Slot, *, world: str | None) -> Child:
         """A process for the session of one connection; takes the slot.

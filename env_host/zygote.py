@@ -11,7 +11,8 @@ imported its children share, and nothing that an environment does can hurt it.
 What happens when
 
     a shard dies           its clients are told (`last_words`), the keeper too, and its successor is
-                           forked at once; later each time when it dies young again and again
+                           forked at once; later each time when it dies young again and again. Who
+                           waited in it for a session waits in another from then on
     an isolated one dies   its client is told, the keeper too; its slot is free
     the state process dies its sessions are ended by their shards, the keeper is told, the next
                            epoch is forked (`shared_state.py`); before there is one, none begins
@@ -41,7 +42,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from . import child, last_words
-from .board import Board, Slot, Word
+from .board import Board, Slot, Word, now_microseconds
 from .children import Child, HeldSockets, MemoryWatch, back_off_seconds
 from .errors import ShardFailed
 from .fds import SPARE_FDS
@@ -245,6 +246,7 @@ class Host:
         fds = [*self._signal_fds, self._selector.fileno(), *self._starter.fds]
         for other in self._children.values():
             fds += [other.link.fileno(), *(fd for fd, _ in other.held.values())]
+            fds += [fd for message in other.waiting.values() for fd in message.fds]
             fds += [other.connection_fd] if other.connection_fd is not None else []
         if self._notify_fd is not None:
             fds.append(self._notify_fd)  # what we forked must not keep it open
@@ -282,6 +284,9 @@ class Host:
             return
         if "for" in head:
             self._pass_on(message)
+            return
+        if "waits" in head:
+            self._held.keep(speaker, message)
             return
         if head.get("ready"):
             speaker.is_ready = True
@@ -344,6 +349,7 @@ class Host:
         elif dead.connection_fd is not None:  # its client came and went
             os.close(dead.connection_fd)
         self._board[dead.orders.index].clear()
+        self._find_another(dead)
         if dead.group is not None:
             peak_bytes = dead.group.peak_bytes() or peak_bytes
             dead.group.remove()
@@ -369,6 +375,26 @@ class Host:
         log.warning("%s %s", dead.what, last_words.how_it_died(status, out_of_memory=memory))
         if not dead.is_isolated:
             self._replace(dead)
+
+    def _find_another(self, dead: Child) -> None:
+        """Who waited in a shard that died goes on waiting in another, or in its successor: nothing
+        of it has been answered."""
+        index = self._another_than(dead.orders.index)
+        for message in self._held.take_waiting(dead):
+            if self._stop_by is None and self._starter.hand_over(index, message):
+                close_all(message.fds)
+            else:
+                text = f"The process where this connection waited ({dead.where}) has ended."
+                last_words.say_before_handshake(message.fds[0], text)
+
+    def _another_than(self, index: int) -> int:
+        """A shard that turns; where there is no other, the same one, or the first."""
+        now = now_microseconds()
+        turning = (slot for slot in self._board.others(index) if slot.is_turning(now))
+        other = max(turning, key=lambda slot: slot.room, default=None)
+        if other is not None:
+            return other.index
+        return index if index < self._plan.shards else 0
 
     def _hear_last(self, dead: Child) -> None:
         with contextlib.suppress(EOFError):

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -226,6 +228,80 @@ def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: Start
         third = waiting.result(WAIT_SECONDS)
         assert pid_of(third) not in (doomed, pid_of(first))
         third.connection.close()
+
+
+@pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
+def test_who_waits_in_a_shard_that_dies_waits_in_its_successor(
+    start: StartHost, what: str, how: str
+) -> None:
+    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, ThreadPoolExecutor(3) as pool:
+        first.ask("reset")
+        waiting = [pool.submit(begin_and_leave, host) for _ in range(3)]
+        wait_until(host, lambda capacity: capacity["waiting"] == 3)
+        first.send("step", {"what": what})
+        assert [each.result(WAIT_SECONDS) for each in waiting] == ["observation"] * 3
+        assert how in last_word(first)[0]["data"]["message"]
+
+
+def begin_and_leave(host: Host) -> str:
+    """What the answer to a reset was; then the session is over."""
+    with host.open() as client:
+        kind: str = client.ask("reset")["type"]
+        return kind
+
+
+def test_who_waits_in_a_shard_that_dies_is_let_in_by_another(start: StartHost) -> None:
+    """The other is stopped while the newcomer comes, so that it waits in the doomed one; of which
+    the successor is late, so that it is the other that lets it in."""
+    host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
+        doomed, other = pid_of(first), pid_of(second)
+        assert doomed != other
+        os.kill(other, signal.SIGSTOP)
+        waiting = pool.submit(lambda: host.open().__enter__())
+        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        os.kill(other, signal.SIGCONT)
+        os.kill(doomed, signal.SIGKILL)
+        third = waiting.result(WAIT_SECONDS)
+        assert third.ask("reset")["type"] == "observation"
+        assert pid_of(third) != doomed
+        third.connection.close()
+
+
+def test_who_waits_for_a_process_of_his_own_does_so_elsewhere_when_the_front_dies(
+    start: StartHost,
+) -> None:
+    host = start("Single", isolate=True, max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    with host.open() as first, ThreadPoolExecutor(1) as pool:
+        isolated = pid_of(first)
+        waiting = pool.submit(begin_and_leave, host)
+        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        [front] = [process for process in shards(host) if process.pid != isolated]
+        front.kill()
+        first.send("close")
+        assert waiting.result(WAIT_SECONDS) == "observation"
+
+
+def test_who_says_more_while_he_waits_is_given_up_with_his_shard(start: StartHost) -> None:
+    """What was read of it is gone with the shard: nobody else could go on."""
+    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
+    host.ready()
+    handshake = b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\n\r\n"
+    with host.open() as first, socket.create_connection(("127.0.0.1", host.port)) as hasty:
+        first.ask("reset")
+        hasty.settimeout(WAIT_SECONDS)
+        hasty.sendall(handshake)
+        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        hasty.sendall(b"more")
+        host.http("GET", "/health")  # it has been read by now
+        first.send("step", {"what": "kill"})
+        with contextlib.suppress(ConnectionResetError):
+            assert hasty.recv(1000) == b""
+        assert begin_and_leave(host) == "observation"
 
 
 def test_a_shard_that_hangs_does_not_keep_clients_from_the_others(start: StartHost) -> None:
