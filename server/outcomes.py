@@ -28,6 +28,10 @@ _HINT_OF_KIND = {
 }
 
 
+# Of operations that leave something behind which the next of the same kind begins with.
+_GOES_ON = {"rollout": "what has finished is kept: the same command again plays what is missing"}
+
+
 def outcome_of(event: FinalEvent, known: Circumstances | None = None) -> Outcome:
     """The final state, and the error if any, of the request that `event` ended."""
     match event:
@@ -95,6 +99,10 @@ def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:
         return _error_never_started(event.exit)
     subject = f"worker {event.worker} (pid {event.exit.pid})"
     error = error_of_exit(subject, event.exit, event.log_tail)
-    if known is None or not event.exit.is_oom:
+    if known is None:
         return error
-    return replace(error, message=story(event, known), hint=advice(event, known))
+    if event.exit.is_oom:
+        return replace(error, message=story(event, known), hint=advice(event, known))
+    if known.request.operation in _GOES_ON:
+        return replace(error, hint=f"{_GOES_ON[known.request.operation]}; {error.hint}")
+    return error

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
@@ -10,6 +12,8 @@ from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.processes.process_room import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
 from openenvd.server.outcomes import outcome_of
+
+from .test_memory_deaths import circumstances
 
 
 def died(reason: ExitReason) -> Died:
@@ -72,6 +76,16 @@ def test_a_death_is_told_with_worker_and_pid(reason: ExitReason, kind: ErrorKind
     assert outcome.error.message.startswith("worker long-3 (pid 7) was ") or kind == "worker_lost"
     assert outcome.error.log_tail == ("last line",)
     assert outcome.error.hint
+
+
+def test_a_rollout_whose_worker_was_killed_says_that_it_can_go_on() -> None:
+    event = died(ExitReason(ExitKind.SIGNALED, 7, signal_number=9))
+    launch = circumstances()
+    rollout = replace(launch, request=replace(launch.request, operation="rollout"))
+    for known, is_told in ((rollout, True), (launch, False)):
+        error = outcome_of(event, known).error
+        assert error is not None
+        assert ("the same command again plays what is missing" in (error.hint or "")) is is_told
 
 
 def test_a_kill_by_hand_is_never_called_out_of_memory() -> None:
