@@ -10,7 +10,7 @@ point leaves either no trace of an episode that a reader would see, or all of it
                  until here it is discarded; from here on the next start finishes the renaming
 
 Records: `checkpoint`, how far the partial files of the growing part are certain, with the episodes
-added since the last one; `part`, a part is finished. A torn last line is what a crash left of a
+added since the last one; `parts`, these are finished. A torn last line is what a crash left of a
 record; it is cut off.
 """
 
@@ -83,19 +83,19 @@ class Journal:
         self._append({"kind": "checkpoint", **record})
 
     def parts(self, parts: Sequence[Part]) -> None:
-        """They are finished."""
-        self._append(*({"kind": "part", **part.to_json()} for part in parts))
+        """They are finished: one record, so that those which belong together exist together."""
+        self._append({"kind": "parts", "parts": [part.to_json() for part in parts]})
 
-    def _append(self, *records: dict[str, Any]) -> None:
-        lines = [orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records]
+    def _append(self, record: dict[str, Any]) -> None:
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
         try:
-            self._disk.append(self._path, lines)
+            self._disk.append(self._path, [line])
             self._disk.sync(self._path)
         except Exception:
             if self._path.exists():  # no half a record before the next one
                 self._disk.truncate(self._path, self._size_bytes)
             raise
-        self._size_bytes += sum(map(len, lines))
+        self._size_bytes += len(line)
 
 
 def read(folder: Path) -> Known:
@@ -110,7 +110,10 @@ def read(folder: Path) -> Known:
         for data in _manifest(path)["parts"]:
             known.add(Part.from_json(data))
     for record in _records(folder / JOURNAL):
-        if record["kind"] == "part":
+        if record["kind"] == "parts":
+            for data in record["parts"]:
+                known.add(Part.from_json(data))
+        elif record["kind"] == "part":  # what earlier versions wrote
             known.add(Part.from_json(record))
         else:
             ids = record["episode_ids"]

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from . import manifest
+from .asides import Asides
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
-from .episodes import Episode, Step
+from .episodes import BytesLike, Episode, Step
 from .errors import EpisodeRefused, OutputBusy
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Journal, Known
@@ -34,6 +35,9 @@ SYNC_THREADS = 2
 MOST_UNPUBLISHED = 16  # parts that wait to be made certain together
 SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory
 NO_VERDICT = Verdict()
+
+Ended = tuple[Spool, Episode, Verdict]
+Together = tuple[Sequence[OpenPart], Sequence[Future[None]]]  # exist together, or not at all
 
 
 class Output:
@@ -61,10 +65,11 @@ class Output:
         self._spooled = 0
         self._number = -1
         self._in_memory_bytes = 0
-        self._unpublished: list[tuple[OpenPart, Future[None]]] = []  # whole, and being synced
+        self._unpublished: list[Together] = []  # whole, and being synced
         self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="rollout-sync")
         self._checkpointed = 0  # how many of the growing part's episodes
         self._spool_folder = folder / SPOOL
+        self._asides = Asides(self._spool_folder, self._disk)
         self._lock = _lock(folder)
         try:
             self._begin()
@@ -93,8 +98,13 @@ class Output:
         self._in_memory_bytes += spool.in_memory_bytes - before_bytes
         self._spill(spool)
 
+    def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+        """What an episode saw last, until it is finished or forgotten."""
+        return self._asides.put(episode_id, text)
+
     def discard(self, episode_id: str) -> None:
         """Forget the steps of this attempt."""
+        self._asides.forget(episode_id)
         spool = self._spools.pop(episode_id, None)
         if spool is not None:
             self._in_memory_bytes -= spool.in_memory_bytes
@@ -106,20 +116,26 @@ class Output:
         Raises:
             EpisodeRefused: it was finished before, or a step is missing. Its steps are forgotten.
         """
-        if verdict.filtered is not None:
-            self.discard(episode.id)
-        else:
-            for number, step in enumerate(episode.steps):
-                self.put_step(episode.id, number, step)
-        spool = self._spools.get(episode.id) or self._new_spool(episode.id)
+        self.finish_together([(episode, verdict)])
+
+    def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
+        """They have ended. They exist after the next `checkpoint`, all of them: never only some,
+        whatever crashes.
+
+        Raises:
+            EpisodeRefused: as above, of one of them. The steps of all are forgotten.
+        """
         try:
-            self._refuse_what_is_wrong(episode, spool)
-            if spool.size_bytes >= OWN_PART_BYTES:
-                self._finish_as_a_part(spool, episode, verdict)
+            ended = [(self._ended(*one), *one) for one in members]
+            large = [one for one in ended if one[0].size_bytes >= OWN_PART_BYTES]
+            if large:
+                self._finish_as_parts(large, [one for one in ended if one not in large])
             else:
-                self._finish_in_the_growing_part(spool, episode, verdict)
+                self._finish_in_the_growing_part(ended)
+            self._finished |= {episode.id for episode, _ in members}
         finally:
-            self.discard(episode.id)
+            for episode, _ in members:
+                self.discard(episode.id)
 
     def checkpoint(self) -> bool:
         """What was finished until now exists from here on. False: nothing was new."""
@@ -151,8 +167,9 @@ class Output:
         """
         self._forget_unfinished()
         self._growing.cut(self._whole)
-        self._unpublished = [one for one in self._unpublished if one[1].exception() is None]
-        self._remove_unknown(but=[self._growing, *(part for part, _ in self._unpublished)])
+        self._unpublished = [one for one in self._unpublished if not any(map(_error, one[1]))]
+        kept = [part for together, _ in self._unpublished for part in together]
+        self._remove_unknown(but=[self._growing, *kept])
         self.checkpoint()
 
     def release(self) -> None:
@@ -217,25 +234,39 @@ class Output:
             self._in_memory_bytes -= other.in_memory_bytes
             other.spill(self._disk)
 
-    def _refuse_what_is_wrong(self, episode: Episode, spool: Spool) -> None:
+    def _ended(self, episode: Episode, verdict: Verdict) -> Spool:
+        """All steps of an episode that may be finished."""
+        if verdict.filtered is not None:
+            self.discard(episode.id)
+        else:
+            for number, step in enumerate(episode.steps):
+                self.put_step(episode.id, number, step)
+        spool = self._spools.get(episode.id) or self._new_spool(episode.id)
         if episode.id in self._finished:
             raise EpisodeRefused(f"episode {episode.id} was finished before")
         if spool.fault is not None:
             raise EpisodeRefused(f"episode {episode.id} is not whole: {spool.fault}")
+        return spool
 
-    def _finish_as_a_part(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
-        part = OpenPart(self.folder, self._take_number(), self._disk)
-        self._in_memory_bytes -= spool.in_memory_bytes
-        part.adopt(spool, episode, verdict)
-        self._make_certain(part)
-        self._finished.add(episode.id)
-        if len(self._unpublished) >= MOST_UNPUBLISHED:
+    def _finish_as_parts(self, large: Sequence[Ended], small: Sequence[Ended]) -> None:
+        """A part for each of the large, and one for all of the small: one record tells of them."""
+        parts = [self._new_part() for _ in large]
+        for part, one in zip(parts, large, strict=True):
+            self._in_memory_bytes -= one[0].in_memory_bytes
+            part.adopt(*one)
+        if small:
+            parts.append(self._new_part())
+            for one in small:
+                parts[-1].add(*one)
+        self._make_certain(*parts)
+        if sum(len(together) for together, _ in self._unpublished) >= MOST_UNPUBLISHED:
             self._publish_all()
 
-    def _finish_in_the_growing_part(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
-        self._growing.add(spool, episode, verdict)
-        self._whole = self._growing.sizes
-        self._finished.add(episode.id)
+    def _finish_in_the_growing_part(self, ended: Sequence[Ended]) -> None:
+        """No record is written, and no part is finished, between the first and the last."""
+        for one in ended:
+            self._growing.add(*one)
+        self._whole = self._growing.mark
         if self._growing.size_bytes >= self._part_bytes:
             self._finish_growing()
             self._grow_anew()
@@ -245,17 +276,19 @@ class Output:
             self._make_certain(self._growing)
         self._publish_all()
 
-    def _make_certain(self, part: OpenPart) -> None:
-        """The part is whole; it goes to the medium while others are written."""
-        self._unpublished.append((part, self._syncing.submit(part.certain)))
+    def _make_certain(self, *together: OpenPart) -> None:
+        """Parts are whole; they go to the medium while others are written."""
+        synced = [self._syncing.submit(part.certain) for part in together]
+        self._unpublished.append((together, synced))
 
     def _publish_all(self) -> None:
         """Parts that are whole are on the medium, are recorded, and have their names."""
         if not self._unpublished:
             return
-        parts = [part for part, _ in self._unpublished]
+        parts = [part for together, _ in self._unpublished for part in together]
         for _, synced in self._unpublished:
-            synced.result()
+            for one in synced:
+                one.result()
         finished = [self._converted(part) for part in parts]
         self._disk.sync(self.folder)
         self._journal.parts(finished)
@@ -274,9 +307,12 @@ class Output:
         return in_columns(part, self._form, self._disk)
 
     def _grow_anew(self) -> None:
-        self._growing = OpenPart(self.folder, self._take_number(), self._disk)
+        self._growing = self._new_part()
         self._checkpointed = 0
-        self._whole = self._growing.sizes
+        self._whole = self._growing.mark
+
+    def _new_part(self) -> OpenPart:
+        return OpenPart(self.folder, self._take_number(), self._disk)
 
     def _take_number(self) -> int:
         """The next part's; the growing one has its own before any record tells of it."""
@@ -284,8 +320,13 @@ class Output:
         return self._number
 
     def _forget_unfinished(self) -> None:
+        self._asides.forget_all()
         for episode_id in list(self._spools):
             self.discard(episode_id)
+
+
+def _error(synced: Future[None]) -> BaseException | None:
+    return synced.exception()
 
 
 def _lock(folder: Path) -> Any:

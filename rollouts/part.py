@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .disk import Disk, blocks
@@ -74,6 +75,15 @@ class PartialFile:
         return PartFile(self.path.name, self.size_bytes, self._digest.hexdigest())
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a part is whole."""
+
+    sizes: Mapping[str, int]  # of each kind of file
+    episodes: int
+    steps: int
+
+
 class OpenPart:
     """A part that is being written."""
 
@@ -103,6 +113,11 @@ class OpenPart:
     def sizes(self) -> dict[str, int]:
         """Of each kind of file."""
         return {kind: file.size_bytes for kind, file in self.files.items()}
+
+    @property
+    def mark(self) -> Mark:
+        """How far it is now."""
+        return Mark(self.sizes, len(self.episode_ids), self.steps)
 
     def add(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
         """A finished episode, copied to the end."""
@@ -134,12 +149,15 @@ class OpenPart:
         files = tuple(file.finished() for file in self._written())
         return Part(self.number, files, tuple(self.episode_ids), self.steps)
 
-    def cut(self, sizes: Mapping[str, int]) -> None:
-        """Back to what it was when all of it was whole: frees what half an episode took."""
+    def cut(self, mark: Mark) -> None:
+        """Back to what it was when all of it was whole: frees what half an episode took, or some
+        of several that are to exist together."""
+        del self.episode_ids[mark.episodes :]
+        self.steps = mark.steps
         for kind, file in self.files.items():
-            file.size_bytes = sizes[kind]
+            file.size_bytes = mark.sizes[kind]
             if partial(file.path).exists():
-                self._disk.truncate(partial(file.path), sizes[kind])
+                self._disk.truncate(partial(file.path), mark.sizes[kind])
 
     def forget(self, *, but: Part) -> None:
         """The partial files that did not become the finished part's."""

@@ -2,34 +2,36 @@
 """A sink in front of a sink: episodes wait for their group, and go on with what the stages found.
 
     collector ─ put_step ─────────────────────────────▶ writer (steps lie in its spool meanwhile)
-              ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish(verdict) ─▶ writer
+              ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
+              ─ leave_out ─▶ the group is given up: none of it is written
 
-Only the summaries of episodes wait here, a few hundred bytes each. The stages run in one thread of
-their own, one group at a time: they may take as long as they like, and the loop goes on.
-What waits for its group when a rollout is interrupted is collected again.
+Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last lies
+beside its steps while it waits. The stages run in one thread of their own, one group at a time:
+they may take as long as they like, and the loop goes on.
+
+A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
+interrupted is collected again, and so is a group of which an episode failed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ..episodes import Episode, Room, Step, StepSink
+from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import StageError
 from ..layout import Verdict
+from ..tally import Tally
+from ..writer import RolloutWriter
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
-
-class VerdictSink(StepSink, Protocol):
-    """A sink that writes down what the stages found (`RolloutWriter`)."""
-
-    async def finish(self, episode: Episode, verdict: Verdict = ...) -> None:
-        """The episode has ended, and this was found of it."""
-        ...
+LEAST_ASIDE_BYTES = 1024  # a smaller last observation waits in memory
 
 
 def by_number(size: int) -> Callable[[Episode], Hashable]:
@@ -42,23 +44,29 @@ class GroupSink:
 
     def __init__(
         self,
-        sink: VerdictSink,
+        sink: RolloutWriter,
         size: int,
         *,
         group_of: Callable[[Episode], Hashable] | None = None,
         filters: Mapping[str, Filter] | None = None,
-        advantages: Advantages = group_normalised,
+        advantages: Advantages | None = group_normalised,
+        tally: Tally | None = None,
     ) -> None:
+        """Without `advantages`, episodes are filtered only."""
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
+        self.tally = tally or Tally()
         self._sink = sink
+        self._store = _GroupStore(sink)
         self._size = size
         self._group_of = group_of or by_number(size)
         self._filters = dict(filters or {})
         self._advantages = advantages
         self._steps: Counter[str] = Counter()
-        self._waiting: dict[Hashable, list[Finished]] = {}
+        self._waiting: dict[Hashable, list[_Waiting]] = {}
+        self._given_up: set[Hashable] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
+        self._turn = asyncio.Lock()  # of the group whose last observations are in memory
 
     async def reserve(self, size_bytes: int) -> Room:
         """As the sink behind says."""
@@ -80,13 +88,26 @@ class GroupSink:
         Raises:
             StageError: a stage failed on the group.
         """
-        steps = self._steps.pop(episode.id, 0) or len(episode.steps)
         key = self._group_of(episode)
+        one = await self._made_small(episode, may_wait=self._may_wait(key))
+        if key in self._given_up:  # it may have been meanwhile
+            self.tally.left_out += 1
+            await self.discard(episode.id)
+            return
         group = self._waiting.setdefault(key, [])
-        group.append(Finished(episode, steps))
+        group.append(one)
         if len(group) == self._size:
             del self._waiting[key]
             await self._hand_on(group)
+
+    async def leave_out(self, episode: Episode) -> None:
+        """It failed for good, and nothing of it is to be kept: so its group cannot be, either."""
+        key = self._group_of(episode)
+        self._given_up.add(key)
+        await self.discard(episode.id)
+        for one in self._waiting.pop(key, []):
+            self.tally.left_out += 1
+            await self.discard(one.episode.id)
 
     async def close(self) -> None:
         """Groups that never became complete go on as they are; then the sink behind is closed."""
@@ -94,31 +115,98 @@ class GroupSink:
             while self._waiting:
                 await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
         finally:
-            await asyncio.to_thread(self._thread.shutdown)
+            await asyncio.to_thread(self.stop)
             await self._sink.close()
 
-    async def _hand_on(self, group: list[Finished]) -> None:
-        loop = asyncio.get_running_loop()
-        verdicts = await loop.run_in_executor(self._thread, self._judge, group)
-        for one in group:
-            await self._sink.finish(one.episode, verdicts[one.episode.id])
+    def stop(self) -> None:
+        """Ends the thread; what waits is left to be forgotten with the sink behind."""
+        self._thread.shutdown()
 
-    def _judge(self, group: list[Finished]) -> dict[str, Verdict]:
+    def _may_wait(self, key: Hashable) -> bool:
+        """Whether another of its members is needed."""
+        return len(self._waiting.get(key, ())) + 1 < self._size and key not in self._given_up
+
+    async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
+        steps = self._steps.pop(episode.id, 0) or len(episode.steps)
+        text = episode.final_observation_json
+        if not may_wait or len(text) < LEAST_ASIDE_BYTES:
+            return _Waiting(episode, steps)
+        aside = await self._store.set_aside(episode.id, text)
+        return _Waiting(replace(episode, final_observation_json=b"null"), steps, aside)
+
+    async def _hand_on(self, group: list[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            judged = await loop.run_in_executor(self._thread, self._judge, group)
+            await self._store.finish_together(judged)
+        self.tally.written += len(judged)
+        self.tally.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
+
+    def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
+        members = [one.whole() for one in group]
         try:
-            return judge(group, self._filters, self._advantages)
+            verdicts = judge(members, self._filters, self._advantages)
         except Exception as exc:
             ids = ", ".join(one.episode.id for one in group)
             raise StageError(f"a stage failed on the group {ids}: {exc!r}") from exc
+        return [(one.episode, verdicts[one.episode.id]) for one in members]
+
+
+class _GroupStore:
+    """What the writer's thread does for groups."""
+
+    def __init__(self, writer: RolloutWriter) -> None:
+        self._output = writer._output  # noqa: SLF001  # touched by its thread alone, as it says
+        self._ask = writer._ask  # noqa: SLF001  # a job of ours among its own
+
+    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
+        """Returns when they are written, in one job: no checkpoint comes between them.
+
+        Raises:
+            EpisodeRefused: one was finished before, or a step is missing. None of them is.
+            OutputError: the writer has failed.
+        """
+        await self._ask(lambda: self._output.finish_together(members))
+
+    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+        """What an episode saw last, in a file until it is finished or discarded.
+
+        Raises:
+            OutputError: the writer has failed.
+        """
+        paths: list[Path] = []
+        await self._ask(lambda: paths.append(self._output.set_aside(episode_id, text)))
+        return paths[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An episode that waits for its group."""
+
+    episode: Episode
+    steps: int
+    aside: Path | None = None  # where its last observation lies meanwhile
+
+    def whole(self) -> Finished:
+        """With all it had. Reads a file."""
+        if self.aside is None:
+            return Finished(self.episode, self.steps)
+        text = self.aside.read_bytes()
+        return Finished(replace(self.episode, final_observation_json=text), self.steps)
 
 
 def judge(
-    group: list[Finished], filters: Mapping[str, Filter], advantages: Advantages
+    group: Sequence[Finished], filters: Mapping[str, Filter], advantages: Advantages | None
 ) -> dict[str, Verdict]:
     """What becomes of each episode of a group, by its id. Those that are dropped do not count for
     the advantages of the others."""
     kept, dropped = sift(group, filters)
-    found = advantages([one.episode.total_reward for one in kept])
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
+    if advantages is None:
+        return verdicts | {one.episode.id: Verdict() for one in kept}
+    found = [float(a) for a in advantages([one.episode.total_reward for one in kept])]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"advantages are numbers, not {found}")
     for one, advantage in zip(kept, found, strict=True):
         verdicts[one.episode.id] = Verdict(advantage)
     return verdicts
