@@ -17,6 +17,8 @@ from .source import read_variables, working_folder
 CHAT_PREFIX = "openai:"
 CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
 
+SHOWN_CHARACTERS = 200  # of what a failed episode says
+
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
@@ -29,11 +31,27 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--async", "is_async", is_flag=True, help="Print the request's id, and return.")
 @click.option("--max-steps", type=click.IntRange(min=1), help="Most steps of an episode [100].")
 @click.option("--step-timeout", type=_SECONDS, metavar="SECONDS", help="Longest step [60].")
+@click.option(
+    "--policy-timeout", type=_SECONDS, metavar="SECONDS", help="Longest call of the policy."
+)
 @click.option("--episode-timeout", type=_SECONDS, metavar="SECONDS", help="Longest episode.")
 @click.option(
     "--retries", type=click.IntRange(min=0), help="Further attempts at an episode that fails [2]."
 )
-@click.option("--seed", type=int, help="Of the first episode; each further one adds 1.")
+@click.option("--seed", type=int, help="Of the first episode; each further one, or group, adds 1.")
+@click.option(
+    "--group", type=click.IntRange(min=2), metavar="N",
+    help="N episodes begin alike, and are compared with each other.",
+)  # fmt: skip
+@click.option(
+    "--advantages", metavar="HOW",
+    help="group-normalised (the default with --group), leave-one-out, centred, module:function.",
+)  # fmt: skip
+@click.option(
+    "--filter", "filters", multiple=True, metavar="FILTER",
+    help="Keep min-steps=N, max-steps=N, min-reward=R, max-reward=R; drop failed, zero-advantage, "
+    "or what module:function says. Repeatable.",
+)  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["jsonl", "parquet", "arrow"]), help="Of the files."
 )
@@ -96,9 +114,13 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
         "concurrency": options["concurrency"],
         "max_steps": options["max_steps"],
         "step_timeout_seconds": options["step_timeout"],
+        "policy_timeout_seconds": options["policy_timeout"],
         "episode_timeout_seconds": options["episode_timeout"],
         "retries": options["retries"],
         "seed": options["seed"],
+        "group": options["group"],
+        "advantages": options["advantages"],
+        "filters": list(options["filters"]) or None,
         "format": options["form"],
         "keep_failed": options["keep_failed"] or None,
         "buffer_mb": options["buffer"],
@@ -116,7 +138,7 @@ def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    there = result["earlier"] + result["done"] + result["truncated"]
+    there = result["there"]
     mark = good("✓") if there >= result["wanted"] else bad("!")
     are = "episode is" if result["wanted"] == 1 else "episodes are"
     lines = [f"{mark} {there} of {result['wanted']} {are} in {result['out']}"]
@@ -128,11 +150,40 @@ def _summary(result: dict[str, Any]) -> list[str]:
         )
     if result["mean_reward"] is not None:
         lines.append(f"  mean reward {result['mean_reward']:.4g}")
-    for reason, count in result["failures"].items():
-        lines.append(f"  {count} failed: {reason.replace('_', ' ')}")
+    if result["filtered"]:
+        lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
+    lines += _failures(result)
     if there < result["wanted"]:
         lines.append("  the same command again plays what is missing")
     lag = result["lag"]
     worst = lag["worst_seconds"] * 1000
     lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")
     return lines
+
+
+def _failures(result: dict[str, Any]) -> list[str]:
+    """How many failed, and of what most often; what became of them."""
+    counts = result["failures"]
+    if not counts:
+        return []
+    most = max(counts, key=counts.__getitem__)
+    said = " ".join(result["last_failures"].get(most, "").split())
+    shown = said if len(said) <= SHOWN_CHARACTERS else said[:SHOWN_CHARACTERS] + "…"
+    lines = [f"  {sum(counts.values())} failed: {_counts(counts)}"]
+    if shown:
+        lines.append(f"    {_words(most)}: {shown}")
+    if result["kept_failed"]:
+        return lines
+    if left_out := result["left_out"]:
+        lines.append(f"  {left_out} that went well are left out with their groups")
+    return [*lines, "  failed ones are left out; --keep-failed writes them, as far as they came"]
+
+
+def _counts(counts: dict[str, int]) -> str:
+    """`7 step timed out, 2 policy error`: the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda one: -one[1])
+    return ", ".join(f"{count} {_words(what)}" for what, count in ordered)
+
+
+def _words(reason: str) -> str:
+    return reason if ":" in reason else reason.replace("_", " ")

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 MEGABYTE = 2**20
 MAX_EPISODES = 10_000_000
 MAX_CONCURRENCY = 10_000
+MAX_GROUP = 10_000
+MAX_FILTERS = 64
 LEAST_BUFFER_MB = 4
 MAX_BUFFER_MB = 2**20
 LOG_SECONDS = 10.0  # between two lines about how far it is
@@ -69,12 +72,31 @@ class RolloutPayload(base.Payload):
     step_timeout_seconds: float = Field(
         60.0, gt=0, le=base.MAX_SECONDS, description="Longest reset or step."
     )
+    policy_timeout_seconds: float | None = Field(
+        None, gt=0, le=base.MAX_SECONDS, description="Longest call of the policy."
+    )
     episode_timeout_seconds: float | None = Field(
         None, gt=0, le=base.MAX_SECONDS, description="Longest episode."
     )
     retries: int = Field(2, ge=0, le=1000, description="Further attempts at an episode that fails.")
     seed: int | None = Field(None, description="Of the first episode; each further one adds 1.")
     reset: dict[str, Any] = Field(default_factory=dict, description="More for every reset.")
+    group: int | None = Field(
+        None,
+        ge=2,
+        le=MAX_GROUP,
+        description="How many episodes begin alike, and are compared with each other.",
+    )
+    advantages: str | None = Field(
+        None,
+        max_length=base.MAX_TEXT,
+        description="`group-normalised`, `leave-one-out`, `centred` or `package.module:function`.",
+    )
+    filters: list[Annotated[str, Field(max_length=base.MAX_TEXT)]] = Field(
+        default_factory=list,
+        max_length=MAX_FILTERS,
+        description="What is not kept: `min-steps=3`, `zero-advantage`, `package.module:function`.",
+    )
     format: str = Field(
         "jsonl", pattern="^(jsonl|parquet|arrow)$", description="jsonl, parquet or arrow."
     )
@@ -107,10 +129,26 @@ class RolloutPayload(base.Payload):
                 raise ValueError(f"{name!r} cannot be an environment variable")
         return value
 
+    @field_validator("advantages")
+    @classmethod
+    def _known_advantages(cls, value: str | None) -> str | None:
+        if value is not None:
+            naming().check_advantages(value)
+        return value
+
+    @field_validator("filters")
+    @classmethod
+    def _known_filters(cls, value: list[str]) -> list[str]:
+        for text in value:
+            naming().check_filter(text)
+        return value
+
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
+    def _makes_sense(self) -> Self:
         if len(set(self.names)) < len(self.names):
             raise ValueError("an environment is named twice")
+        if self.group or self.advantages or self.filters:
+            naming().check_together(self.group, self.advantages, self.filters, self.episodes)
         return self
 
     @property
@@ -118,10 +156,17 @@ class RolloutPayload(base.Payload):
         """All environments."""
         return [self.name, *self.more_names]
 
+    @property
+    def first_seed(self) -> int | None:
+        """Episodes of a group could not be told to begin alike without one."""
+        return 0 if self.group is not None and self.seed is None else self.seed
+
     def order(self, addresses: Mapping[str, str]) -> Order:
         """For the room that does it."""
+        from ..rollouts.stages.chosen import Stages
         from ..rollouts.to_folder import Order
 
+        named = {} if self.advantages is None else {"advantages": self.advantages}
         return Order(
             environments=addresses,
             policy=self.policy,
@@ -130,10 +175,12 @@ class RolloutPayload(base.Payload):
             concurrency=self.concurrency,
             max_steps=self.max_steps,
             step_timeout_seconds=self.step_timeout_seconds,
+            policy_timeout_seconds=self.policy_timeout_seconds,
             episode_timeout_seconds=self.episode_timeout_seconds,
             retries=self.retries,
-            seed=self.seed,
+            seed=self.first_seed,
             reset=self.reset,
+            stages=Stages(self.group, filters=tuple(self.filters), **named),
             form=self.format,
             keep_failed=self.keep_failed,
             buffer_bytes=self.buffer_mb * MEGABYTE,
@@ -174,6 +221,13 @@ class Rollout:
         return result
 
 
+def naming() -> ModuleType:
+    """What stages are called; imported when a request names one."""
+    from ..rollouts.stages import naming as found
+
+    return found
+
+
 def addresses_of(names: list[str], home: Path) -> dict[str, str]:
     """Where each of them answers; a URL answers where it says.
 
@@ -202,7 +256,7 @@ class _Teller:
 
     def finish(self, result: dict[str, Any]) -> None:
         """How it ended."""
-        kept = result["earlier"] + result["done"] + result["truncated"]
+        kept = result["there"]
         steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
         base.say(
             f"{_episodes(kept)} {'is' if kept == 1 else 'are'} in {result['out']}; "

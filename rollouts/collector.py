@@ -64,6 +64,7 @@ class RolloutCollector:
         retries: int = 2,
         seed: int | None = None,
         reset: Mapping[str, Any] | None = None,
+        group: int = 1,
         reuse_sessions: bool = True,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         max_loop_lag_seconds: float | None = None,
@@ -72,24 +73,28 @@ class RolloutCollector:
         a policy is that of one call, without its wait for one of the threads of synchronous ones.
 
         `buffer_bytes` bounds what running episodes hold, and again what has finished and was not
-        taken. `reset` is given to every reset, beside the seed.
+        taken. `reset` is given to every reset, beside the seed. Of each `group` of episodes in the
+        order of their numbers, all begin alike: with the same seed, in the same environment.
 
         Raises:
             NoEnvironment: an address is none.
         """
         addresses = (env,) if isinstance(env, str) else tuple(env)
-        if not addresses or concurrency < 1:
+        if not addresses or min(concurrency, group) < 1:
             raise ValueError("a rollout needs an environment, and a concurrency of at least 1")
         for address in addresses:
             session_url(address)
         self._plan = _Plan(
             addresses,
             _timed(policy, policy_timeout_seconds),
-            Rules(max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}),
+            _GroupRules(
+                max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}, group
+            ),
             concurrency,
             retries,
             reuse_sessions,
             buffer_bytes,
+            group,
         )
         self._max_loop_lag_seconds = max_loop_lag_seconds
         self.figures = Figures()
@@ -148,6 +153,17 @@ class RolloutCollector:
 
 
 @dataclass(frozen=True, slots=True)
+class _GroupRules(Rules):
+    """Rules by which the episodes of a group begin alike."""
+
+    group: int = 1
+
+    def seed_of(self, number: int) -> int | None:
+        """The seed of an episode: its group's."""
+        return Rules.seed_of(self, number // self.group)
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """What was asked for."""
 
@@ -158,6 +174,7 @@ class _Plan:
     retries: int
     reuse_sessions: bool
     buffer_bytes: int
+    group: int
 
     def tries_again(self, episode: Episode) -> bool:
         """Whether there is to be another attempt after this one."""
@@ -167,7 +184,7 @@ class _Plan:
 
     def address_of(self, number: int) -> str:
         """The environment of an episode."""
-        return self.addresses[number % len(self.addresses)]
+        return self.addresses[number // self.group % len(self.addresses)]
 
 
 class _Run:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acts at random, by the JSON schema of the actions (`GET /schema` of any OpenEnv server).
 
-What an action need not say is left out half of the time. A seeded episode is played the same each
-time: the generator starts from the seed, or else from the episode's id.
+What an action need not say is left out half of the time. An episode is played the same each time:
+the generator starts from its id and its seed, which others of its group have, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _RandomPlayer:
 
     async def act(self, answer: Answer, turn: Turn) -> Encoded:
         if self._random is None:
-            seed = turn.episode_id if turn.seed is None else turn.seed
+            seed = f"{turn.episode_id} {turn.seed}"
             self._random = random.Random(seed)  # noqa: S311  # an action is no secret
         return Encoded(orjson.dumps(sample(self._schema, self._random)), b"{}", {})
 

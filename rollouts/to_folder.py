@@ -2,10 +2,11 @@
 """A rollout into a folder, from wherever an earlier one was interrupted.
 
     rollout.json: the same? ─▶ writer: which episodes exist? ─▶ collector: the others ─▶ close
+                                                                     └─▶ stages, if any
 
 Everything about an episode follows from its number, so what is missing can be played at any time.
 An episode that failed for good is told, and left out, so that the next rollout into the folder
-plays it again; `keep_failed` writes it with what there was of it.
+plays it again; `keep_failed` writes it with what there was of it. For groups see `stages.grouping`.
 
 Half of the buffer is for what running episodes hold, half for what waits to be written.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,21 +25,23 @@ from typing import Any
 import orjson
 
 from ..env_host.lag import LagSnapshot
+from .choosing import ChosenSink, Say
 from .collector import RolloutCollector
 from .disk import typed
-from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink, episode_id
-from .errors import AllFailed, OtherRollout
+from .episodes import EpisodeStatus, StepSink, episode_id
+from .errors import OtherRollout
 from .figures import Figures
 from .layout import JSONL
 from .named_policy import hint_of, policy_named
+from .policies import Policy
+from .stages.chosen import Functions, Stages
+from .stages.grouping import GroupSink
+from .tally import Tally
 from .writer import RolloutWriter
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
-HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
 DEFAULT_BUFFER_BYTES = 256 * 2**20
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,20 @@ class Order:
     concurrency: int = 64
     max_steps: int | None = 100
     step_timeout_seconds: float | None = 60.0
+    policy_timeout_seconds: float | None = None
     episode_timeout_seconds: float | None = None
     retries: int = 2
     seed: int | None = None
     reset: Mapping[str, Any] = field(default_factory=dict)
+    stages: Stages = field(default_factory=Stages)
     form: str = JSONL
     keep_failed: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.episodes % self.stages.size:
+            raise ValueError(f"{self.episodes} episodes are no groups of {self.stages.size}")
 
     def record(self) -> dict[str, Any]:
         """What must be the same for a rollout to be continued."""
@@ -68,7 +78,14 @@ class Order:
             "seed": self.seed,
             "max_steps": self.max_steps,
             "reset": dict(self.reset),
+            "format": self.form,
+            **self.stages.record(),
         }
+
+    def record_before(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """A record as it is found: one of an earlier version does not tell of the format, which may
+        be any then, nor of stages, of which there were none."""
+        return {"format": self.form, **Stages().record(), **record}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +95,7 @@ class Report:
     wanted: int
     earlier: int  # episodes that were there already
     figures: Figures
+    tally: Tally
     lag: LagSnapshot
 
     def message(self) -> str:
@@ -91,6 +109,8 @@ class Report:
             parts.append(f"mean reward {figures.mean_reward:.3g}")
         if failed := figures.finished[EpisodeStatus.FAILED]:
             parts.append(f"{failed} failed")
+        if filtered := self.tally.filtered.total():
+            parts.append(f"{filtered} filtered")
         if figures.retries:
             parts.append(f"{figures.retries} tried again")
         lag = self.lag
@@ -102,7 +122,9 @@ class Report:
         return {
             "wanted": self.wanted,
             "earlier": self.earlier,
+            "there": self.earlier + self.tally.written,
             **self.figures.to_json(),
+            **self.tally.to_json(),
             "lag": self.lag.to_json(),
         }
 
@@ -117,37 +139,67 @@ async def roll_out(
     """
     addresses = list(order.environments.values())
     policy = await policy_named(order.policy, addresses[0])
+    functions = await asyncio.to_thread(order.stages.functions)
     await asyncio.to_thread(claim_folder, order)
-    collector = RolloutCollector(
+    collector = _collector(order, addresses, policy)
+    tally = Tally()
+
+    def report() -> Report:
+        return Report(order.episodes, earlier, collector.figures, tally, collector.lag.snapshot())
+
+    async with _writer(order) as writer:
+        numbers = missing(order.episodes, writer.finished_episode_ids())
+        refuse_torn_groups(order, numbers)
+        earlier = order.episodes - len(numbers)
+        if earlier:
+            say(f"{earlier} of {order.episodes} episodes are there already")
+        async with _staged(functions, writer, tally) as staged:
+            keeps_failed = order.keep_failed or order.stages.takes_failed
+            hint = hint_of(order.policy)
+            sink = ChosenSink(staged, tally, say, hint, keeps_failed=keeps_failed)
+            async with _reporting(report, on_report):
+                await collector.collect(numbers, sink)
+    sink.refuse_a_total_failure(collector.figures, earlier)
+    return {**report().to_json(), "out": str(order.folder), "kept_failed": keeps_failed}
+
+
+def _collector(order: Order, addresses: list[str], policy: Policy) -> RolloutCollector:
+    return RolloutCollector(
         addresses,
         policy,
         concurrency=min(order.concurrency, order.episodes),
         max_steps=order.max_steps,
         step_timeout_seconds=order.step_timeout_seconds,
+        policy_timeout_seconds=order.policy_timeout_seconds,
         episode_timeout_seconds=order.episode_timeout_seconds,
         retries=order.retries,
         seed=order.seed,
         reset=order.reset,
+        group=order.stages.size,
         buffer_bytes=order.buffer_bytes // 2,
         max_loop_lag_seconds=order.max_loop_lag_seconds,
     )
-    async with _writer(order) as writer:
-        existing = writer.finished_episode_ids()
-        numbers = missing(order.episodes, existing)
-        earlier = order.episodes - len(numbers)
-        if earlier:
-            say(f"{earlier} of {order.episodes} episodes are there already")
-        sink = _Chosen(writer, say, hint_of(order.policy), keep_failed=order.keep_failed)
-        async with _reporting(collector, order.episodes, earlier, on_report):
-            await collector.collect(numbers, sink)
-    report = Report(order.episodes, earlier, collector.figures, collector.lag.snapshot())
-    _refuse_a_total_failure(report, sink)
-    return {**report.to_json(), "out": str(order.folder)}
 
 
 def missing(episodes: int, existing: frozenset[str]) -> list[int]:
     """The numbers of the episodes that are not there yet."""
     return [number for number in range(episodes) if episode_id(number) not in existing]
+
+
+def refuse_torn_groups(order: Order, numbers: list[int]) -> None:
+    """What we write is whole groups, so these are the numbers of some.
+
+    Raises:
+        OtherRollout: somebody else has written to the folder.
+    """
+    size = order.stages.size
+    lacking = Counter(number // size for number in numbers)
+    for group in (group for group, count in lacking.items() if count < size):
+        first, last = episode_id(group * size), episode_id(group * size + size - 1)
+        raise OtherRollout(
+            f"{order.folder} has only some of the episodes {first} to {last}, which are a group",
+            "write to another folder: advantages are told of whole groups",
+        )
 
 
 def claim_folder(order: Order) -> None:
@@ -157,17 +209,19 @@ def claim_folder(order: Order) -> None:
         OtherRollout: it is another one's.
         OutputUnwritable, OutputFull
     """
-    path = order.folder / RECORD
+    path, now = order.folder / RECORD, order.record()
     with typed(path):
         order.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            before = orjson.loads(path.read_bytes())
-            differing = [k for k, v in order.record().items() if before.get(k) != v]
+            found = orjson.loads(path.read_bytes())
+            before = order.record_before(found)
+            differing = [key for key, value in now.items() if before.get(key) != value]
             if differing:
-                raise _other_rollout(order.folder, differing[0], before, order.record())
-            return
+                raise _other_rollout(order.folder, differing[0], before, now)
+            if found.keys() >= now.keys():
+                return
         partial = path.with_suffix(".partial")
-        partial.write_bytes(orjson.dumps(order.record(), option=orjson.OPT_INDENT_2))
+        partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)
 
 
@@ -196,74 +250,39 @@ async def _writer(order: Order) -> AsyncIterator[RolloutWriter]:
 
 
 @asynccontextmanager
+async def _staged(
+    functions: Functions | None, writer: RolloutWriter, tally: Tally
+) -> AsyncIterator[StepSink]:
+    """The stages before the writer, if any. Of a group that is not complete at the end, nothing is
+    written."""
+    if functions is None:
+        yield writer
+        return
+    sink = GroupSink(
+        writer,
+        functions.size,
+        filters=functions.filters,
+        advantages=functions.advantages,
+        tally=tally,
+    )
+    try:
+        yield sink
+    finally:
+        await asyncio.to_thread(sink.stop)
+
+
+@asynccontextmanager
 async def _reporting(
-    collector: RolloutCollector, wanted: int, earlier: int, on_report: Callable[[Report], None]
+    report: Callable[[], Report], on_report: Callable[[Report], None]
 ) -> AsyncIterator[None]:
-    async def report() -> None:
+    async def each_second() -> None:
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            told = Report(wanted, earlier, collector.figures, collector.lag.snapshot())
-            await asyncio.to_thread(on_report, told)
+            await asyncio.to_thread(on_report, report())
 
-    reporting = asyncio.create_task(report(), name="reporting")
+    reporting = asyncio.create_task(each_second(), name="reporting")
     try:
         yield
     finally:
         reporting.cancel()
         await asyncio.wait([reporting])
-
-
-class _Chosen:
-    """The writer's `StepSink`, without the episodes that failed."""
-
-    def __init__(
-        self, inner: StepSink, say: Say, policy_hint: str | None = None, *, keep_failed: bool
-    ) -> None:
-        self._inner = inner
-        self._say = say
-        self._policy_hint = policy_hint
-        self._keep_failed = keep_failed
-        self.last_failure = ""
-        self.hint: str | None = None  # what to do about it, where more is known than the log says
-        self._failed = 0
-        self._is_well = False  # one episode has come to its end
-
-    async def reserve(self, size_bytes: int) -> Room:
-        return await self._inner.reserve(size_bytes)
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        await self._inner.put_step(episode_id, number, step, room)
-
-    async def discard(self, episode_id: str) -> None:
-        await self._inner.discard(episode_id)
-
-    async def finish(self, episode: Episode) -> None:
-        if episode.failure is None:
-            self._is_well = True
-            await self._inner.finish(episode)
-            return
-        self._failed += 1
-        at = f" at step {episode.failure.step}" if episode.failure.step else ""
-        self.last_failure = f"{episode.failure.reason}: {episode.failure.message}"
-        is_policys = episode.failure.reason is FailureReason.POLICY_ERROR
-        self.hint = self._policy_hint if is_policys else None
-        self._say(f"episode {episode.id} failed{at}: {self.last_failure}")
-        if self._keep_failed:
-            await self._inner.finish(episode)
-        else:
-            await self._inner.discard(episode.id)
-        if self._failed == HOPELESS_EPISODES and not self._is_well:
-            raise AllFailed(
-                f"the first {self._failed} episodes failed; the last: {self.last_failure}",
-                self.hint,
-            )
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-def _refuse_a_total_failure(report: Report, sink: _Chosen) -> None:
-    played = report.figures.episodes
-    if played and report.figures.finished[EpisodeStatus.FAILED] == played and not report.earlier:
-        which = "the only episode" if played == 1 else f"all {played} episodes"
-        raise AllFailed(f"{which} failed; the last with {sink.last_failure}", sink.hint)

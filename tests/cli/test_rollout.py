@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,6 +18,7 @@ NOTHING = {
     "policy": None, "variables": (), "episodes": None, "concurrency": None, "max_steps": None,
     "step_timeout": None, "episode_timeout": None, "retries": None, "seed": None, "form": None,
     "keep_failed": False, "buffer": None, "memory": None, "max_loop_lag": None, "out": "out",
+    "policy_timeout": None, "group": None, "advantages": None, "filters": (),
 }  # fmt: skip
 
 
@@ -56,42 +58,69 @@ def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.Monke
     assert "env" not in _payload(("echo",), {**NOTHING, "policy": "random"})
 
 
-def test_the_summary_tells_what_there_is_and_what_failed() -> None:
-    result = {
-        "wanted": 10, "earlier": 3, "done": 4, "truncated": 1, "out": "/out", "steps": 1200,
-        "seconds": 2.0, "steps_per_second": 600.0, "mean_reward": 0.5,
-        "failures": {"step_timed_out": 2},
-        "lag": {"p99_seconds": 0.001, "worst_seconds": 0.25},
+def test_stages_are_sent_as_they_were_said() -> None:
+    said = {"group": 4, "advantages": "leave-one-out", "filters": ("min-steps=3", "failed")}
+    sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout": 2.5})
+    assert {key: sent[key] for key in said} == {**said, "filters": ["min-steps=3", "failed"]}
+    assert sent["policy_timeout_seconds"] == 2.5
+
+
+def result_of(**told: Any) -> dict[str, Any]:
+    """What the daemon tells of a rollout in which all went well, but for what is `told`."""
+    return {
+        "wanted": 8, "earlier": 0, "there": 8, "out": "/out", "steps": 0, "mean_reward": None,
+        "failures": {}, "last_failures": {}, "filtered": {}, "left_out": 0, "kept_failed": False,
+        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0}, **told,
     }  # fmt: skip
-    text = click.unstyle("\n".join(_summary(result)))
-    for told in (
-        "! 8 of 10 episodes are in /out",
-        "the same command again plays what is missing",
-        "1,200 steps in 2.0 s (600 steps/s)",
-        "mean reward 0.5",
-        "2 failed: step timed out",
-        "loop lag p99 1.0 ms, worst 250.0 ms",
-    ):
-        assert told in text
+
+
+def summary(**told: Any) -> str:
+    return click.unstyle("\n".join(_summary(result_of(**told))))
+
+
+def test_the_summary_tells_what_there_is_and_what_failed() -> None:
+    text = summary(
+        wanted=10, there=7, steps=1200, seconds=2.0, steps_per_second=600.0, mean_reward=0.5,
+        failures={"policy_error": 1, "step_timed_out": 2},
+        last_failures={"step_timed_out": "the step took\nmore than 5 s", "policy_error": "no"},
+        lag={"p99_seconds": 0.001, "worst_seconds": 0.25},
+    )  # fmt: skip
+    assert text.splitlines() == [
+        "! 7 of 10 episodes are in /out",
+        "  1,200 steps in 2.0 s (600 steps/s)",
+        "  mean reward 0.5",
+        "  3 failed: 2 step timed out, 1 policy error",
+        "    step timed out: the step took more than 5 s",
+        "  failed ones are left out; --keep-failed writes them, as far as they came",
+        "  the same command again plays what is missing",
+        "  loop lag p99 1.0 ms, worst 250.0 ms",
+    ]
+
+
+def test_failed_episodes_that_are_kept_are_not_missing() -> None:
+    text = summary(failures={"policy_error": 1}, kept_failed=True)
+    assert "✓ 8 of 8 episodes are in /out\n  1 failed: 1 policy error" in text
+    assert "--keep-failed" not in text
+    assert "missing" not in text
+
+
+def test_the_summary_tells_what_was_dropped_and_what_went_with_its_group() -> None:
+    text = summary(
+        there=4, failures={"policy_error": 1}, left_out=3,
+        filtered={"my.filters:odd": 1, "min-steps=3": 2},
+    )  # fmt: skip
+    assert "  3 dropped: 2 min-steps=3, 1 my.filters:odd\n" in text
+    assert "  3 that went well are left out with their groups\n" in text
 
 
 def test_the_summary_of_all_of_it_is_a_success() -> None:
-    result = {
-        "wanted": 8, "earlier": 8, "done": 0, "truncated": 0, "out": "/out", "steps": 0,
-        "mean_reward": None, "failures": {},
-        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0},
-    }  # fmt: skip
-    first, *rest = _summary(result)
-    assert click.unstyle(first) == "✓ 8 of 8 episodes are in /out"
+    first, *rest = summary(earlier=8).splitlines()
+    assert first == "✓ 8 of 8 episodes are in /out"
     assert not any("missing" in line for line in rest)
 
 
 def test_one_episode_of_one_step_is_told_as_one() -> None:
-    result = {
-        "wanted": 1, "earlier": 0, "done": 1, "truncated": 0, "out": "/out", "steps": 1,
-        "seconds": 0.5, "steps_per_second": 2.0, "mean_reward": None, "failures": {},
-        "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0},
-    }  # fmt: skip
-    first, second, *_ = _summary(result)
-    assert click.unstyle(first) == "✓ 1 of 1 episode is in /out"
+    told = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
+    first, second, *_ = told.splitlines()
+    assert first == "✓ 1 of 1 episode is in /out"
     assert second == "  1 step in 0.5 s (2 steps/s)"

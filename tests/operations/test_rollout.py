@@ -106,11 +106,49 @@ def test_what_goes_wrong_on_the_loop_is_raised(cancellable: None) -> None:
         {"env": {"A=B": "c"}},
         {"more_names": ["echo"]},
         {"surprise": 1},
+        {"policy_timeout_seconds": 0},
+        {"group": 1},
     ],
 )
 def test_a_wrong_payload_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RolloutPayload.model_validate({"name": "echo", "out": "/out", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"advantages": "leave-one", "group": 8}, "did you mean leave-one-out?"),
+        ({"advantages": "GRPO", "group": 8}, "did you mean group-normalised?"),
+        ({"advantages": "best", "group": 8}, "there are group-normalised, leave-one-out, centred"),
+        ({"filters": ["min-step=3"]}, "no filter is called 'min-step': did you mean min-steps"),
+        ({"filters": ["min-steps"]}, "the filter min-steps takes a number: min-steps=3"),
+        ({"filters": ["min-steps=few"]}, "not min-steps=few"),
+        ({"filters": ["max-steps=1.5"]}, "the filter max-steps counts steps"),
+        ({"filters": ["max-reward=inf"]}, "takes a number"),
+        ({"filters": ["failed=1"]}, "the filter failed takes no value"),
+        ({"filters": ["failed", "failed"]}, "the filter failed is asked for twice"),
+        ({"filters": ["zero-advantage"]}, "say --group, too"),
+        ({"advantages": "centred"}, "say --group, too"),
+        ({"group": 100}, "256 episodes are no whole number of groups of 100: ask for 200 or 300"),
+        ({"group": 300}, "ask for 300"),
+    ],
+)
+def test_stages_that_make_no_sense_are_told_with_what_does(
+    wrong: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RolloutPayload.model_validate({"name": "echo", "out": "/out", **wrong})
+    [error] = caught.value.errors()
+    assert told in error["msg"]
+
+
+def test_episodes_of_a_group_begin_with_the_same_seed_where_none_is_said() -> None:
+    said = {"name": "echo", "out": "/out", "group": 8, "filters": ["min-reward=-1.5"]}
+    order = RolloutPayload.model_validate(said).order({"echo": "http://h:1"})
+    assert (order.seed, order.stages.size) == (0, 8)
+    record = order.stages.record()
+    assert (record["advantages"], record["filters"]) == ("group-normalised", ["min-reward=-1.5"])
 
 
 def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:

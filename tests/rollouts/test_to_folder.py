@@ -14,17 +14,18 @@ import pytest
 from openenvd.rollouts import to_folder
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.named_function import importable
-from openenvd.rollouts.to_folder import Order, Report, missing, roll_out
+from openenvd.rollouts.to_folder import RECORD, Order, Report, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
 
 POLICIES = """
-import threading
+import asyncio, threading
 def go(observation): return {"what": "go"}
 def stumble(observation):
     bad = observation["episode"].endswith("3") and observation["step"] == 2
     return {"what": "raise" if bad else "go"}
 def fail(observation): raise OSError("no weights")
+async def wait(observation): await asyncio.Event().wait()
 async def hold(observation):
     threading.Event().wait(0.3)
     return {"what": "go"}
@@ -80,6 +81,8 @@ async def test_what_failed_is_told_left_out_and_played_by_the_next(
     told: list[str] = []
     result = await run(order, tmp_path, say=told.append)
     assert result["failures"] == {"environment_error": 2}
+    assert "the floor is missing" in result["last_failures"]["environment_error"]
+    assert (result["there"], result["kept_failed"]) == (18, False)
     assert {row["episode_id"] for row in rows(order.folder)} == {
         f"{n:06d}" for n in range(20) if n % 10 != 3
     }
@@ -89,7 +92,8 @@ async def test_what_failed_is_told_left_out_and_played_by_the_next(
 
 async def test_what_failed_can_be_kept(serve: Serve, tmp_path: Path) -> None:
     order = order_of(address_of(serve()), tmp_path, "stumble", keep_failed=True)
-    await run(order, tmp_path)
+    result = await run(order, tmp_path)
+    assert (result["there"], result["failed"], result["kept_failed"]) == (20, 2, True)
     assert len(rows(order.folder)) == 20
     assert (await run(order, tmp_path))["earlier"] == 20
 
@@ -99,6 +103,28 @@ async def test_another_rollout_does_not_get_into_the_folder(serve: Serve, tmp_pa
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
     with pytest.raises(OtherRollout, match="other seed: None, not 7"):
         await run(order_of(address, tmp_path, seed=7), tmp_path)
+
+
+async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_path: Path) -> None:
+    address = address_of(serve())
+    await run(order_of(address, tmp_path, episodes=1), tmp_path)
+    with pytest.raises(OtherRollout, match="other format: 'jsonl', not 'parquet'"):
+        await run(order_of(address, tmp_path, episodes=2, form="parquet"), tmp_path)
+
+
+async def test_what_an_earlier_version_began_is_continued_and_from_then_on_held_to_its_format(
+    serve: Serve, tmp_path: Path
+) -> None:
+    order = order_of(address_of(serve()), tmp_path, episodes=2)
+    await run(replace(order, episodes=1), tmp_path)
+    record = order.folder / RECORD
+    told = json.loads(record.read_text())
+    for newer in ("format", "group", "advantages", "filters"):
+        del told[newer]
+    record.write_text(json.dumps(told))
+    assert (await run(order, tmp_path))["earlier"] == 1
+    with pytest.raises(OtherRollout, match="other format"):
+        await run(replace(order, form="parquet"), tmp_path)
 
 
 async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> None:
@@ -111,6 +137,14 @@ async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> N
 async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(AllFailed, match="all 3 episodes failed"):
         await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
+
+
+async def test_a_policy_that_takes_too_long_is_told_by_its_reason(
+    serve: Serve, tmp_path: Path
+) -> None:
+    order = order_of(address_of(serve()), tmp_path, "wait", episodes=2, policy_timeout_seconds=0.1)
+    with pytest.raises(AllFailed, match=r"policy_timed_out: the policy took more than 0\.1 s"):
+        await run(order, tmp_path)
 
 
 async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which episodes are written: those that came to their end, and of the others what was asked for.
+
+collector ─ finish ─▶ well ─────────────────────────▶ stages, if any ─▶ writer
+                      failed ─▶ told ─▶ kept? ──────▶
+                                        left out, so that the next rollout plays it again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink
+from .errors import AllFailed
+from .figures import Figures
+from .stages.grouping import GroupSink
+from .tally import Tally
+
+HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
+_POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
+
+Say = Callable[[str], None]
+
+
+class ChosenSink:
+    """A `StepSink` before the stages, or before the writer where there are none."""
+
+    def __init__(
+        self,
+        inner: StepSink,
+        tally: Tally,
+        say: Say,
+        policy_hint: str | None = None,
+        *,
+        keeps_failed: bool,
+    ) -> None:
+        self._inner = inner
+        self._groups = inner if isinstance(inner, GroupSink) else None
+        self._tally = tally
+        self._say = say
+        self._policy_hint = policy_hint
+        self._keeps_failed = keeps_failed
+        self._last_failure = ""
+        self._hint: str | None = None  # where more is known than that the log says it
+        self._failed = 0
+        self._is_well = False  # one episode has come to its end
+
+    async def reserve(self, size_bytes: int) -> Room:
+        """As the sink behind says."""
+        return await self._inner.reserve(size_bytes)
+
+    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+        """On to the sink behind."""
+        await self._inner.put_step(episode_id, number, step, room)
+
+    async def discard(self, episode_id: str) -> None:
+        """On to the sink behind."""
+        await self._inner.discard(episode_id)
+
+    async def finish(self, episode: Episode) -> None:
+        """Choose.
+
+        Raises:
+            AllFailed: this, and all before.
+        """
+        if episode.failure is None:
+            self._is_well = True
+            await self._keep(episode)
+            return
+        self._note(episode)
+        await (self._keep(episode) if self._keeps_failed else self._leave_out(episode))
+        if self._failed == HOPELESS_EPISODES and not self._is_well:
+            raise AllFailed(
+                f"the first {self._failed} episodes failed; the last: {self._last_failure}",
+                self._hint,
+            )
+
+    async def close(self) -> None:
+        """Close what is behind."""
+        await self._inner.close()
+
+    def refuse_a_total_failure(self, figures: Figures, earlier: int) -> None:
+        """
+        Raises:
+            AllFailed: nothing is there, or all that was played failed.
+        """
+        played, failed = figures.episodes, figures.finished[EpisodeStatus.FAILED]
+        if not failed or earlier:
+            return
+        if failed == played:
+            which = "the only episode" if played == 1 else f"all {played} episodes"
+            raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
+        if not self._tally.written:
+            raise AllFailed(
+                f"{failed} of {played} episodes failed, at least one of each group; the last with "
+                f"{self._last_failure}",
+                self._hint,
+            )
+
+    async def _keep(self, episode: Episode) -> None:
+        await self._inner.finish(episode)
+        if self._groups is None:
+            self._tally.written += 1
+
+    async def _leave_out(self, episode: Episode) -> None:
+        if self._groups is None:
+            await self._inner.discard(episode.id)
+        else:
+            await self._groups.leave_out(episode)
+
+    def _note(self, episode: Episode) -> None:
+        failure = episode.failure
+        assert failure is not None
+        self._failed += 1
+        self._last_failure = f"{failure.reason}: {failure.message}"
+        self._hint = self._policy_hint if failure.reason in _POLICYS else None
+        self._tally.last_failures[failure.reason.value] = failure.message
+        at = f" at step {failure.step}" if failure.step else ""
+        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
