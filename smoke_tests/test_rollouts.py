@@ -4,21 +4,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from .conftest import Machine, eventually
 
 EPISODES = 60
+RECORDS = ("journal.jsonl", "manifest.json")
 POLICIES = """
 import asyncio, os, pathlib
 
 async def slowly(observation):
     await asyncio.sleep(0.02)
     return {"message": "hello"}
+
+async def variedly(observation, turn):
+    await asyncio.sleep(0.02)
+    return {"message": "x" * (int(turn.episode_id) * 7 %% 11)}
 
 held = []
 async def leak_a_little(observation):
@@ -44,15 +51,32 @@ def begin(machine: Machine, policy: str = "slowly", *more: str) -> str:
     folder = machine.home.parent
     write_policies(folder)
     machine.ok("launch", "echo")
+    return queue(machine, policy, *more)
+
+
+def queue(machine: Machine, policy: str, *more: str) -> str:
     arguments = ["--episodes", str(EPISODES), "--concurrency", "4", "--max-steps", "10"]
     named = ["--policy", f"policies:{policy}", "--out", "out", "--async"]
     return machine.ok("rollout", "echo", *arguments, *named, *more).out.strip()
 
 
-def again(machine: Machine, policy: str = "slowly") -> Any:
+def again(machine: Machine, policy: str = "slowly", *more: str) -> Any:
     arguments = ["--episodes", str(EPISODES), "--max-steps", "10", "--json"]
     named = ["--policy", f"policies:{policy}", "--out", "out"]
-    return machine.ok("rollout", "echo", *arguments, *named).json["rollout"]
+    return machine.ok("rollout", "echo", *arguments, *named, *more).json["rollout"]
+
+
+def episode_rows(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Of finished files, by id."""
+    files = out_of(machine).glob("episodes-*.jsonl")
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return {row["episode_id"]: row for row in rows}
+
+
+def recorded_ids(machine: Machine) -> set[str]:
+    """Of episodes that are certain, by the journal and the manifest."""
+    texts = [path.read_text() for path in map(out_of(machine).joinpath, RECORDS) if path.exists()]
+    return {found for text in texts for found in re.findall(r'"(0000\d\d)"', text)}
 
 
 def out_of(machine: Machine) -> Path:
@@ -60,12 +84,8 @@ def out_of(machine: Machine) -> Path:
 
 
 def recorded(machine: Machine) -> int:
-    """How many episodes are certain, by the journal and the manifest."""
-    folder, count = out_of(machine), 0
-    for name in ("journal.jsonl", "manifest.json"):
-        if (folder / name).exists():
-            count += (folder / name).read_text().count('"0000')
-    return count
+    """How many episodes are certain."""
+    return len(recorded_ids(machine))
 
 
 def worker_of(machine: Machine) -> psutil.Process:
@@ -109,9 +129,35 @@ def test_after_a_killed_worker_the_same_command_plays_what_is_missing(machine: M
     eventually(lambda: recorded(machine) > 0)
     worker_of(machine).kill()
     machine.run("wait", request_id)
-    assert machine.request(request_id)["error"]["kind"] == "worker_lost"
+    error = machine.request(request_id)["error"]
+    assert error["kind"] == "worker_lost"
+    assert "the same command again plays what is missing" in error["hint"]
     assert again(machine)["earlier"] > 0
     every_episode_is_there_once(machine)
+
+
+def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_members(
+    machine: Machine,
+) -> None:
+    stages = ("--group", "4", "--advantages", "leave-one-out")
+    for queued in (begin, queue, queue):
+        before = recorded(machine)
+        request_id = queued(machine, "variedly", *stages)
+        eventually(lambda before=before: recorded(machine) > before)  # type: ignore[misc]
+        worker_of(machine).kill()
+        machine.run("wait", request_id)
+        groups = Counter(int(found) // 4 for found in recorded_ids(machine))
+        assert set(groups.values()) == {4}
+    assert again(machine, "variedly", *stages)["there"] == EPISODES
+    every_episode_is_there_once(machine)
+    rows = episode_rows(machine)
+    for first in range(0, EPISODES, 4):
+        members = [rows[f"{number:06d}"] for number in range(first, first + 4)]
+        rewards = [row["total_reward"] for row in members]
+        others = [(sum(rewards) - reward) / 3 for reward in rewards]
+        expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
+        assert [row["advantage"] for row in members] == pytest.approx(expected)
+        assert {row["seed"] for row in members} == {first // 4}
 
 
 def test_a_cancelled_rollout_keeps_what_has_finished(machine: Machine) -> None:
@@ -157,4 +203,7 @@ def test_progress_and_result_are_shown(machine: Machine) -> None:
     refused = machine.run("rollout", "echo", *arguments, "--seed", "3")
     assert refused.code == 1
     assert "holds a rollout with other seed" in refused.err
+    misspelled = machine.run("rollout", "echo", *arguments, "--filter", "min-step=3")
+    assert misspelled.code == 2
+    assert "did you mean min-steps" in misspelled.err
     assert machine.run("rollout", "nowhere", "--out", "other").code == 4  # not found
