@@ -10,10 +10,15 @@ sessions: then `give_back` returns it all. Elsewhere than on glibc, nothing happ
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LARGE_BYTES = 8 * 2**20
 KEEP_BYTES = 16 * 2**20
+TRIM_VARIABLE = "MALLOC_TRIM_THRESHOLD_"  # `mallopt(3)`: what a process begins with
+_GLIBCS_BYTES = 128 * 2**10
 _M_TRIM_THRESHOLD = -1  # malloc.h
 _M_MMAP_THRESHOLD = -3
 
@@ -31,6 +36,20 @@ def keep_pages() -> None:
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         _mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+@contextmanager
+def kept_pages() -> Iterator[None]:
+    """Meanwhile; then as glibc has it, or as its environment variable says."""
+    keep_pages()
+    try:
+        yield
+    finally:
+        if _mallopt is not None:
+            _mallopt(_M_MMAP_THRESHOLD, _GLIBCS_BYTES)
+            told = os.environ.get(TRIM_VARIABLE, "")
+            _mallopt(_M_TRIM_THRESHOLD, int(told) if told.isdecimal() else _GLIBCS_BYTES)
+        give_back()
 
 
 def give_back() -> None:

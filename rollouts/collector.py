@@ -35,7 +35,7 @@ from .descriptors import make_room
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .figures import Figures
-from .garbage import less_often
+from .interpreter import while_episodes_run
 from .message_memory import MessageMemory
 from .playing import Attempt, Rules, Stage
 from .policies import CallablePolicy, CpuThreads, Policy, TimedPolicy
@@ -133,7 +133,7 @@ class RolloutCollector:
             RolloutError: the sink's; `LoopLagged`.
         """
         run = _Run(self._plan, self.figures, iter(numbers), sink, keeps_episodes=keeps_episodes)
-        with self.lag, less_often():
+        with self.lag, while_episodes_run():
             async with run.opened():
                 await run.all_slots()
         self._check_lag()

@@ -23,6 +23,10 @@ faults()
 print(faults())
 heap.give_back()
 """
+FOR_A_WHILE = """
+with heap.kept_pages():
+    pass
+"""
 
 
 def faults(keep: str) -> int:
@@ -38,3 +42,8 @@ def faults(keep: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="elsewhere nothing is kept")
 def test_pages_are_kept_between_large_messages() -> None:
     assert faults("heap.keep_pages()") < 100 < faults("")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="elsewhere nothing is kept")
+def test_afterwards_they_are_given_back_as_before() -> None:
+    assert faults(FOR_A_WHILE) > 1000

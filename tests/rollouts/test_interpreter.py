@@ -1,55 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""While episodes run, the garbage collector looks less often; afterwards as before."""
+"""While episodes run, garbage is looked for less often, and threads give way sooner; afterwards as
+before."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from openenvd.rollouts.collector import RolloutCollector
-from openenvd.rollouts.garbage import THRESHOLDS, less_often, thresholds
+from openenvd.rollouts.interpreter import (
+    SWITCH_SECONDS,
+    THRESHOLDS,
+    thresholds,
+    while_episodes_run,
+)
 
 from .conftest import Serve, address_of
 
 PYTHONS = (700, 10, 10)
+PYTHONS_SWITCH_SECONDS = 0.005
 
 
 @pytest.fixture(autouse=True)
 def as_in_a_fresh_process() -> Iterator[None]:
     before = gc.get_threshold()
+    switch_seconds = sys.getswitchinterval()
     gc.set_threshold(*PYTHONS)
+    sys.setswitchinterval(PYTHONS_SWITCH_SECONDS)
     yield
     gc.set_threshold(*before)
+    sys.setswitchinterval(switch_seconds)
 
 
 async def test_while_episodes_run_and_no_longer(serve: Serve) -> None:
     seen = set()
 
     async def policy(_observation: Any) -> dict[str, Any]:
-        seen.add(gc.get_threshold())
+        seen.add((gc.get_threshold(), sys.getswitchinterval()))
         return {"what": "go"}
 
     async for _ in RolloutCollector(address_of(serve()), policy).batches(2, episodes=4):
         pass
-    assert seen == {THRESHOLDS}
-    assert gc.get_threshold() == PYTHONS
+    assert seen == {(THRESHOLDS, SWITCH_SECONDS)}
+    assert (gc.get_threshold(), sys.getswitchinterval()) == (PYTHONS, PYTHONS_SWITCH_SECONDS)
 
 
 def test_the_last_of_several_puts_it_back() -> None:
-    with less_often():
-        with less_often():
+    with while_episodes_run():
+        with while_episodes_run():
             pass
         assert gc.get_threshold() == THRESHOLDS
     assert gc.get_threshold() == PYTHONS
 
 
 def test_what_somebody_else_has_set_meanwhile_stays() -> None:
-    with less_often():
+    with while_episodes_run():
         gc.set_threshold(50_000, 5, 5)
-    assert gc.get_threshold() == (50_000, 5, 5)
+        sys.setswitchinterval(0.001)
+    assert (gc.get_threshold(), sys.getswitchinterval()) == ((50_000, 5, 5), 0.001)
+
+
+def test_who_lets_threads_give_way_still_sooner_keeps_that() -> None:
+    sys.setswitchinterval(0.00025)
+    with while_episodes_run():
+        assert sys.getswitchinterval() == 0.00025
 
 
 @pytest.mark.parametrize(
