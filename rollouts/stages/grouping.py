@@ -6,8 +6,9 @@
               ─ leave_out ─▶ the group is given up: none of it is written
 
 Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last lies
-beside its steps while it waits. The stages run in one thread of their own, one group at a time:
-they may take as long as they like, and the loop goes on.
+beside its steps while it waits, when it is large, and is read again within `RESTORED_BYTES`. The
+stages run in one thread of their own, one group at a time: they may take as long as they like, and
+the loop goes on.
 
 A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
 interrupted is collected again, and so is a group of which an episode failed.
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..buffers import ByteBudget
 from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import StageError
 from ..layout import Verdict
@@ -31,7 +33,8 @@ from ..writer import RolloutWriter
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
-LEAST_ASIDE_BYTES = 1024  # a smaller last observation waits in memory
+LEAST_ASIDE_BYTES = 4096  # a smaller last observation waits in memory
+RESTORED_BYTES = 16 << 20  # of last observations that were read again; a larger group passes alone
 
 
 def by_number(size: int) -> Callable[[Episode], Hashable]:
@@ -66,7 +69,7 @@ class GroupSink:
         self._waiting: dict[Hashable, list[_Waiting]] = {}
         self._given_up: set[Hashable] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
-        self._turn = asyncio.Lock()  # of the group whose last observations are in memory
+        self._restored = ByteBudget(RESTORED_BYTES)
 
     async def reserve(self, size_bytes: int) -> Room:
         """As the sink behind says."""
@@ -132,13 +135,16 @@ class GroupSink:
         if not may_wait or len(text) < LEAST_ASIDE_BYTES:
             return _Waiting(episode, steps)
         aside = await self._store.set_aside(episode.id, text)
-        return _Waiting(replace(episode, final_observation_json=b"null"), steps, aside)
+        return _Waiting(replace(episode, final_observation_json=b"null"), steps, aside, len(text))
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
-        loop = asyncio.get_running_loop()
-        async with self._turn:
+        hold = await self._restored.reserve(sum(one.aside_bytes for one in group))
+        try:
+            loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, self._judge, group)
             await self._store.finish_together(judged)
+        finally:
+            hold.release()
         self.tally.written += len(judged)
         self.tally.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
@@ -186,6 +192,7 @@ class _Waiting:
     episode: Episode
     steps: int
     aside: Path | None = None  # where its last observation lies meanwhile
+    aside_bytes: int = 0
 
     def whole(self) -> Finished:
         """With all it had. Reads a file."""
