@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..requests_db.states import RequestState
 from .options import connect, json_option, megabytes
 from .output import Output, bad, good
 from .queued import follow, leave
@@ -17,6 +18,7 @@ from .source import read_variables, working_folder
 CHAT_PREFIX = "openai:"
 CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
 
+KEPT = "  what has finished is kept: the same command again plays what is missing"
 SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -134,7 +136,10 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
 
 def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     result = final.get("result")
-    return {"rollout": result}, [] if result is None else _summary(result)
+    if result is not None:
+        return {"rollout": result}, _summary(result)
+    is_cancelled = final["state"] == RequestState.CANCELLED
+    return {"rollout": None}, [KEPT] if is_cancelled else []  # a failure's hint says what to do
 
 
 def _summary(result: dict[str, Any]) -> list[str]:

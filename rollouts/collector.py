@@ -80,8 +80,10 @@ class RolloutCollector:
             NoEnvironment: an address is none.
         """
         addresses = (env,) if isinstance(env, str) else tuple(env)
-        if not addresses or min(concurrency, group) < 1:
+        if not addresses or concurrency < 1:
             raise ValueError("a rollout needs an environment, and a concurrency of at least 1")
+        if group < 1:
+            raise ValueError(f"a group has at least one episode, not {group}")
         for address in addresses:
             session_url(address)
         self._plan = _Plan(

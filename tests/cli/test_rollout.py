@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from openenvd.cli.rollout import _payload, _summary
+from openenvd.cli.rollout import _conclude, _payload, _summary
 
 from ..client.fake_daemon import FakeDaemon
 from .conftest import Command
@@ -111,6 +111,13 @@ def test_the_summary_tells_what_was_dropped_and_what_went_with_its_group() -> No
     )  # fmt: skip
     assert "  3 dropped: 2 min-steps=3, 1 my.filters:odd\n" in text
     assert "  3 that went well are left out with their groups\n" in text
+
+
+def test_a_rollout_that_was_cancelled_says_how_it_goes_on() -> None:
+    told, lines = _conclude({"state": "CANCELLED", "result": None})
+    assert told == {"rollout": None}
+    assert lines == ["  what has finished is kept: the same command again plays what is missing"]
+    assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
 
 
 def test_the_summary_of_all_of_it_is_a_success() -> None:
