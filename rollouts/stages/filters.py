@@ -62,10 +62,17 @@ def without_signal(group: Sequence[Finished]) -> list[bool]:
 def sift(
     group: Sequence[Finished], filters: Mapping[str, Filter]
 ) -> tuple[list[Finished], dict[str, str]]:
-    """What is kept; and by which filter each of the others, by its id, was dropped."""
+    """What is kept; and by which filter each of the others, by its id, was dropped.
+
+    Raises:
+        ValueError: a filter did not answer for each episode.
+    """
     kept, dropped = list(group), dict[str, str]()
     for name, drops in filters.items():
-        answers = list(zip(kept, drops(kept), strict=True))
+        said = list(drops(kept))
+        if len(said) != len(kept):
+            raise ValueError(f"the filter {name} gave {len(said)} answers for {len(kept)} episodes")
+        answers = list(zip(kept, said, strict=True))
         kept = [one for one, drop in answers if not drop]
         dropped |= {one.episode.id: name for one, drop in answers if drop}
     return kept, dropped

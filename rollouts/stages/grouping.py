@@ -149,7 +149,7 @@ class GroupSink:
         self.tally.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
     def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
-        members = [one.whole() for one in group]
+        members = [one.whole() for one in sorted(group, key=lambda one: one.episode.id)]
         try:
             verdicts = judge(members, self._filters, self._advantages)
         except Exception as exc:
@@ -206,12 +206,18 @@ def judge(
     group: Sequence[Finished], filters: Mapping[str, Filter], advantages: Advantages | None
 ) -> dict[str, Verdict]:
     """What becomes of each episode of a group, by its id. Those that are dropped do not count for
-    the advantages of the others."""
+    the advantages of the others.
+
+    Raises:
+        ValueError: a stage gave too few answers, too many, or none that makes sense.
+    """
     kept, dropped = sift(group, filters)
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
     if advantages is None:
         return verdicts | {one.episode.id: Verdict() for one in kept}
     found = [float(a) for a in advantages([one.episode.total_reward for one in kept])]
+    if len(found) != len(kept):
+        raise ValueError(f"there are {len(found)} advantages for {len(kept)} episodes")
     if not all(map(math.isfinite, found)):
         raise ValueError(f"advantages are numbers, not {found}")
     for one, advantage in zip(kept, found, strict=True):

@@ -126,6 +126,28 @@ async def test_a_discarded_attempt_does_not_count(tmp_path: Path) -> None:
     assert found.row["filtered"] is None
 
 
+def test_a_stage_answers_for_each_episode() -> None:
+    members = group((1.0, 9), (3.0, 9))
+    with pytest.raises(ValueError, match="the filter half gave 1 answers for 2 episodes"):
+        judge(members, {"half": lambda seen: [True] * (len(seen) // 2)}, centred)
+    with pytest.raises(ValueError, match="there are 3 advantages for 2 episodes"):
+        judge(members, {}, lambda rewards: [0.0, *rewards])
+
+
+async def test_a_stage_sees_its_group_in_the_order_of_the_ids(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    def noted(rewards: Sequence[float]) -> list[float]:
+        seen.append(list(rewards))
+        return list(rewards)
+
+    sink = GroupSink(await RolloutWriter.open(tmp_path), 3, advantages=noted)
+    for number in (2, 0, 1):
+        await sink.finish(episode(f"{number:06}", reward=float(number)))
+    await sink.close()
+    assert seen == [[0.0, 1.0, 2.0]]
+
+
 async def test_a_stage_that_fails_names_the_group(tmp_path: Path) -> None:
     def broken(rewards: Sequence[float]) -> list[float]:
         raise ZeroDivisionError
