@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..env_host import heap
 from ..environments.asking import address_by_name
@@ -130,26 +130,33 @@ class RolloutPayload(base.Payload):
                 raise ValueError(f"{name!r} cannot be an environment variable")
         return value
 
+    # Each looks at what is declared, and so was found right or not, before it.
+
+    @field_validator("group")
+    @classmethod
+    def _whole_groups(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and "episodes" in info.data:
+            naming().check_group(value, info.data["episodes"])
+        return value
+
     @field_validator("advantages")
     @classmethod
-    def _known_advantages(cls, value: str | None) -> str | None:
-        if value is not None:
-            naming().check_advantages(value)
+    def _known_advantages(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and "group" in info.data:
+            naming().check_advantages(value, info.data["group"])
         return value
 
     @field_validator("filters")
     @classmethod
-    def _known_filters(cls, value: list[str]) -> list[str]:
-        for text in value:
-            naming().check_filter(text)
+    def _known_filters(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if value and "group" in info.data:
+            naming().check_filters(value, info.data["group"])
         return value
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _distinct(self) -> Self:
         if len(set(self.names)) < len(self.names):
             raise ValueError("an environment is named twice")
-        if self.group or self.advantages or self.filters:
-            naming().check_together(self.group, self.advantages, self.filters, self.episodes)
         return self
 
     @property

@@ -28,21 +28,46 @@ def is_the_users(text: str) -> bool:
     return ":" in text
 
 
-def check_advantages(text: str) -> None:
+def check_group(group: int, episodes: int) -> None:
     """
     Raises:
-        ValueError: it names none; says which may be meant.
+        ValueError: the last group would not be whole.
+    """
+    if rest := episodes % group:
+        less, more = episodes - rest, episodes - rest + group
+        near = f"{less} or {more}" if less else f"{more}"
+        raise ValueError(
+            f"{episodes} episodes are no whole number of groups of {group}: ask for {near}"
+        )
+
+
+def check_advantages(text: str, group: int | None) -> None:
+    """
+    Raises:
+        ValueError: it names none, and which may be meant; or there are no groups.
     """
     if not is_the_users(text) and text not in ADVANTAGES:
         near = _BY_ALGORITHM.get(text.lower())
         raise ValueError(_unknown("advantages are", text, ADVANTAGES, near))
+    if group is None:
+        raise ValueError("an episode has one among those of its group: say --group, too")
 
 
-def check_filter(text: str) -> None:
+def check_filters(texts: Sequence[str], group: int | None) -> None:
     """
     Raises:
-        ValueError: it names none, or its number is wrong; says what is.
+        ValueError: one names none, or its number is wrong; or it looks at a group, and there are
+            none; or it is there twice.
     """
+    for number, text in enumerate(texts):
+        _check_filter(text)
+        if text in texts[:number]:
+            raise ValueError(f"the filter {text} is asked for twice")
+    if group is None and ZERO_ADVANTAGE in texts:
+        raise ValueError(f"the filter {ZERO_ADVANTAGE} looks at a group: say --group, too")
+
+
+def _check_filter(text: str) -> None:
     if is_the_users(text):
         return
     name, equals, value = text.partition("=")
@@ -69,28 +94,6 @@ def bound(name: str, value: str) -> float:
     if name in (MIN_STEPS, MAX_STEPS) and (number < 0 or number % 1):
         raise ValueError(f"the filter {name} counts steps: {name}=3, not {name}={value}")
     return number
-
-
-def check_together(
-    group: int | None, advantages: str | None, filters: Sequence[str], episodes: int
-) -> None:
-    """
-    Raises:
-        ValueError: one of them makes no sense with, or without, another.
-    """
-    for text in {text for text in filters if list(filters).count(text) > 1}:
-        raise ValueError(f"the filter {text} is asked for twice")
-    if group is None:
-        if advantages is not None:
-            raise ValueError("advantages are told within a group: say --group, too")
-        if ZERO_ADVANTAGE in filters:
-            raise ValueError(f"the filter {ZERO_ADVANTAGE} looks at a group: say --group, too")
-    elif episodes % group:
-        less, more = episodes - episodes % group, episodes + group - episodes % group
-        near = f"{less} or {more}" if less else f"{more}"
-        raise ValueError(
-            f"{episodes} episodes are no whole number of groups of {group}: ask for {near}"
-        )
 
 
 def _unknown(what: str, text: str, known: Iterable[str], near: str | None = None) -> str:

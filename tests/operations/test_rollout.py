@@ -141,6 +141,7 @@ def test_stages_that_make_no_sense_are_told_with_what_does(
         RolloutPayload.model_validate({"name": "echo", "out": "/out", **wrong})
     [error] = caught.value.errors()
     assert told in error["msg"]
+    assert error["loc"][0] in wrong  # the field is named
 
 
 def test_episodes_of_a_group_begin_with_the_same_seed_where_none_is_said() -> None:
