@@ -97,6 +97,8 @@ class CpuThreads:
         """
         if self._hung >= MOST_HUNG:
             raise PolicyHangs(f"{self._hung} calls of the policy were given up and still hang")
+        if self._is_closed:
+            raise RuntimeError("the threads of policies are closed")
         job = _Job(function, asyncio.get_running_loop().create_future(), call_clock.stop())
         self._line.put(job)
         self._man()

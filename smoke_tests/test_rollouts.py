@@ -17,7 +17,7 @@ from .conftest import Machine, eventually
 EPISODES = 60
 RECORDS = ("journal.jsonl", "manifest.json")
 POLICIES = """
-import asyncio, os, pathlib
+import asyncio, os, pathlib, threading
 
 async def slowly(observation):
     await asyncio.sleep(0.02)
@@ -26,6 +26,11 @@ async def slowly(observation):
 async def variedly(observation, turn):
     await asyncio.sleep(0.02)
     return {"message": "x" * (int(turn.episode_id) * 7 %% 11)}
+
+def hang_at_times(observation, turn):
+    if turn.episode_id in ("000003", "000007"):
+        threading.Event().wait()
+    return {"message": "hello"}
 
 held = []
 async def leak_a_little(observation):
@@ -190,6 +195,23 @@ def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
     assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
     assert "was killed by" in machine.ok("logs", request_id).out
     every_episode_is_there_once(machine)
+
+
+def test_a_policy_that_hangs_costs_its_own_episodes_and_is_told(machine: Machine) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", "echo")
+    arguments = ["--episodes", "12", "--max-steps", "5", "--out", "out", "--retries", "0"]
+    policy = ["--policy", "policies:hang_at_times", "--policy-timeout", "0.5"]
+    answer = machine.ok("rollout", "echo", *arguments, *policy)
+    assert "10 of 12 episodes are in" in answer.out
+    assert "2 failed: 2 policy timed out" in answer.out
+    assert "policy timed out: the policy took more than 0.5 s" in answer.out
+    assert "--keep-failed" in answer.out
+    again = machine.ok("rollout", "echo", *arguments, *policy, "--keep-failed", "--json")
+    result = again.json["rollout"]
+    assert (result["there"], result["failures"]) == (12, {"policy_timed_out": 2})
+    assert (result["hung_calls"], result["kept_failed"]) == (2, True)
+    assert len(episode_rows(machine)) == 12
 
 
 def test_progress_and_result_are_shown(machine: Machine) -> None:

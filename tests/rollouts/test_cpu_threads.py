@@ -79,6 +79,8 @@ async def test_closing_leaves_no_thread(threads: CpuThreads) -> None:
     threads.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("policy-")]
     threads.close()  # twice is once
+    with pytest.raises(RuntimeError, match="closed"):
+        await threads.run(lambda: None)
 
 
 async def test_what_hangs_is_replaced_and_the_others_go_on(
