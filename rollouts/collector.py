@@ -89,7 +89,7 @@ class RolloutCollector:
         self._plan = _Plan(
             addresses,
             _timed(policy, policy_timeout_seconds),
-            _GroupRules(
+            Rules(
                 max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}, group
             ),
             concurrency,
@@ -152,17 +152,6 @@ class RolloutCollector:
             raise LoopLagged(
                 f"the event loop was held for {worst * 1000:.0f} ms; allowed are {most * 1000:g} ms"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupRules(Rules):
-    """Rules by which the episodes of a group begin alike."""
-
-    group: int = 1
-
-    def seed_of(self, number: int) -> int | None:
-        """The seed of an episode: its group's."""
-        return Rules.seed_of(self, number // self.group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,11 +186,3 @@ def parse(text: BytesLike | str) -> Any:
         return orjson.loads(text)
     except ValueError:
         return json.loads(bytes(text) if isinstance(text, memoryview) else text)
-
-
-def unparse(value: Any) -> str:
-    """The JSON text of a value."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:
-        return json.dumps(value)

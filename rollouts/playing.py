@@ -37,12 +37,13 @@ class Rules:
     max_steps: int | None = 100
     step_timeout_seconds: float | None = 60.0
     episode_timeout_seconds: float | None = None
-    seed: int | None = None  # of the first episode; the next one gets the next number
+    seed: int | None = None  # of the first group; the next one gets the next number
     reset: Mapping[str, Any] = field(default_factory=dict)  # more for the environment's reset
+    group: int = 1  # how many episodes begin alike
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of an episode."""
-        return None if self.seed is None else self.seed + number
+        """The seed of an episode: its group's."""
+        return None if self.seed is None else self.seed + number // self.group
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from .buffers import ByteBudget, Hold
 from .disk import Disk
-from .episodes import Episode, Room, Step
+from .episodes import BytesLike, Episode, Room, Step
 from .errors import EpisodeRefused, RolloutError, WriterClosed
 from .layout import JSONL, Verdict
 from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
@@ -153,6 +153,25 @@ class RolloutWriter:
             OutputError: the writer has failed.
         """
         await self._ask(lambda: self._output.finish(episode, verdict))
+
+    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
+        """Returns when they are written, in one job: no checkpoint comes between them.
+
+        Raises:
+            EpisodeRefused: one was finished before, or a step is missing. None of them is.
+            OutputError: the writer has failed.
+        """
+        await self._ask(lambda: self._output.finish_together(members))
+
+    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+        """What an episode saw last, in a file until it is finished or discarded.
+
+        Raises:
+            OutputError: the writer has failed.
+        """
+        paths: list[Path] = []
+        await self._ask(lambda: paths.append(self._output.set_aside(episode_id, text)))
+        return paths[0]
 
     async def put(self, episode: Episode) -> None:
         """A whole episode at once."""

@@ -23,13 +23,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from ..buffers import ByteBudget
-from ..episodes import BytesLike, Episode, Room, Step
+from ..episodes import BytesLike, Episode, Room, Step, StepSink
 from ..errors import StageError
 from ..layout import Verdict
 from ..tally import Tally
-from ..writer import RolloutWriter
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
@@ -42,12 +42,24 @@ def by_number(size: int) -> Callable[[Episode], Hashable]:
     return lambda episode: int(episode.id) // size
 
 
+class GroupStore(StepSink, Protocol):
+    """What is behind: it keeps steps, and writes groups (`RolloutWriter`)."""
+
+    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
+        """All of these have ended, and this was found of each: all are written, or none."""
+        ...
+
+    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+        """What an episode saw last, in a file until it is finished or discarded."""
+        ...
+
+
 class GroupSink:
     """Takes episodes (a `StepSink`), in groups of `size`, and hands them on with their verdicts."""
 
     def __init__(
         self,
-        sink: RolloutWriter,
+        sink: GroupStore,
         size: int,
         *,
         group_of: Callable[[Episode], Hashable] | None = None,
@@ -60,7 +72,6 @@ class GroupSink:
             raise ValueError(f"a group has at least one episode, not {size}")
         self.tally = tally or Tally()
         self._sink = sink
-        self._store = _GroupStore(sink)
         self._size = size
         self._group_of = group_of or by_number(size)
         self._filters = dict(filters or {})
@@ -134,7 +145,7 @@ class GroupSink:
         text = episode.final_observation_json
         if not may_wait or len(text) < LEAST_ASIDE_BYTES:
             return _Waiting(episode, steps)
-        aside = await self._store.set_aside(episode.id, text)
+        aside = await self._sink.set_aside(episode.id, text)
         return _Waiting(replace(episode, final_observation_json=b"null"), steps, aside, len(text))
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
@@ -142,7 +153,7 @@ class GroupSink:
         try:
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, self._judge, group)
-            await self._store.finish_together(judged)
+            await self._sink.finish_together(judged)
         finally:
             hold.release()
         self.tally.written += len(judged)
@@ -156,33 +167,6 @@ class GroupSink:
             ids = ", ".join(one.episode.id for one in group)
             raise StageError(f"a stage failed on the group {ids}: {exc!r}") from exc
         return [(one.episode, verdicts[one.episode.id]) for one in members]
-
-
-class _GroupStore:
-    """What the writer's thread does for groups."""
-
-    def __init__(self, writer: RolloutWriter) -> None:
-        self._output = writer._output  # noqa: SLF001  # touched by its thread alone, as it says
-        self._ask = writer._ask  # noqa: SLF001  # a job of ours among its own
-
-    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """Returns when they are written, in one job: no checkpoint comes between them.
-
-        Raises:
-            EpisodeRefused: one was finished before, or a step is missing. None of them is.
-            OutputError: the writer has failed.
-        """
-        await self._ask(lambda: self._output.finish_together(members))
-
-    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
-        """What an episode saw last, in a file until it is finished or discarded.
-
-        Raises:
-            OutputError: the writer has failed.
-        """
-        paths: list[Path] = []
-        await self._ask(lambda: paths.append(self._output.set_aside(episode_id, text)))
-        return paths[0]
 
 
 @dataclass(frozen=True, slots=True)
