@@ -40,15 +40,15 @@ class Turns:
 
     async def take(self) -> None:
         """Returns at once, or in a later turn of the loop."""
-        loop = asyncio.get_running_loop()
         if not self._is_due:
             self._is_due = True
             self._began = self._clock()
+            loop = asyncio.get_running_loop()
             loop.call_soon(self._begin, loop)
         if self._left and not self._waiting:
             self._left -= 1
             return
-        turn: asyncio.Future[None] = loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         await turn
 

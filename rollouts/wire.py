@@ -5,8 +5,9 @@
      ▲                                     an answer that is late is dropped with its connection,
      └── future ◀── Inbox ◀── transport    never half taken by a wait that was given up
 
-There is no task and no queue per connection. `websockets` (sans-I/O) shakes hands, frames what is
-sent, and judges whatever is no plain message (`inbox.py`).
+There is no task and no queue per connection. `websockets` (sans-I/O) shakes hands, says good-bye,
+and judges whatever is no plain message; those are ours in both directions (`inbox.py`,
+`outgoing.py`).
 
 All connections of a loop share `Receiving`: they receive one after the other, each with its turn.
 """
@@ -30,6 +31,7 @@ from .errors import EpisodeFailed
 from .inbox import SCRATCH_BYTES, Inbox
 from .intake import Intake
 from .message_memory import MessageMemory
+from .outgoing import Masks, client_frame
 
 _CLOSE = b'{"type":"close"}'
 _TASTE_BYTES = 4096  # what is read of a connection when it is not its turn: nobody else is told
@@ -41,6 +43,7 @@ class Receiving:
 
     memory: MessageMemory
     intake: Intake = field(default_factory=Intake)
+    masks: Masks = field(default_factory=Masks)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
 
@@ -52,6 +55,7 @@ class Wire(asyncio.BufferedProtocol):
         self.opened: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._intake = receiving.intake
+        self._masks = receiving.masks
         self._inbox = Inbox(
             receiving.scratch,
             receiving.memory,
@@ -105,8 +109,7 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport is None or self._frames.state is not State.OPEN:
             raise EpisodeFailed(FailureReason.CONNECTION_LOST, "the connection is closed")
         self._answer = self._loop.create_future()
-        self._frames.send_text(text)
-        self._flush()
+        self._transport.write(client_frame(text, self._masks.key()))
         return self._answer
 
     def give_up_after(self, seconds: float, what: str) -> asyncio.TimerHandle:
