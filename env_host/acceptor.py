@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from .board import Slot, Word, now_microseconds
@@ -94,6 +94,10 @@ class Arrival(asyncio.Protocol):
         if self._is_ours:
             self._on_lost(self)
 
+    def has_left(self) -> None:
+        """Before it could be begun with."""
+        self._on_lost(self)
+
     def serve_by(self, protocol: asyncio.Protocol) -> None:
         """From now on the connection is `protocol`'s."""
         self._let_go()
@@ -141,13 +145,16 @@ class Acceptor:
         listener: socket.socket,
         own: Slot,
         others: Sequence[Slot],
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_arrival: Callable[[], Arrival],
+        on_accepted: Callable[[Sequence[tuple[Arrival, int]]], None],
     ) -> None:
+        """`on_accepted` is told at once of arrivals, and their descriptors, which stay ours."""
         self._listener = listener
         self._family = listener.family
         self._own = own
         self._others = others
-        self._make_protocol = make_protocol
+        self._make_arrival = make_arrival
+        self._on_accepted = on_accepted
         self._loop = asyncio.get_running_loop()
         self._away_since: float | None = None
         self._looked_at = 0.0
@@ -166,17 +173,17 @@ class Acceptor:
         if self._timer is not None:
             self._timer.cancel()
 
-    def open(self, connection: socket.socket, make_protocol: Callable[[], Any]) -> None:
+    def open(self, connection: socket.socket, arrival: Arrival) -> None:
         """Begin with a connection."""
-        opening = self._loop.connect_accepted_socket(make_protocol, connection)
+        opening = self._loop.connect_accepted_socket(lambda: arrival, connection)
         task = self._loop.create_task(opening)
         self._opening.add(task)
-        task.add_done_callback(self._opened)
+        task.add_done_callback(lambda task: self._opened(task, arrival))
 
-    def _opened(self, task: asyncio.Task[Any]) -> None:
+    def _opened(self, task: asyncio.Task[Any], arrival: Arrival) -> None:
         self._opening.discard(task)
-        if not task.cancelled():
-            task.exception()  # it has left already, which is nobody's fault
+        if not task.cancelled() and task.exception() is not None:
+            arrival.has_left()  # already, which is nobody's fault
 
     def _wake(self) -> None:
         share = fair_share(self._own, self._others, now_microseconds())
@@ -195,6 +202,16 @@ class Acceptor:
         return now - self._away_since >= PATIENCE_SECONDS
 
     def _accept(self, most: int) -> None:
+        arrivals = [(self._make_arrival(), fd) for fd in self._accept_some(most)]
+        if not arrivals:
+            return
+        self._own.add(Word.CONNECTIONS, len(arrivals))
+        self._on_accepted(arrivals)
+        for arrival, fd in arrivals:
+            connection = socket.socket(self._family, socket.SOCK_STREAM, 0, fd)
+            self.open(connection, arrival)
+
+    def _accept_some(self, most: int) -> Iterator[int]:
         for _ in range(most):
             try:
                 # What `accept` does, without its asking the listener for its family each time.
@@ -206,8 +223,7 @@ class Acceptor:
                 self._look_away(FULL_SECONDS)
                 return
             self._was_full = False
-            self._own.add(Word.CONNECTIONS)
-            self.open(socket.socket(self._family, socket.SOCK_STREAM, 0, fd), self._make_protocol)
+            yield fd
 
     def _look_away(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener.fileno())

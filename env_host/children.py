@@ -45,6 +45,7 @@ class Child:
     failure: Message | None = None
     killed_for: str | None = None  # we did it, and why
     held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
+    accepted: dict[int, int] = field(default_factory=dict)  # by token: connections, unanswered
     waiting: dict[int, Message] = field(default_factory=dict)  # by token: connections in it
 
     @property
@@ -86,8 +87,18 @@ class HeldSockets:
             os.close(speaker.connection_fd)
             speaker.connection_fd = None
 
+    def keep_accepted(self, speaker: Child, message: Message) -> None:
+        """Keep what a child has accepted; half of the descriptors are for sessions."""
+        for token, fd in zip(message.head["accepted"], message.fds, strict=False):
+            if self._count >= self._most // 2:
+                os.close(fd)
+                continue
+            self._count += 1
+            speaker.accepted[token] = fd
+
     def keep(self, speaker: Child, message: Message) -> None:
-        """Keep a connection that waits in a child; half of the descriptors are for sessions."""
+        """Keep a connection that waits in a child."""
+        self.let_go(speaker, message.head["waits"])
         if self._count >= self._most // 2 or not message.fds:
             close_all(message.fds)
             return
@@ -99,6 +110,9 @@ class HeldSockets:
         if token in speaker.held:
             self._count -= 1
             os.close(speaker.held.pop(token)[0])
+        elif token in speaker.accepted:
+            self._count -= 1
+            os.close(speaker.accepted.pop(token))
         elif token in speaker.waiting:
             self._count -= 1
             close_all(speaker.waiting.pop(token).fds)
@@ -109,6 +123,13 @@ class HeldSockets:
         self._count -= len(waiting)
         dead.waiting.clear()
         return waiting
+
+    def take_accepted(self, dead: Child) -> list[int]:
+        """The same of those of which it was not told what they want."""
+        accepted = list(dead.accepted.values())
+        self._count -= len(accepted)
+        dead.accepted.clear()
+        return accepted
 
     def speak_for(self, dead: Child, text: str) -> None:
         """Tell all of its clients, and let them go."""

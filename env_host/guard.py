@@ -6,9 +6,11 @@ and which wait for one, so that it can give them to another shard.
     it ends          ──▶ its token                         ──▶ host, which closes the copy
     we die           ──▶ the host writes each a last word, and closes
 
-    one begins to wait  ──▶ such a copy, and what was read ──▶ host, which keeps both
+    one is accepted     ──▶ such a copy                    ──▶ host, which keeps it
+    it begins to wait   ──▶ the same, and what was read    ──▶ host, which keeps both
     before it is answered, or handed over ──▶ its token    ──▶ host, which forgets it
-    we die              ──▶ the host hands each over to another shard, which knows no difference
+    we die              ──▶ the host hands each over to another shard, which knows no difference;
+                            one of which something was read that it does not have gets a last word
 
 What happens in one turn of the loop goes in one message, save what must be said before an answer: a
 connection that two shards would answer is lost. One is not over before the host has closed its
@@ -18,7 +20,8 @@ copy; that is a matter of microseconds, unless the host is forking.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -38,7 +41,8 @@ class Guard:
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._waiting: dict[Arrival, int] = {}  # their tokens
+        self._arrivals: dict[Arrival, int] = {}  # the tokens of those that were not answered
+        self._waiting: set[Arrival] = set()
         self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
@@ -72,17 +76,39 @@ class Guard:
             self._ended.append(token)
             self._tell_soon()
 
+    def accepted(self, arrivals: Sequence[tuple[Arrival, int]]) -> None:
+        """These have come, with these descriptors, which stay the caller's."""
+        for start in range(0, len(arrivals), MAX_FDS):
+            part = arrivals[start : start + MAX_FDS]
+            try:
+                copies = [os.dup(fd) for _, fd in part]
+            except OSError:  # too many are open: then they go without
+                return
+            tokens = [next(self._numbers) for _ in part]
+            self._arrivals.update(zip((arrival for arrival, _ in part), tokens, strict=True))
+            self._link.send(Message({"accepted": tokens}, fds=tuple(copies)))
+
     def hold(self, arrival: Arrival) -> None:
         """It waits from now on, and nothing of it has been answered."""
         if len(arrival.data) > MOST_CARRIED_BYTES or (fd := duplicate(arrival.transport)) is None:
             return
-        token = self._waiting[arrival] = next(self._numbers)
+        token = self._arrivals.setdefault(arrival, next(self._numbers))
+        self._waiting.add(arrival)
         head = {"waits": token, "since": arrival.since}
         self._link.send(Message(head, bytes(arrival.data), (fd,)))
 
+    def answering(self, arrival: Arrival) -> None:
+        """It is about to be answered. The host sees whether it was, unless it hands it over."""
+        if arrival in self._waiting:
+            self.release(arrival)
+        elif (token := self._arrivals.pop(arrival, None)) is not None:
+            self._ended.append(token)
+            self._tell_soon()
+
     def release(self, arrival: Arrival) -> None:
-        """It does not wait any more, or what was read of it is not all there is."""
-        if (token := self._waiting.pop(arrival, None)) is not None:
+        """It is another's from now on, or what was read of it is not all there is."""
+        self._waiting.discard(arrival)
+        if (token := self._arrivals.pop(arrival, None)) is not None:
             self._link.send(Message({"ended": [token]}))
 
     async def until_over(self) -> None:

@@ -206,7 +206,7 @@ class Process:
         )
 
     def _lost(self, arrival: Arrival) -> None:
-        self.guard.release(arrival)
+        self.guard.answering(arrival)
         self.admission.forget(arrival)
 
     def _route(self, arrival: Arrival) -> None:
@@ -232,7 +232,7 @@ class Process:
         return owner.index + 1 if is_there else 0
 
     def _serve(self, arrival: Waiting) -> None:
-        self.guard.release(cast("Arrival", arrival))
+        self.guard.answering(cast("Arrival", arrival))
         cast("Arrival", arrival).serve_by(self.server.make_protocol())
 
     def _admitted(self, arrival: Waiting) -> None:
@@ -263,7 +263,8 @@ class Shard(Process):
         assert orders.inbox_fd is not None
         listener = socket.socket(fileno=orders.listen_fd)
         others = board.others(orders.index)
-        self._acceptor = Acceptor(listener, self._slot, others, self._arrival)
+        accepted = self.guard.accepted
+        self._acceptor = Acceptor(listener, self._slot, others, self._arrival, accepted)
         self._ends = [socket.socket(fileno=fd) for fd in orders.inbox_fds]
         self._inboxes = [Post(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=orders.inbox_fd)
@@ -335,7 +336,7 @@ class Shard(Process):
             return
         connection = socket.socket(fileno=message.fds[0])
         since = message.head["since"]
-        self._acceptor.open(connection, lambda: self._arrival(message.body, since))
+        self._acceptor.open(connection, self._arrival(message.body, since))
 
     def _admitted(self, arrival: Waiting) -> None:
         if self._orders.isolates:

@@ -11,8 +11,8 @@ imported its children share, and nothing that an environment does can hurt it.
 What happens when
 
     a shard dies           its clients are told (`last_words`), the keeper too, and its successor is
-                           forked at once; later each time when it dies young again and again. Who
-                           waited in it for a session waits in another from then on
+                           forked at once; later each time when it dies young again and again. What
+                           it had not answered goes on in another, or its successor
     an isolated one dies   its client is told, the keeper too; its slot is free
     the state process dies its sessions are ended by their shards, the keeper is told, the next
                            epoch is forked (`shared_state.py`); before there is one, none begins
@@ -48,6 +48,7 @@ from .errors import ShardFailed
 from .fds import SPARE_FDS
 from .handover import Message, close_all, receive, send
 from .host_news import News
+from .last_words import Traffic
 from .limits import Plan
 from .protocol import HostConfig, Serving
 from .session_memory import cap_sentence
@@ -247,6 +248,7 @@ class Host:
         for other in self._children.values():
             fds += [other.link.fileno(), *(fd for fd, _ in other.held.values())]
             fds += [fd for message in other.waiting.values() for fd in message.fds]
+            fds += other.accepted.values()
             fds += [other.connection_fd] if other.connection_fd is not None else []
         if self._notify_fd is not None:
             fds.append(self._notify_fd)  # what we forked must not keep it open
@@ -284,6 +286,9 @@ class Host:
             return
         if "for" in head:
             self._pass_on(message)
+            return
+        if "accepted" in head:
+            self._held.keep_accepted(speaker, message)
             return
         if "waits" in head:
             self._held.keep(speaker, message)
@@ -342,14 +347,14 @@ class Host:
     def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
         self._hear_last(dead)
         memory = self._out_of_memory(dead)
+        how = last_words.how_it_died(status, out_of_memory=memory)
         sessions = int(dead.holds_slot) if dead.is_isolated else len(dead.held)
         if status or dead.held:
-            how = last_words.how_it_died(status, out_of_memory=memory)
             self._held.speak_for(dead, self._last_word(dead, how))
         elif dead.connection_fd is not None:  # its client came and went
             os.close(dead.connection_fd)
         self._board[dead.orders.index].clear()
-        self._find_another(dead)
+        self._find_another(dead, how)
         if dead.group is not None:
             peak_bytes = dead.group.peak_bytes() or peak_bytes
             dead.group.remove()
@@ -372,19 +377,28 @@ class Host:
             detector=None if memory is None else "watchdog" if dead.killed_for else "cgroup",
             limit_bytes=self._config.session_memory_bytes if dead.is_isolated else None,
         )
-        log.warning("%s %s", dead.what, last_words.how_it_died(status, out_of_memory=memory))
+        log.warning("%s %s", dead.what, how)
         if not dead.is_isolated:
             self._replace(dead)
 
-    def _find_another(self, dead: Child) -> None:
-        """Who waited in a shard that died goes on waiting in another, or in its successor: nothing
-        of it has been answered."""
+    def _find_another(self, dead: Child, how: str) -> None:
+        """What a shard had not answered goes on in another, or in its successor; of what it had
+        begun to read, and we do not have, the client is told."""
+        text = f"The process of this connection ({dead.where}) {how}; connect again."
+        waiting = self._held.take_waiting(dead)
+        for fd in self._held.take_accepted(dead):
+            match last_words.traffic_of(fd):
+                case Traffic.NONE:
+                    waiting.append(Message({"since": now_microseconds()}, fds=(fd,)))
+                case Traffic.READ:
+                    last_words.say_before_handshake(fd, text)
+                case Traffic.ANSWERED:  # how far, only the dead knew
+                    os.close(fd)
         index = self._another_than(dead.orders.index)
-        for message in self._held.take_waiting(dead):
+        for message in waiting:
             if self._stop_by is None and self._starter.hand_over(index, message):
                 close_all(message.fds)
             else:
-                text = f"The process where this connection waited ({dead.where}) has ended."
                 last_words.say_before_handshake(message.fds[0], text)
 
     def _another_than(self, index: int) -> int:

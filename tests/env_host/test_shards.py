@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -290,11 +290,10 @@ def test_who_says_more_while_he_waits_is_given_up_with_his_shard(start: StartHos
     """What was read of it is gone with the shard: nobody else could go on."""
     host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
-    handshake = b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\n\r\n"
     with host.open() as first, socket.create_connection(("127.0.0.1", host.port)) as hasty:
         first.ask("reset")
         hasty.settimeout(WAIT_SECONDS)
-        hasty.sendall(handshake)
+        hasty.sendall(HANDSHAKE)
         wait_until(host, lambda capacity: capacity["waiting"] == 1)
         hasty.sendall(b"more")
         host.http("GET", "/health")  # it has been read by now
@@ -302,6 +301,59 @@ def test_who_says_more_while_he_waits_is_given_up_with_his_shard(start: StartHos
         with contextlib.suppress(ConnectionResetError):
             assert hasty.recv(1000) == b""
         assert begin_and_leave(host) == "observation"
+
+
+HANDSHAKE = (
+    b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@contextlib.contextmanager
+def accepted(host: Host, *, said: bytes = b"") -> Iterator[socket.socket]:
+    """A connection that a shard has accepted, and has read this of."""
+    with socket.create_connection(("127.0.0.1", host.port)) as connection:
+        connection.settimeout(WAIT_SECONDS)
+        connection.sendall(said)
+        for _ in range(2):  # the socket's queue keeps the order; the loop reads what there is
+            host.http("GET", "/health")
+        yield connection
+
+
+def test_a_connection_that_a_dead_shard_has_read_nothing_of_is_served(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    with accepted(host) as connection:
+        shards(host)[0].kill()
+        connection.sendall(HANDSHAKE)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 101 ")
+
+
+def test_a_connection_that_a_dead_shard_had_begun_to_read_is_told(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    with accepted(host, said=HANDSHAKE[:40]) as connection:
+        shards(host)[0].kill()
+        answer = b"".join(iter(lambda: connection.recv(1000), b""))
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"was killed by SIGKILL; connect again" in answer
+
+
+def test_the_host_keeps_nothing_of_connections_that_have_gone(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    before = descriptors(host)
+    with accepted(host), accepted(host, said=HANDSHAKE[:40]), host.open() as client:
+        client.ask("reset")
+        assert descriptors(host) == before + 3
+    deadline = time.monotonic() + WAIT_SECONDS
+    while descriptors(host) > before:
+        assert time.monotonic() < deadline
+        host.http("GET", "/health")
+
+
+def descriptors(host: Host) -> int:
+    return psutil.Process(host.process.pid).num_fds()
 
 
 def test_a_shard_that_hangs_does_not_keep_clients_from_the_others(start: StartHost) -> None:
