@@ -2,8 +2,8 @@
 """What a server answers, taken apart without being parsed: the observation stays a piece of text.
 
 One pass over the frame finds where the observation begins and ends; of a large frame it is a view
-(`message_memory.py`). Text that is JSON to Python
-alone (`NaN`) is parsed after all, and written again with `null` in its place.
+(`message_memory.py`). Text that is JSON to Python alone (`NaN`) is parsed after all, and written
+again with `null` in its place.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
     WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,
 }
+# What one parser or the other says of a text: wrong, of a wrong kind, nested too deeply. Any that
+# is not caught ends the whole rollout, for what one server has said once.
+_NOT_READABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,11 @@ def answer_of(text: BytesLike) -> Answer:
     """
     try:
         return _taken_apart(text)
-    except msgspec.DecodeError as exc:
+    except _NOT_READABLE as exc:
         first = exc
     try:
         return _taken_apart(orjson.dumps(json.loads(bytes(text))))
-    except (ValueError, TypeError, msgspec.DecodeError):
+    except _NOT_READABLE:
         start = bytes(text[:200]).decode("utf-8", "replace")
         raise EpisodeFailed(
             FailureReason.PROTOCOL_ERROR, f"the answer is not OpenEnv's ({first}): {start}"
@@ -112,6 +115,7 @@ def _taken_apart(text: BytesLike) -> Answer:
 
 
 def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:
-    reason = _REASONS.get(code, FailureReason.ENVIRONMENT_ERROR)
+    known = _REASONS.get(code) if isinstance(code, str) else None
+    reason = known or FailureReason.ENVIRONMENT_ERROR
     told = str(message or "the server gave no reason")
     return EpisodeFailed(reason, f"{told}: {orjson.dumps(errors).decode()}" if errors else told)

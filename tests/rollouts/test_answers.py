@@ -52,6 +52,7 @@ def test_what_is_no_number_in_json_becomes_null() -> None:
         ("INVALID_JSON", FailureReason.PROTOCOL_ERROR),
         ("a code of tomorrow", FailureReason.ENVIRONMENT_ERROR),
         (None, FailureReason.ENVIRONMENT_ERROR),
+        (["no", "text"], FailureReason.ENVIRONMENT_ERROR),
     ],
 )
 def test_an_error_has_a_reason(code: Any, reason: FailureReason) -> None:
@@ -65,6 +66,30 @@ def test_what_is_not_openenvs_is_a_protocol_error(text: bytes) -> None:
     with pytest.raises(EpisodeFailed) as caught:
         answer_of(text)
     assert caught.value.reason is FailureReason.PROTOCOL_ERROR
+
+
+DEEP = b"[" * 5000 + b"]" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"type":"observation","data":{"observation":%b}}' % DEEP,
+        b'{"type":"error","data":{"message":"it broke","errors":%b}}' % DEEP,
+        b'{"type":"error","data":{"message":"caf\xe9"}}',
+        DEEP,
+    ],
+    ids=["deep observation", "deep error", "an error that is no UTF-8", "depth alone"],
+)
+def test_what_no_parser_takes_fails_the_episode_and_not_the_rollout(text: bytes) -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        answer_of(text)
+    assert caught.value.reason is FailureReason.PROTOCOL_ERROR
+
+
+def test_an_error_with_a_number_that_is_infinite_is_told() -> None:
+    with pytest.raises(EpisodeFailed, match="it broke"):
+        answer_of(b'{"type":"error","data":{"message":"it broke","errors":[1e999]}}')
 
 
 @pytest.mark.parametrize(
