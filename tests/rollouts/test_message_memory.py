@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 
 import pytest
 
-from openenvd.rollouts.message_memory import MessageMemory, block_bytes
+from openenvd.rollouts import message_memory
+from openenvd.rollouts.message_memory import (
+    LET_GO_AT_ONCE_BYTES,
+    LOOKS_WHEN_SHORT,
+    MessageMemory,
+    block_bytes,
+)
 
 SIZE = 100_000
 ENOUGH = 1 << 30
@@ -52,6 +60,51 @@ def test_beyond_the_limit_idle_blocks_give_way_to_those_that_are_needed() -> Non
     held = [filled(memory, byte, 2 * SIZE) for byte in range(4)]
     assert memory.size_bytes == 4 * block_bytes(2 * SIZE)
     assert [view[0] for view in held] == [0, 1, 2, 3]
+
+
+def test_of_much_that_is_idle_little_is_let_go_at_once() -> None:
+    """A gigabyte held the loop for a quarter of a second."""
+    memory = MessageMemory(64 << 20)
+    idle = [filled(memory, 0, 1 << 20) for _ in range(64)]
+    idle.clear()
+    for number in range(1, 11):
+        filled(memory, 1, (1 << 20) + (number << 17))
+    assert (64 << 20) - 2 * LET_GO_AT_ONCE_BYTES <= memory.size_bytes <= 64 << 20
+
+
+def test_however_much_is_held_the_looks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at all of them for each message held the loop for longer with every one."""
+    memory = MessageMemory(block_bytes(SIZE))
+    held = [memory.take(size) for size in [SIZE, 2 * SIZE, 3 * SIZE] * (2 * LOOKS_WHEN_SHORT)]
+    looks = itertools.count()
+    monkeypatch.setattr(message_memory, "_is_free", lambda blocks: next(looks) < 0)
+    held.append(memory.take(SIZE))
+    assert next(looks) <= 2 * LOOKS_WHEN_SHORT
+
+
+def test_what_becomes_free_beyond_the_limit_goes_in_the_end() -> None:
+    memory = MessageMemory(block_bytes(SIZE))
+    held = [memory.take(SIZE) for _ in range(4 * LOOKS_WHEN_SHORT)]
+    held.clear()
+    most_bytes = memory.size_bytes
+    for number in range(1, 41):
+        memory.take(SIZE + (number << 17))
+    assert memory.size_bytes < most_bytes / 3
+
+
+def test_a_process_that_was_forked_keeps_what_it_saw() -> None:
+    memory = MessageMemory(ENOUGH)
+    view = filled(memory, 1)
+    asked, ask = os.pipe()
+    if (child := os.fork()) == 0:
+        os.read(asked, 1)
+        os._exit(view[0])
+    view.release()
+    filled(memory, 2)
+    os.write(ask, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    os.close(asked)
+    os.close(ask)
 
 
 def test_what_is_looked_at_is_never_refused() -> None:
