@@ -164,10 +164,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture(scope="session")
 def upstream() -> Path:
     """A Python that has upstream's `openenv` from the package index."""
-    with _cache() as cache:
+    with smoke_cache() as cache:
         folder = cache / UPSTREAM_REQUIREMENT.replace("==", "-")
         if not (folder / "complete").exists():
-            _make_venv(folder, UPSTREAM_REQUIREMENT)
+            make_venv(folder, UPSTREAM_REQUIREMENT)
             (folder / "complete").touch()
     return folder / "bin" / "python"
 
@@ -175,15 +175,15 @@ def upstream() -> Path:
 @pytest.fixture(scope="session")
 def both() -> Path:
     """A Python that has upstream's `openenv`, and then ours, as a user installs them."""
-    with _cache() as cache:
+    with smoke_cache() as cache:
         folder = cache / "both"
-        _make_venv(folder, UPSTREAM_REQUIREMENT)
-        _install(folder, str(REPOSITORY))
+        make_venv(folder, UPSTREAM_REQUIREMENT)
+        install(folder, str(REPOSITORY))
     return folder / "bin" / "python"
 
 
 @contextmanager
-def _cache() -> Iterator[Path]:
+def smoke_cache() -> Iterator[Path]:
     named = os.environ.get("OPENENVD_SMOKE_CACHE")
     cache = Path(named) if named else user_cache_path("openenvd-smoke")
     cache.mkdir(parents=True, exist_ok=True)
@@ -191,16 +191,17 @@ def _cache() -> Iterator[Path]:
         yield cache
 
 
-def _make_venv(folder: Path, requirement: str) -> None:
+def make_venv(folder: Path, requirement: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     command = [find_uv_bin(), "venv", "-q", "--python", sys.executable, str(folder)]
     subprocess.run(command, check=True)
-    _install(folder, requirement)
+    install(folder, requirement)
 
 
-def _install(folder: Path, requirement: str) -> None:
+def install(folder: Path, requirement: str) -> None:
     python = str(folder / "bin" / "python")
-    command = [find_uv_bin(), "pip", "install", "-q", "--python", python, requirement]
+    fresh = ["--reinstall-package", "openenvd"]  # the sources may differ, the version does not
+    command = [find_uv_bin(), "pip", "install", "-q", "--python", python, *fresh, requirement]
     subprocess.run(command, check=True)
 
 

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from uv import find_uv_bin
 
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, FailureReason, Step
 from openenvd.rollouts.layout import FORMATS, JSONL, PARQUET, Verdict
 from openenvd.rollouts.output import Output
 
-from .conftest import REPOSITORY, _cache, _make_venv
+from .conftest import REPOSITORY, install, make_venv, smoke_cache
 
 pytestmark = pytest.mark.timeout(400)  # whichever is first installs what it needs
 
@@ -42,19 +41,13 @@ OBSERVATIONS = [
 @pytest.fixture(scope="module")
 def python() -> Path:
     """A Python that has `datasets`, and ours as it is now."""
-    with _cache() as cache:
+    with smoke_cache() as cache:
         folder = cache / DATASETS_REQUIREMENT.replace("==", "-")
         if not (folder / "complete").exists():
-            _make_venv(folder, DATASETS_REQUIREMENT)
+            make_venv(folder, DATASETS_REQUIREMENT)
             (folder / "complete").touch()
-        _install_ours(folder / "bin" / "python")
+        install(folder, f"{REPOSITORY}[arrow]")
     return folder / "bin" / "python"
-
-
-def _install_ours(python: Path) -> None:
-    fresh = ["--reinstall-package", "openenvd"]  # the sources may differ, the version does not
-    command = [find_uv_bin(), "pip", "install", "-q", "--python", str(python), *fresh]
-    subprocess.run([*command, f"{REPOSITORY}[arrow]"], check=True)
 
 
 def steps(episode: int) -> Iterator[Step]:
