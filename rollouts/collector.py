@@ -206,10 +206,12 @@ class _Run:
             await asyncio.to_thread(make_room, self._plan.concurrency)
             yield
         finally:
-            self._stage.pool.close()
-            self._stage.threads.close()
-            await self._plan.policy.close()
-            await self._memory.let_go()
+            try:
+                await self._stage.pool.close()
+            finally:
+                self._stage.threads.close()
+                await self._plan.policy.close()
+                await self._memory.let_go()
 
     async def all_slots(self) -> None:
         """Until there are no more numbers."""

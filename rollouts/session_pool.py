@@ -14,6 +14,7 @@ In these an episode that asks again and again would have used up all of its atte
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict, deque
 
@@ -24,6 +25,7 @@ from .sessions import CONNECT_SECONDS, Session
 from .wire import Receiving
 
 PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
+GOOD_BYE_SECONDS = 1.0  # at the end, for what a server is slow to read
 RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all together
 
 
@@ -46,6 +48,7 @@ class SessionPool:
         self._gone_since: dict[str, float] = {}
         self._idle: dict[str, list[Session]] = defaultdict(list)
         self._in_use: dict[str, set[Session]] = defaultdict(set)
+        self._leaving: set[Session] = set()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[Session, bool]:
@@ -60,6 +63,7 @@ class SessionPool:
             if session.is_open:
                 self._in_use[address].add(session)
                 return session, True
+            session.abort()
         self._make_room()
         session = await Session.open(address, self._receiving, self._connect_seconds)
         self._answered.add(address)
@@ -73,7 +77,7 @@ class SessionPool:
         if self._reuse and session.is_open:
             self._idle[address].append(session)
         else:
-            session.close()
+            self._leave(session)
         self._wake(address)
 
     def drop(self, address: str, session: Session) -> None:
@@ -109,22 +113,33 @@ class SessionPool:
         await asyncio.sleep(PAUSE_SECONDS)
         return True
 
-    def close(self) -> None:
-        """Let go of all of them."""
-        for sessions in self._idle.values():
-            for session in sessions:
-                session.close()
-            sessions.clear()
-        for in_use in self._in_use.values():
-            for session in in_use:
+    async def close(self) -> None:
+        """Let go of all of them. None is left behind, also when this is cancelled."""
+        for session in itertools.chain.from_iterable(self._idle.values()):
+            self._leave(session)
+        self._idle.clear()
+        for session in itertools.chain.from_iterable(self._in_use.values()):
+            session.abort()
+        self._in_use.clear()
+        try:
+            if self._leaving:
+                leaving = [session.ended for session in self._leaving]
+                await asyncio.wait(leaving, timeout=GOOD_BYE_SECONDS)
+        finally:
+            for session in self._leaving:
                 session.abort()
-            in_use.clear()
 
     def _make_room(self) -> None:
         """Of several environments, those that idle give way."""
         idle = sum(map(len, self._idle.values()))
         if idle and idle + sum(map(len, self._in_use.values())) >= self._most:
-            max(self._idle.values(), key=len).pop().close()
+            self._leave(max(self._idle.values(), key=len).pop())
+
+    def _leave(self, session: Session) -> None:
+        """It is gone when what it says as it leaves has been sent."""
+        session.close()
+        self._leaving.add(session)
+        session.ended.add_done_callback(lambda _: self._leaving.discard(session))
 
     def _wake(self, address: str) -> None:
         waiting = self._waiting[address]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -72,6 +71,11 @@ class Session:
         """Whether another question can be asked."""
         return self._wire.is_open
 
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the socket is closed."""
+        return self._wire.ended
+
     async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> BytesLike:
         """Begin an episode; the server's answer."""
         text = orjson.dumps({"type": "reset", "data": arguments})
@@ -82,7 +86,7 @@ class Session:
         return await self._ask(b'{"type":"step","data":%b}' % action_json, seconds, "step")
 
     def close(self) -> None:
-        """Say good-bye, and let go at once."""
+        """Say good-bye; the socket closes when that is sent."""
         self._wire.leave()
 
     def abort(self) -> None:
@@ -109,7 +113,7 @@ class Session:
 async def _opened(uri: WebSocketURI, receiving: Receiving) -> Wire:
     """A connection after its handshake; none is left behind when that fails or is cancelled."""
     loop = asyncio.get_running_loop()
-    secure = ssl.create_default_context() if uri.secure else None
+    secure = await receiving.secure.context() if uri.secure else None
     _, wire = await loop.create_connection(
         lambda: Wire(uri, receiving), uri.host, uri.port, ssl=secure
     )

@@ -32,6 +32,7 @@ from .inbox import SCRATCH_BYTES, Inbox
 from .intake import Intake
 from .message_memory import MessageMemory
 from .outgoing import Masks, client_frame
+from .secure import Secure
 
 _CLOSE = b'{"type":"close"}'
 _TASTE_BYTES = 4096  # what is read of a connection when it is not its turn: nobody else is told
@@ -43,6 +44,7 @@ class Receiving:
 
     memory: MessageMemory
     intake: Intake = field(default_factory=Intake)
+    secure: Secure = field(default_factory=Secure)
     masks: Masks = field(default_factory=Masks)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
@@ -53,6 +55,7 @@ class Wire(asyncio.BufferedProtocol):
     def __init__(self, uri: WebSocketURI, receiving: Receiving) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()  # the socket is closed
         self._loop = loop
         self._intake = receiving.intake
         self._masks = receiving.masks
@@ -95,10 +98,10 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Whoever waits is told."""
-        told = self._frames.handshake_exc or self._frames.close_rcvd or exc or "it was closed"
-        self._fail(f"the connection was lost: {told}")
+        self._fail(self._end_of(exc))
         self._transport = None
         self._inbox.close()  # it knows us: without this, a collection of garbage would have to come
+        self.ended.set_result(None)
 
     # Called by the session.
 
@@ -155,6 +158,7 @@ class Wire(asyncio.BufferedProtocol):
                 self._take_response(event)
         self._flush()
         if self._frames.close_expected() and self._transport is not None:
+            self._fail(self._end_of(None))  # the socket may take its time
             self._transport.close()
 
     def _take_response(self, response: Response) -> None:
@@ -178,7 +182,7 @@ class Wire(asyncio.BufferedProtocol):
     def _take_message(self, text: BytesLike) -> None:
         answer, self._answer = self._answer, None
         if answer is None:
-            self._lost = failure_of(text)  # before it leaves: no room, going away
+            self._lost = self._lost or failure_of(text)  # before it leaves: no room, going away
         elif not answer.done():
             answer.set_result(text)
 
@@ -193,10 +197,18 @@ class Wire(asyncio.BufferedProtocol):
         )
         self.abort()  # its answer, should it come, belongs to nobody
 
-    def _fail(self, message: str) -> None:
+    def _end_of(self, exc: Exception | None) -> EpisodeFailed:
+        wrong = self._frames.parser_exc
+        if wrong is not None and not isinstance(wrong, EOFError):
+            message = f"the connection was given up: {wrong}"
+            return EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
         handshaken = self.opened.done()
         reason = FailureReason.CONNECTION_LOST if handshaken else FailureReason.NOT_CONNECTED
-        self._lost = self._lost or EpisodeFailed(reason, message)
+        told = self._frames.handshake_exc or self._frames.close_rcvd or exc or "it was closed"
+        return EpisodeFailed(reason, f"the connection was lost: {told}")
+
+    def _fail(self, why: EpisodeFailed) -> None:
+        self._lost = self._lost or why
         for future in (self.opened, self._answer):
             if future is not None and not future.done():
                 future.set_exception(self._lost)

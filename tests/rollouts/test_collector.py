@@ -351,4 +351,4 @@ async def test_a_session_that_the_server_closed_meanwhile_is_replaced(serve: Ser
     other, was_used = await pool.take(address_of(host))
     assert other is not session
     assert not was_used
-    pool.close()
+    await pool.close()

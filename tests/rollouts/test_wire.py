@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to servers that do wrong: each end has its reason, and no socket outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
+from openenvd.rollouts import session_pool
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
+from openenvd.rollouts.errors import EpisodeFailed
+from openenvd.rollouts.message_memory import MessageMemory
+from openenvd.rollouts.session_pool import SessionPool
+from openenvd.rollouts.sessions import Session
+from openenvd.rollouts.wire import Receiving
+
+from .peers import Peer, framed, observed, refused, serving
+
+SECONDS = 60.0  # what never takes as long
+
+
+async def ask_once(address: str) -> None:
+    session = await Session.open(address, Receiving(MessageMemory(1 << 20)), SECONDS)
+    try:
+        await session.reset({}, seconds=SECONDS)
+    finally:
+        session.abort()
+
+
+async def failure_at(address: str) -> EpisodeFailed:
+    """What a session there ends with at its first question."""
+    with pytest.raises(EpisodeFailed) as caught:
+        await ask_once(address)
+    return caught.value
+
+
+TOO_LONG = b"\x81\x7f" + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (Frame(Opcode.TEXT, b"masked").serialize(mask=True), "masking"),
+        (b"\x83\x00", "opcode"),
+        (b"\xc1\x08reserved", "reserved"),
+        (TOO_LONG, "exceeds limit"),
+    ],
+    ids=["masked", "no such opcode", "reserved bit", "too long"],
+)
+async def test_a_server_that_breaks_the_protocol_is_left_and_that_is_said(
+    sent: bytes, said: str
+) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.answer(sent)
+        await peer.until_it_leaves()
+
+    async with serving(play) as address:
+        failure = await failure_at(address)
+    assert failure.reason is FailureReason.PROTOCOL_ERROR
+    assert said in str(failure)
+
+
+async def test_whoever_waits_is_told_when_the_server_says_good_bye() -> None:
+    """It may leave its socket open for as long as it likes."""
+
+    async def play(peer: Peer) -> None:
+        await peer.answer(framed(b"\x03\xf4going", Opcode.CLOSE), observed(70_000))
+        await asyncio.Event().wait()
+
+    async with serving(play) as address:
+        failure = await failure_at(address)
+    assert failure.reason is FailureReason.CONNECTION_LOST
+    assert "going" in str(failure)
+
+
+async def test_of_several_things_that_nobody_asked_for_the_first_is_told() -> None:
+    async def play(peer: Peer) -> None:
+        await peer.shake_hands(refused(b"no room", b"CAPACITY_REACHED") + refused(b"and so on"))
+        await peer.until_it_leaves()
+
+    async with serving(play) as address:
+        failure = await failure_at(address)
+    assert (failure.reason, str(failure)) == (FailureReason.NO_CAPACITY, "no room")
+
+
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """What a server needs to be trusted by those who come."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    also = ["-addext", "subjectAltName=DNS:localhost"]
+    also += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made.split(), *also], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_secure_sessions_read_the_certificates_once(
+    certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 23 ms, which hundreds of sessions would each have held the loop for."""
+    read: list[ssl.SSLContext] = []
+    original = ssl.create_default_context
+
+    def create() -> ssl.SSLContext:
+        read.append(original())
+        return read[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", create)
+
+    async def play(peer: Peer) -> None:
+        await peer.shake_hands()
+        for size_bytes in (10, 200_000, 1_000_000):
+            await peer.question()
+            peer.writer.write(observed(size_bytes, done=size_bytes == 1_000_000))
+        await peer.until_it_leaves()
+
+    async with serving(play, certified) as address:
+        collector = RolloutCollector(address, lambda _: {}, concurrency=8, reuse_sessions=False)
+        (batch,) = [batch async for batch in collector.batches(16, episodes=16)]
+    assert {episode.status for episode in batch} == {EpisodeStatus.DONE}
+    assert {len(episode.final_observation) for episode in batch} == {1_000_000}
+    assert len(read) == 1
+
+
+async def test_no_socket_is_left_to_a_server_that_does_not_let_go(
+    certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS a good-bye is waited for; at the end of the rollout only for a moment."""
+    monkeypatch.setattr(session_pool, "GOOD_BYE_SECONDS", 0.01)
+
+    async def play(peer: Peer) -> None:
+        await peer.answer(observed())
+        await asyncio.Event().wait()
+
+    async with serving(play, certified) as address:
+        pool = SessionPool(1, MessageMemory(1 << 20), reuse=True)
+        session, _ = await pool.take(address)
+        await session.reset({}, seconds=SECONDS)
+        pool.give_back(address, session)
+        await pool.close()
+        async with asyncio.timeout(SECONDS):
+            await session.ended
+
+
+async def test_an_idle_session_that_became_useless_is_closed() -> None:
+    told, tell = asyncio.Event(), asyncio.Event()
+
+    async def play(peer: Peer) -> None:
+        await peer.answer(observed())
+        await tell.wait()
+        peer.writer.write(refused(b"idle for too long"))
+        await peer.until_it_leaves()
+        told.set()
+
+    async with serving(play) as address:
+        pool = SessionPool(2, MessageMemory(1 << 20), reuse=True)
+        session, _ = await pool.take(address)
+        await session.reset({}, seconds=SECONDS)
+        pool.give_back(address, session)
+        tell.set()
+        async with asyncio.timeout(SECONDS):
+            while session.is_open:
+                await asyncio.sleep(0)
+            other, was_used = await pool.take(address)
+            await told.wait()
+        assert not was_used
+        pool.drop(address, other)
+        await pool.close()
