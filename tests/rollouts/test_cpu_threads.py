@@ -124,6 +124,7 @@ async def test_what_is_given_up_in_line_is_never_begun(
     waiting = asyncio.create_task(threads.run(lambda: begun.append(None)))
     await asyncio.sleep(0)
     waiting.cancel()
+    await asyncio.wait([waiting])
     hanging.let_go.set()
     assert await asyncio.gather(*stuck) == ["late", "late"]
     await threads.run(lambda: None)
