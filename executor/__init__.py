@@ -4,10 +4,16 @@
 Where to look:
 
     executor.py      `BurstableExecutor`, the façade; its docstring draws the data flow
-    supervisor.py    the one thread that waits on pipes, sentinels and an alarm
-    alarm.py         what ends its wait
-    births.py        how workers come to be, and what is made of a source's failures
-    memory_watch.py  what is looked at while workers have tasks
+    supervisor.py    the one thread that waits on pipes, sentinels and an alarm, and its loop:
+      alarm.py         what ends its wait
+      births.py        how workers come to be, and what is made of a source's failures
+      wires.py         the daemon's ends of the workers' pipes, and their sentinels
+      handover.py      how a task gets to a worker
+      conclusions.py   what becomes of what a worker says: a task's outcome, its worker's next one
+      dismissals.py    how a living worker is brought to its end
+      burials.py       how a death is noticed, and what is done then
+      memory_watch.py  what is looked at while workers have tasks
+      outbox.py        what it has to tell, until the end of a round
     pool.py          who is idle, who runs what, who waits: bookkeeping without effects
     decisions.py     pure policy: bursting, idling out, recycling, back-off
     plan.py          how many workers the machine can bear

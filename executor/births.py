@@ -21,9 +21,11 @@ import selectors
 import time
 from typing import Protocol
 
+from ..processes.memory import anonymous_bytes
+from . import trees
 from .alarm import Alarm
 from .decisions import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
-from .pool import Pool, Pools
+from .pool import Pool, PooledWorker, Pools
 from .sources import (
     Exited,
     Forked,
@@ -50,8 +52,8 @@ class Parent(Protocol):
     def is_stopping(self) -> bool:
         """Whether nobody is wanted any more."""
 
-    def on_forked(self, forked: Forked) -> None:
-        """A worker exists."""
+    def on_born(self, worker: PooledWorker) -> None:
+        """A worker exists, and is on no books yet."""
 
     def on_exited(self, exited: Exited) -> None:
         """A worker of the present source was reaped."""
@@ -86,6 +88,11 @@ class Births:
         self._answer_by = math.inf  # finite while the source owes us a word
         self.source_number = 0  # which of them is in use; none, right after one was lost
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is wanted any more."""
+        return self._parent.is_stopping
+
     def start(self) -> None:
         """Start a source.
 
@@ -99,7 +106,7 @@ class Births:
 
     def ask_for_workers(self) -> None:
         """For those that are wanted, unless a failure is too recent."""
-        if self._parent.is_stopping or time.monotonic() < self._next_start:
+        if self.is_over or time.monotonic() < self._next_start:
             return
         if self._source is None:
             self._restart()
@@ -166,11 +173,11 @@ class Births:
     def _on_event(self, event: SourceEvent) -> None:
         match event:
             case Forked():
-                self._parent.on_forked(event)
+                self._parent.on_born(_newcomer(event, self._pools, self.source_number))
             case Exited():
                 self._parent.on_exited(event)
             case Refused():
-                self._pools.named(event.name).asked.discard(ordinal_of(event.name))
+                self._pools.named(event.name).asked.discard(_ordinal_of(event.name))
                 self.count_failure(f"no process for worker {event.name}: {event.error}")
             case Unsafe():
                 log.warning("the zygote has %d threads, and must not fork", event.threads)
@@ -183,7 +190,7 @@ class Births:
         with self._pools.lock:
             for pool in self._pools.by_schedule.values():
                 pool.asked.clear()
-        if not self._parent.is_stopping:
+        if not self.is_over:
             self.count_failure(why)
             log.warning("%s; starting another", why)
         self.source_number += 1
@@ -204,6 +211,23 @@ class Births:
         return ordinals
 
 
-def ordinal_of(worker_name: str) -> int:
+def _newcomer(forked: Forked, pools: Pools, source_number: int) -> PooledWorker:
+    pool, ordinal = pools.named(forked.name), _ordinal_of(forked.name)
+    return PooledWorker(
+        name=forked.name,
+        schedule=pool.schedule,
+        ordinal=ordinal,
+        guaranteed=ordinal <= pool.guaranteed,
+        pid=forked.pid,
+        started_at=trees.started_at(forked.pid),
+        pipe=forked.pipe,
+        sentinel=forked.sentinel,
+        source_number=source_number,
+        born=time.monotonic(),
+        born_bytes=anonymous_bytes(forked.pid),
+    )
+
+
+def _ordinal_of(worker_name: str) -> int:
     """3 of `long-3`."""
     return int(worker_name.rpartition("-")[2])

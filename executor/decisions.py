@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy: plain values in, a number or a reason out. Effects happen in `supervisor.py`.
+"""Policy: plain values in, a number or a reason out. Effects happen where it is asked.
 
 How many workers to fork is `workers_wanted`, whether one may stay is `reason_to_recycle`. Whether
 memory suffices for a task is `admission.py`.

@@ -254,10 +254,7 @@ class BurstableExecutor:
             pool.waiting.append(run)
             supervisor.ring()
             return None
-        started = supervisor.started(worker, run)
-        if not supervisor.assign(pool, worker, run, time.monotonic()):
-            supervisor.unclog(worker)
-        return started
+        return supervisor.hand_over(pool, worker, run)
 
     def _source_factory(self, lifeline: int) -> SourceFactory:
         if self._use_zygote:

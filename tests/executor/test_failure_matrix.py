@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.executor import NoRoom, NotRunning, births, supervisor, sweep_orphans
+from openenvd.executor import NoRoom, NotRunning, births, handover, sweep_orphans
 from openenvd.executor.messages import (
     LONG,
     SHORT,
@@ -329,7 +329,7 @@ def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
 def test_a_burst_worker_that_has_nothing_to_do_leaves(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "BURST_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(handover, "BURST_IDLE_SECONDS", 0.05)
     bench = make_bench()
     gate = bench.home / "gate"
     running = [bench.submit("wait_for", {"path": str(gate)}, schedule=LONG) for _ in range(4)]
@@ -348,7 +348,7 @@ def test_a_worker_that_has_worked_and_rested_makes_way_for_a_fresh_one(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SkyPilot kept 3 GB after a burst: whoever has worked has pages of its own."""
-    monkeypatch.setattr(supervisor, "BURST_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(handover, "BURST_IDLE_SECONDS", 0.05)
     bench = make_bench()
     worked = bench.run("context").result["pid"]
     wait_gone(worked)
