@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of a keeper: what it has half said, and what it is owed. Never blocks.
+"""The clients of a keeper: what each has half said, and what it is owed. Nobody blocks.
 
 A status is whole in itself, so a client that reads slowly is owed the newest one only, made when
 it can be sent. Replies are queued, up to a bound. Light: a keeper imports it.
@@ -8,6 +8,7 @@ it can be sent. Replies are queued, up to a bound. Light: a keeper imports it.
 from __future__ import annotations
 
 import array
+import selectors
 import socket
 from collections.abc import Callable
 
@@ -89,6 +90,90 @@ class Client:
                 del self._outbox[0]
             else:
                 self._outbox[0] = line[sent:], None
+
+
+class Clients:
+    """Everybody who is connected, and the socket on which they connect, watched by `selector`.
+
+    `answer` is called with a client and each line that it sent. It may `tell`, and so drop whoever
+    is just being read from.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        selector: selectors.BaseSelector,
+        status_line: Callable[[], bytes],
+        answer: Callable[[Client, bytes], None],
+    ) -> None:
+        self._control = control
+        self._selector = selector
+        self._status_line = status_line
+        self._answer = answer
+        self._connected: set[Client] = set()
+        control.setblocking(False)
+        selector.register(control, selectors.EVENT_READ, self._on_connect)
+
+    @property
+    def are_owed(self) -> bool:
+        """Whether somebody has not been sent everything."""
+        return any(client.owes for client in self._connected)
+
+    def tell(self) -> None:
+        """The status has changed."""
+        for client in list(self._connected):
+            client.owe_status()
+            self._flush(client)
+
+    def admit_no_more(self) -> None:
+        """Who connects from now on hears nothing, until we are gone."""
+        self._selector.unregister(self._control)
+
+    def drop_all(self) -> None:
+        """Close every connection."""
+        for client in list(self._connected):
+            self._drop(client)
+
+    def _on_connect(self) -> None:
+        try:
+            connection, _ = self._control.accept()
+        except OSError:
+            return  # it left before it was let in
+        client = Client(connection, self._status_line)
+        self._connected.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(client))
+        client.owe_status()
+        self._flush(client)
+
+    def _serve(self, client: Client) -> None:
+        if client not in self._connected:
+            return  # dropped earlier in this round
+        try:
+            for line in client.read_lines():
+                self._answer(client, line)
+        except ClientGone:
+            self._drop(client)
+            return
+        self._flush(client)
+
+    def _flush(self, client: Client) -> None:
+        if client not in self._connected:
+            return
+        try:
+            client.send()
+        except ClientGone:
+            self._drop(client)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.owes else 0)
+        key = self._selector.get_key(client.connection)
+        if key.events != events:
+            self._selector.modify(client.connection, events, key.data)
+
+    def _drop(self, client: Client) -> None:
+        if client in self._connected:
+            self._connected.remove(client)
+            self._selector.unregister(client.connection)
+            client.connection.close()
 
 
 def _rights(fd: int | None) -> list[tuple[int, int, array.array[int]]]:

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a keeper opens and writes: its sockets, its lock, its files. Light: a keeper imports it."""
+"""What a keeper is handed, opens and writes: its sockets, its lock, its files.
+
+    <run dir>/replica.json  what is to be kept (the run file); the keeper adds who it is
+    <run dir>/status.json   what its clients were told last
+    <run dir>/keeper.lock   held as long as it lives
+
+Light: a keeper imports it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +17,27 @@ import os
 import socket
 from typing import Any
 
+RUN_FILE_NAME = "replica.json"
+STATUS_FILE_NAME = "status.json"
 LOCK_FILE_NAME = "keeper.lock"
+
+CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
+# As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
+LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"
+NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
+
 LISTEN_BACKLOG = 4096
 CONTROL_BACKLOG = 512
+
+
+def inherited_socket(variable: str) -> socket.socket | None:
+    """The socket that whoever started us has handed over, if any; it goes no further by accident,
+    nor does the variable."""
+    fd = os.environ.pop(variable, None)
+    if not fd:
+        return None
+    os.set_inheritable(int(fd), False)
+    return socket.socket(fileno=int(fd))
 
 
 def open_control_socket(path: str) -> socket.socket:
@@ -32,6 +57,17 @@ def open_control_socket(path: str) -> socket.socket:
         control.close()
         raise OSError(exc.errno, exc.strerror or str(exc), path) from exc
     return control
+
+
+def read_run_file(run_dir: str) -> dict[str, Any]:
+    """What is to be kept.
+
+    Raises:
+        OSError, ValueError: when it cannot be read.
+    """
+    with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
+        run: dict[str, Any] = json.loads(file.read())
+    return run
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
@@ -59,6 +95,15 @@ def lock(run_dir: str) -> int:
     return fd
 
 
+def open_log(path: str) -> int:
+    """To append to.
+
+    Raises:
+        OSError: when it can be neither opened nor made.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
 def is_missing(path: str) -> bool:
     """Whether it is known not to be there: an error of the disk is no removal."""
     try:
@@ -83,12 +128,6 @@ def remove_if_empty(folder: str) -> None:
             os.rmdir(folder)  # noqa: PTH106
     finally:
         os.close(fd)
-
-
-def own(fd: int) -> int:
-    """Keep an inherited descriptor from going further by accident."""
-    os.set_inheritable(fd, False)
-    return fd
 
 
 def listen(host: str, port: int) -> socket.socket:

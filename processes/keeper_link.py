@@ -3,11 +3,10 @@
 
     start_keeper(run_dir, run_file)      write the run file, start a keeper that outlives us
     KeeperLink.connect(socket_path)      a blocking client for workers and tests
-    encode_line, decode_line             the wire, for the daemon's asyncio streams
     read_run_file, read_status_file      what is on disk, when nobody answers
     clean_up_after_keeper(run_dir)       end what a killed keeper left running
 
-The wire is one JSON object a line; its messages stand in `keeper.py`.
+The wire is one JSON object a line (`keeper_wire.py`, which the daemon's asyncio streams use too).
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from typing import Any
 from .cgroups import Cgroup
 from .detached import spawn_detached
 from .identity import ProcessIdentity
-from .keeper import (
+from .keeper_files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
-    decode_line,
-    encode_line,
+    open_control_socket,
+    write_json,
 )
-from .keeper_files import open_control_socket, write_json
+from .keeper_wire import Json, decode_line, encode_line
 from .nursery_link import fork_keeper
 from .tree import stop_tree
 
@@ -43,14 +42,10 @@ __all__ = [
     "KeeperGone",
     "KeeperLink",
     "clean_up_after_keeper",
-    "decode_line",
-    "encode_line",
     "read_run_file",
     "read_status_file",
     "start_keeper",
 ]
-
-Json = dict[str, Any]
 
 _RUN_KEEPER = Path(__file__).with_name("run_keeper.py")
 _REPLY_TIMEOUT_SECONDS = 10.0

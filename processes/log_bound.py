@@ -17,6 +17,29 @@ _CHUNK_BYTES = 64 * 1024
 _NOTICE = b"[openenvd: earlier lines were dropped to keep this log small]\n"
 
 
+class BoundedLog:
+    """A log that is looked at now and then."""
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._size = 0  # at the last look
+
+    def look(self) -> float:
+        """Bound it; returns when to look again, in seconds."""
+        before, self._size = self._size, self.bound()
+        return next_look_seconds(self._size, self._size - before, self._limit_bytes)
+
+    def bound(self) -> int:
+        """Cut it if it is too long; returns its size. What cannot be read is left alone."""
+        try:
+            size = os.stat(self._path).st_size  # noqa: PTH116
+            too_long = size > self._limit_bytes
+            return keep_newest_half(self._path, self._limit_bytes) if too_long else size
+        except OSError:
+            return 0
+
+
 def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> float:
     """When to look again, after a log has grown by `grown_bytes` since the last look.
 

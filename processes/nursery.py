@@ -53,6 +53,7 @@ import traceback
 from typing import Any, NoReturn
 
 from . import fresh_process, keeper
+from .keeper_files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .keeper_group import enter_keepers_group, leave_keepers_group
 from .server_child import set_own_oom_score_adj
 from .signal_pipe import watch_signals
@@ -193,9 +194,9 @@ def _become_keeper(
         fresh_process.write_output_to(log)
         kept = [control] if listener is None else [control, listener]
         fresh_process.close_all_but(kept)
-        os.environ[keeper.CONTROL_FD_VARIABLE] = str(control)
+        os.environ[CONTROL_FD_VARIABLE] = str(control)
         if listener is not None:
-            os.environ[keeper.LISTEN_FD_VARIABLE] = str(listener)
+            os.environ[LISTEN_FD_VARIABLE] = str(listener)
         fresh_process.be_called(title)
         keeper.keep(run_dir, is_forked=True)
         os._exit(0)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,14 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from openenvd.env_host import protocol
-from openenvd.processes import keeper
+from openenvd.processes import keeper_files
 from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.processes.identity import ProcessIdentity
@@ -36,6 +33,7 @@ from openenvd.processes.keeper_link import (
     start_keeper,
 )
 from openenvd.processes.oom_evidence import kernel_log_kills
+from openenvd.processes.server_exit import EXIT_CANNOT_START
 from openenvd.processes.tree import wait_until_dead
 
 from .conftest import WAIT_SECONDS, Replica
@@ -59,8 +57,8 @@ def _exit_of(status: dict[str, object]) -> ExitReason:
 
 
 def test_its_variables_are_those_of_the_protocol() -> None:
-    assert keeper.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
-    assert keeper.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
+    assert keeper_files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
+    assert keeper_files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
 
 
 def test_ready_carries_what_the_server_said_and_who_it_is(replica: Make) -> None:
@@ -180,7 +178,7 @@ def test_server_that_fails_to_start_says_why_with_its_last_lines(replica: Make) 
 def test_program_that_does_not_exist_is_an_exit_with_127(replica: Make) -> None:
     one = replica(argv=["/no/such/program"]).start()
     status = one.wait_state("exited")
-    assert _exit_of(status).exit_code == keeper.EXIT_CANNOT_START
+    assert _exit_of(status).exit_code == EXIT_CANNOT_START
     assert "/no/such/program" in status["failed"]
 
 
@@ -317,22 +315,6 @@ def test_the_last_keeper_of_a_removed_home_takes_the_folder_of_sockets_along(
     shutil.rmtree(other.run_dir)
     other.wait_for_end()
     assert not sockets.exists()
-
-
-def test_a_home_that_is_missing_at_one_look_alone_ends_nobody(tmp_path: Path) -> None:
-    told: list[float] = []
-    looking: Any = SimpleNamespace(
-        _run_dir=str(tmp_path / "run"), _gone_since=None, _stopping=False, _stop=told.append
-    )
-    assert keeper.Keeper._stop_if_removed(looking)
-    (tmp_path / "run").mkdir()
-    assert not keeper.Keeper._stop_if_removed(looking)
-    (tmp_path / "run").rmdir()
-    assert keeper.Keeper._stop_if_removed(looking)
-    assert not told
-    looking._gone_since -= keeper.GONE_SECONDS
-    assert keeper.Keeper._stop_if_removed(looking)
-    assert told == [keeper.DEFAULT_GRACE_SECONDS]
 
 
 def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
@@ -546,11 +528,3 @@ def test_a_keeper_whose_python_cannot_start_is_gone_at_once(replica: Make) -> No
     start_keeper(one.run_dir, one.run_file, python="/no/such/python")
     with pytest.raises(KeeperGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)
-
-
-def test_wire_is_one_json_object_a_line() -> None:
-    line = keeper.encode_line({"op": "stop", "grace_seconds": 1.5})
-    assert line.endswith(b"\n")
-    assert keeper.decode_line(line) == json.loads(line)
-    with pytest.raises(ValueError, match="object"):
-        keeper.decode_line(b"[]")

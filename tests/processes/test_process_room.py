@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes import keeper
 from openenvd.processes.process_room import (
     NO_ROOM,
     ProcessRoom,
@@ -25,6 +24,7 @@ from openenvd.processes.process_room import (
     tells_no_room,
     why_not_started,
 )
+from openenvd.processes.server_exit import why_no_server
 
 MOUNTS = "39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n"
 REFUSED = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -115,5 +115,5 @@ def test_another_reason_is_told_as_it_is() -> None:
 
 
 def test_a_keeper_names_the_limit_too() -> None:
-    assert keeper._why_not(REFUSED).startswith(NO_ROOM)
-    assert keeper._why_not(OSError(errno.EACCES, "denied", "/x")) == "denied: /x"
+    assert why_no_server(REFUSED).startswith(NO_ROOM)
+    assert why_no_server(OSError(errno.EACCES, "denied", "/x")) == "denied: /x"

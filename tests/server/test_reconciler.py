@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from openenvd.environments import restart_policy, run_files
-from openenvd.processes import keeper_link
 from openenvd.processes.identity import ProcessIdentity
 from openenvd.processes.keeper_link import read_status_file
+from openenvd.processes.keeper_wire import decode_line
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
@@ -599,7 +599,6 @@ async def test_a_trouble_of_ours_is_no_death_of_the_keeper(
             raise ValueError("a line that makes no sense")
         return decode_line(line)
 
-    decode_line = keeper_link.decode_line
     monkeypatch.setattr(replica_watch, "decode_line", decode)
     await world.reconcile()
     [server] = await world.serving()

@@ -16,7 +16,7 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RunFile
-from openenvd.processes.keeper_link import encode_line
+from openenvd.processes.keeper_wire import encode_line
 from openenvd.requests_db.records import Replica
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.replica_watch import ReplicaWatch

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wire between a keeper and its clients: one JSON object a line. Light: a keeper imports it.
+
+Keeper to client, on connecting and on every change:
+
+    {"event": "status", "replica_id", "state": "starting|ready|exited|stopping|stopped",
+     "pid", "pid_started_at", "generation", "restarts", "ready_at", "host", "port", "sessions",
+     "info": {ready line}, "capacity": {as the server told last}, "exit": ExitReason,
+     "last_exit": ExitReason, "failed": str, "log_tail": [only when exited], "oom_kills": n,
+     "keeper": {pid, started_at}, "cgroup",
+     "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
+
+`exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to keeper:
+
+    {"op": "start"}                          start the server again; ignored while one runs
+    {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit
+    {"op": "listener"}                       answered {"event": "listener"} with the descriptor
+    anything else                            answered {"event": "error", "message"}
+
+Who speaks: `keeper_clients.py` here, `keeper_link.py` and the daemon there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Json = dict[str, Any]
+
+DEFAULT_GRACE_SECONDS = 5.0
+
+
+def encode_line(message: Json) -> bytes:
+    """One message of the wire."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_line(line: bytes) -> Json:
+    """The message that `encode_line` wrote.
+
+    Raises:
+        ValueError: when it is not a JSON object.
+    """
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("a message must be a JSON object")
+    return message
+
+
+def read_order(line: bytes) -> tuple[object, float]:
+    """What a client asks for, whatever that is, and the grace that a stop would give.
+
+    Raises:
+        ValueError, TypeError: when it is no message.
+    """
+    message = decode_line(line)
+    return message.get("op"), float(message.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+
+
+def error_line(message: str) -> bytes:
+    """The answer to what cannot be understood."""
+    return encode_line({"event": "error", "message": message})

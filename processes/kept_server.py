@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of a keeper as a process: its listening socket, cgroup, log and pid.
+
+    prepare    its socket (kept open across restarts) and a fresh cgroup
+    start      forked, with the socket and the writing end of its notify pipe
+    terminate  SIGTERM to its group
+    kill_all   SIGKILL to all that is below the keeper: its group, its cgroup, adopted orphans
+    collect    the dead, whoever they are
+
+When each is called is the keeper's to say (`keeper.py`), and the fork itself is `server_child.py`.
+Light: a keeper imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+
+from .cgroups import Cgroup, CgroupManager
+from .identity import ProcessIdentity
+from .keeper_files import (
+    LISTEN_FD_VARIABLE,
+    NOTIFY_FD_VARIABLE,
+    inherited_socket,
+    listen,
+    open_log,
+)
+from .keeper_wire import Json
+from .server_child import ForkInto, adopted_children, spawn
+
+
+class KeptServer:
+    """One process at a time, or none."""
+
+    def __init__(self, run: Json, groups: CgroupManager | None, *, is_forked: bool) -> None:
+        """`run` is the run file; `is_forked` tells whether the keeper was, by the nursery."""
+        self._run = run
+        self._groups = groups
+        self._is_forked = is_forked
+        self.pid: int | None = None
+        self._started_at: float | None = None
+        self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
+        self.cgroup: Cgroup | None = None
+        self._listener: socket.socket | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not been collected."""
+        return self.pid is not None and self.ended is None
+
+    @property
+    def listener_fd(self) -> int | None:
+        """Its socket; None when it could not be opened yet."""
+        return None if self._listener is None else self._listener.fileno()
+
+    def to_json(self) -> Json:
+        """Its part of the status that clients are told (`keeper_wire.py`)."""
+        host, port = self._run["host"], self._run["port"]
+        if not port and self._listener is not None:
+            port = self._listener.getsockname()[1]  # asked for any; this one was bound
+        return {
+            "pid": self.pid,
+            "pid_started_at": self._started_at,
+            "host": host,
+            "port": port,
+            "cgroup": None if self.cgroup is None else self.cgroup.to_json(),
+        }
+
+    # Starting
+
+    def prepare(self) -> None:
+        """Open its socket, unless it is open, and make a group.
+
+        Raises:
+            OSError: when nothing can listen at its address.
+        """
+        if self._listener is None:
+            self._listener = inherited_socket(LISTEN_FD_VARIABLE) or listen(
+                self._run["host"], self._run["port"]
+            )
+            self._listener.setblocking(False)
+        self._renew_cgroup()
+
+    def _renew_cgroup(self) -> None:
+        """A fresh group for each server, so that peak and counters are its own."""
+        self.remove_cgroup()
+        self.cgroup = None
+        if self._groups is not None:
+            with contextlib.suppress(OSError):
+                self.cgroup = self._groups.create(
+                    self._run["replica_id"], self._run.get("memory_limit_bytes")
+                )
+
+    def start(self) -> int:
+        """Start it; returns the end of the pipe on which it speaks, the caller's to close.
+
+        Raises:
+            OSError: when it could not be started.
+        """
+        log_fd = open_log(self._run["log_path"])
+        try:
+            reading, writing = os.pipe()
+            try:
+                self.pid = self._spawn(log_fd, writing)
+            except OSError:
+                os.close(reading)
+                raise
+            finally:
+                os.close(writing)
+        finally:
+            os.close(log_fd)
+        self._started_at = ProcessIdentity.of(self.pid).started_at
+        return reading
+
+    def _spawn(self, log_fd: int, notify_fd: int) -> int:
+        assert self._listener is not None  # prepared
+        listen_fd = self._listener.fileno()
+        return spawn(
+            self._run["argv"],
+            self._run["env"]
+            | {LISTEN_FD_VARIABLE: str(listen_fd), NOTIFY_FD_VARIABLE: str(notify_fd)},
+            cwd=self._run.get("cwd"),
+            log_fd=log_fd,
+            keep_fds=(listen_fd, notify_fd),
+            cgroup=self.cgroup,
+            oom_score_adj=self._run.get("oom_score_adj"),
+            fork_into=self._fork_into(),
+        )
+
+    def _fork_into(self) -> ForkInto | None:
+        """How the server is forked from what is imported here; None when it must be exec'ed."""
+        entry = self._run.get("entry")
+        if not (self._is_forked and entry):
+            return None
+        return ForkInto(entry, f"openenvd: host {self._run['replica_id']}")
+
+    # Ending
+
+    def terminate(self) -> None:
+        """Ask it to end; it leads a process group."""
+        self._signal_group(signal.SIGTERM)
+
+    def kill_all(self) -> None:
+        """SIGKILL everything below us; who is adopted only afterwards needs another call."""
+        if self.cgroup is not None:
+            self.cgroup.kill()
+        if self.runs:
+            self._signal_group(signal.SIGKILL)
+        for pid in adopted_children():
+            # Safe: a child's pid is not given away before we have collected it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def collect(self) -> bool:
+        """Collect the dead, `ended` among them; whether anybody is left."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.pid:
+                self.ended = status, usage.ru_maxrss * 1024
+
+    def forget(self) -> None:
+        """It is gone, and all is said that its pid was needed for."""
+        self.pid = self._started_at = self.ended = None
+
+    def remove_cgroup(self) -> None:
+        """Remove its group, if nobody is left there."""
+        if self.cgroup is not None:
+            self.cgroup.remove_with_children()

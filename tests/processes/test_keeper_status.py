@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a keeper knows of its server after what it was told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openenvd.processes.keeper_status import ServerStatus
+
+NOW = 1.7e9
+EXIT = {"kind": "exited", "pid": 7, "exit_code": 1}
+
+
+def ready() -> ServerStatus:
+    """Of a server with sessions."""
+    status = ServerStatus()
+    status.begin()
+    status.take_in({"ready": True, "max_sessions": 4}, NOW)
+    status.take_in({"sessions": 3, "capacity": {"max_sessions": 4}}, NOW + 1)
+    return status
+
+
+def told(status: ServerStatus, *names: str) -> tuple[Any, ...]:
+    return tuple(status.to_json()[name] for name in names)
+
+
+def test_a_server_is_ready_when_it_says_so() -> None:
+    status = ready()
+    assert told(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
+    assert told(status, "info") == ({"ready": True, "max_sessions": 4},)
+
+
+def test_a_server_that_is_stopping_does_not_become_ready() -> None:
+    status = ServerStatus()
+    status.begin()
+    status.state = "stopping"
+    status.take_in({"ready": True}, NOW)
+    assert told(status, "state", "ready_at") == ("stopping", NOW)
+
+
+def test_sessions_and_capacity_go_with_their_server() -> None:
+    status = ready()
+    status.end(EXIT, ["the last line"])
+    assert told(status, "state", "sessions", "capacity") == ("exited", 0, None)
+    assert told(status, "exit", "last_exit", "log_tail") == (EXIT, EXIT, ["the last line"])
+
+
+def test_the_next_generation_keeps_the_last_exit_alone() -> None:
+    status = ready()
+    status.take_in({"failed": "ImportError"}, NOW)
+    status.end(EXIT, [])
+    status.begin()
+    assert told(status, "state", "generation", "restarts") == ("starting", 2, 1)
+    assert told(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
+    assert "log_tail" not in status.to_json()
+
+
+def test_lost_shards_are_counted_through_generations() -> None:
+    status = ready()
+    status.lose_shard({"shard": 1})
+    status.end(EXIT, [])
+    status.begin()
+    status.lose_shard({"shard": 2})
+    assert told(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a keeper and its clients can say to each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openenvd.processes.keeper_wire import (
+    DEFAULT_GRACE_SECONDS,
+    decode_line,
+    encode_line,
+    error_line,
+    read_order,
+)
+
+
+def test_wire_is_one_json_object_a_line() -> None:
+    line = encode_line({"op": "stop", "grace_seconds": 1.5})
+    assert line.endswith(b"\n")
+    assert decode_line(line) == json.loads(line)
+    with pytest.raises(ValueError, match="object"):
+        decode_line(b"[]")
+
+
+@pytest.mark.parametrize(
+    ("line", "order"),
+    [
+        (b'{"op": "stop", "grace_seconds": 2}', ("stop", 2.0)),
+        (b'{"op": "stop"}', ("stop", DEFAULT_GRACE_SECONDS)),
+        (b'{"op": ["stop"]}', (["stop"], DEFAULT_GRACE_SECONDS)),
+        (b"{}", (None, DEFAULT_GRACE_SECONDS)),
+    ],
+)
+def test_an_order_is_what_is_asked_and_the_grace_given(
+    line: bytes, order: tuple[object, float]
+) -> None:
+    assert read_order(line) == order
+
+
+@pytest.mark.parametrize("line", [b"", b"stop", b"\xff", b"[1]", b'{"grace_seconds": []}'])
+def test_what_is_no_message_is_told_from_one(line: bytes) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        read_order(line)
+
+
+def test_an_error_is_an_event() -> None:
+    assert decode_line(error_line("unknown op: 1")) == {
+        "event": "error",
+        "message": "unknown op: 1",
+    }
