@@ -38,8 +38,7 @@ from openenvd.requests_db.states import (
 )
 from openenvd.requests_db.store import DispatchStore
 from openenvd.server import hub as hub_module
-from openenvd.server import reconciler as reconciler_module
-from openenvd.server import replica_watch
+from openenvd.server import observations, replica_watch
 from openenvd.server.hub import EventHub
 from openenvd.server.reconciler import Reconciler
 from openenvd.server.settings import Paths
@@ -406,7 +405,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     [server] = await world.serving()
     down = await world.down()
     async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.serves("trial"):
+        while reconciler._care.serves("trial"):
             await asyncio.sleep(0.01)
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
@@ -535,7 +534,8 @@ async def test_a_probe_of_an_environment_makes_nobody_look_at_it_again(
 ) -> None:
     reconciler = await world.reconcile()
     looked_at: list[str] = []
-    monkeypatch.setattr(reconciler, "_settle_soon", lambda name, **_: looked_at.append(name))
+    settling = reconciler._settling
+    monkeypatch.setattr(settling, "_settle_soon", lambda name, **_: looked_at.append(name))
     new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
     result = await world.store.submit(new, now=time.time())
     assert isinstance(result, Submitted)
@@ -566,7 +566,7 @@ async def test_events_that_came_too_fast_are_made_up_for(
 async def test_a_full_disk_costs_no_replica_its_life(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(observations, "RETRY_SECONDS", 0.01)
     refusals = 3
 
     async def upsert(replica: Replica, *, now: float) -> Event | None:
@@ -613,5 +613,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         launch = await world.launch(f"trial-{number}")
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
-    held = (reconciler._serving, reconciler._due, reconciler._watches)
+    care, settling = reconciler._care, reconciler._settling
+    held = (care._serving, settling._due, care._watches)
     assert [len(each) for each in held] == [0, 0, 0]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks that go on by themselves on the daemon's loop.
+
+The loop itself holds a task only weakly, and nobody awaits these: they are held here until they
+have ended, and an end by an error is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class LoopTasks:
+    """Those of one owner, who ends them all at once."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start it."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._has_ended)
+        return task
+
+    async def end(self) -> None:
+        """Cancel all; returns when they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.error("%s has ended: %s", task.get_name(), exc, exc_info=exc)
