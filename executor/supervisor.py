@@ -6,20 +6,20 @@ A round: wait, let each thing that is ready speak, act on deadlines that have pa
 workers that are wanted, tell the events. No round blocks, and nothing is polled: a deadline is what
 ends a wait early.
 
-    wait ──▶ alarm.py      somebody rang, or a time has come ──▶ deadlines, below; memory_watch.py
-         ──▶ births.py     the worker source ──▶ on_born ──▶ handover.py: the first task, or none
-                                             ──▶ on_exited ─────────────┐
-         ──▶ wires.py      a pipe ──▶ on_frame ──▶ conclusions.py ──┐   │
-                           a sentinel ──▶ on_death ─────────────────┼───┴▶ burials.py
-                                                  handover.py ◀─────┴▶ dismissals.py
-    tell ──▶ outbox.py     the events of all of them
+    wait ──▶ alarm.py  ─ it rang, or a deadline has passed ──▶ below, memory_watch.py
+         ──▶ births.py ─ on_born ───▶ handover.py     a task for the new worker, or none yet
+                       ─ on_exited ─▶ burials.py
+         ──▶ wires.py  ─ on_frame ──▶ conclusions.py ──▶ handover.py   its worker's next task
+                                                     └─▶ dismissals.py or it leaves
+                       ─ on_death ──▶ burials.py
+    tell ──▶ outbox.py   the events of all of them
 
 It does *not* decide (`decisions.py`), count (`pool.py`) or explain (`deaths.py`).
 
-Two locks: the pools' (`Pools.lock`), for whatever changes the books; inside it the alarm's own. No
-method here is called under the former but `hand_over` and `stop_run`, which together with `notify`,
-`ring` and `stop` are what other threads may call. All else, in all the modules above, is this
-thread's, unless it says otherwise.
+Two locks: the pools' (`Pools.lock`), which whoever changes the books holds; inside it the alarm's
+own. Other threads call `hand_over` and `stop_run`, which need the former held, `notify` and `ring`,
+which do not, and `start` and `stop`. All else, in the modules above too, is this thread's, unless
+it says otherwise.
 """
 
 from __future__ import annotations
