@@ -187,7 +187,7 @@ class Keeper:
     def _answer(self, client: Client, line: bytes) -> None:
         try:
             op, grace_seconds = read_order(line)
-        except (ValueError, TypeError) as exc:
+        except ValueError as exc:
             client.owe(error_line(f"not a message: {exc}"))
             return
         match op:

@@ -41,7 +41,10 @@ def decode_line(line: bytes) -> Json:
     Raises:
         ValueError: when it is not a JSON object.
     """
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
     if not isinstance(message, dict):
         raise ValueError("a message must be a JSON object")
     return message
@@ -51,10 +54,14 @@ def read_order(line: bytes) -> tuple[object, float]:
     """What a client asks for, whatever that is, and the grace that a stop would give.
 
     Raises:
-        ValueError, TypeError: when it is no message.
+        ValueError: when it is no message.
     """
     message = decode_line(line)
-    return message.get("op"), float(message.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+    try:
+        grace_seconds = float(message.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+    except (TypeError, OverflowError) as exc:
+        raise ValueError(f"grace_seconds: {exc}") from exc
+    return message.get("op"), grace_seconds
 
 
 def error_line(message: str) -> bytes:

@@ -381,6 +381,8 @@ def test_half_a_line_and_nonsense_harm_nobody(replica: Make) -> None:
     leaving.sendall(b'{"op": "st')
     leaving.close()
     one.link._socket.sendall(b"nonsense\n[1]\n" + b'{"op": "stop", "grace_seconds": []}\n')
+    one.link._socket.sendall(b'{"op": ' * 9000 + b"\n")  # deeper than may be recursed
+    one.link._socket.sendall(b'{"op": "stop", "grace_seconds": ' + b"9" * 400 + b"}\n")
     one.tell("sessions 2")
     assert one.wait(lambda s: s["sessions"] == 2)["state"] == "ready"
 
