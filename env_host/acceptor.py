@@ -48,7 +48,6 @@ class Arrival(asyncio.Protocol):
         on_head: Callable[[Arrival], None],
         on_lost: Callable[[Arrival], None],
         *,
-        on_more: Callable[[Arrival], None],
         slot: Slot,
         data: bytes = b"",
         since: int = 0,
@@ -59,7 +58,6 @@ class Arrival(asyncio.Protocol):
         self._was_read = bool(data)
         self._on_head = on_head
         self._on_lost = on_lost
-        self._on_more = on_more  # after its head
         self._timer: asyncio.TimerHandle | None = None
         self._is_ours = True
 
@@ -81,9 +79,7 @@ class Arrival(asyncio.Protocol):
         self.data += data
         if len(self.data) > MAX_HEAD_BYTES:
             self.transport.pause_reading()  # until somebody answers
-        if self._was_read:
-            self._on_more(self)
-        elif END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES:
+        if not self._was_read and (END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES):
             self._settle()
             self._on_head(self)
 

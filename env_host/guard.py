@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Guard`: lets the host know which connections have sessions, so that it can speak for the dead;
-and which wait for one, so that it can give them to another shard.
+and which have not been answered, so that it can give them to another shard.
 
     a session begins ──▶ a copy of its socket's descriptor ──▶ host, which keeps it
     it ends          ──▶ its token                         ──▶ host, which closes the copy
@@ -8,25 +8,24 @@ and which wait for one, so that it can give them to another shard.
 
     one is accepted     ──▶ such a copy                    ──▶ host, which keeps it
     it begins to wait   ──▶ the same, and what was read    ──▶ host, which keeps both
-    before it is answered, or handed over ──▶ its token    ──▶ host, which forgets it
-    we die              ──▶ the host hands each over to another shard, which knows no difference;
-                            one of which something was read that it does not have gets a last word
+    it is answered, or another's ──▶ its token             ──▶ host, which forgets it
+    we die              ──▶ the host hands it over to another shard, which knows no difference;
+                            unless the kernel says that we answered it, or read more of it
 
-What happens in one turn of the loop goes in one message, save what must be said before an answer: a
-connection that two shards would answer is lost. One is not over before the host has closed its
-copy; that is a matter of microseconds, unless the host is forking.
+What happens in one turn of the loop goes in one message, save what must be said before somebody
+else could answer: a connection that two shards answer is lost. One is not over before the host has
+closed its copy; that is a matter of microseconds, unless the host is forking.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from .acceptor import MOST_CARRIED_BYTES, Arrival, duplicate
-from .handover import MAX_FDS, Message, Post, close_all
+from .handover import MAX_FDS, Message, Post, close_all, copy_all
 from .heads import Owner, new_session_id
 from .sessions import Attached, Session
 
@@ -42,7 +41,6 @@ class Guard:
         self._numbers = count(1)
         self._tokens: dict[str, int] = {}  # by session
         self._arrivals: dict[Arrival, int] = {}  # the tokens of those that were not answered
-        self._waiting: set[Arrival] = set()
         self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
@@ -80,34 +78,30 @@ class Guard:
         """These have come, with these descriptors, which stay the caller's."""
         for start in range(0, len(arrivals), MAX_FDS):
             part = arrivals[start : start + MAX_FDS]
-            try:
-                copies = [os.dup(fd) for _, fd in part]
-            except OSError:  # too many are open: then they go without
-                return
-            tokens = [next(self._numbers) for _ in part]
-            self._arrivals.update(zip((arrival for arrival, _ in part), tokens, strict=True))
-            self._link.send(Message({"accepted": tokens}, fds=tuple(copies)))
+            copies = copy_all(
+                [fd for _, fd in part]
+            )  # where there are fewer, the rest goes without
+            tokens = [next(self._numbers) for _ in copies]
+            self._arrivals.update(zip((arrival for arrival, _ in part), tokens, strict=False))
+            if copies:
+                self._link.send(Message({"accepted": tokens}, fds=copies))
 
-    def hold(self, arrival: Arrival) -> None:
-        """It waits from now on, and nothing of it has been answered."""
+    def waits(self, arrival: Arrival) -> None:
+        """It does from now on, and nothing of it has been answered."""
         if len(arrival.data) > MOST_CARRIED_BYTES or (fd := duplicate(arrival.transport)) is None:
             return
         token = self._arrivals.setdefault(arrival, next(self._numbers))
-        self._waiting.add(arrival)
         head = {"waits": token, "since": arrival.since}
         self._link.send(Message(head, bytes(arrival.data), (fd,)))
 
     def answering(self, arrival: Arrival) -> None:
-        """It is about to be answered. The host sees whether it was, unless it hands it over."""
-        if arrival in self._waiting:
-            self.release(arrival)
-        elif (token := self._arrivals.pop(arrival, None)) is not None:
+        """It is about to be answered, or has left."""
+        if (token := self._arrivals.pop(arrival, None)) is not None:
             self._ended.append(token)
             self._tell_soon()
 
-    def release(self, arrival: Arrival) -> None:
-        """It is another's from now on, or what was read of it is not all there is."""
-        self._waiting.discard(arrival)
+    def giving(self, arrival: Arrival) -> None:
+        """It is about to be another process's, which may answer at once."""
         if (token := self._arrivals.pop(arrival, None)) is not None:
             self._link.send(Message({"ended": [token]}))
 

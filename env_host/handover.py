@@ -62,7 +62,7 @@ def send(end: socket.socket, message: Message) -> bool:
     Raises:
         OSError: nobody is there any more.
     """
-    data = json.dumps(message.head, separators=(",", ":")).encode() + b"\n" + message.body
+    data = _to_json(message.head).encode() + b"\n" + message.body
     rights = []
     if message.fds:
         fds = array.array("i", message.fds)
@@ -94,7 +94,7 @@ def receive(end: socket.socket) -> Message | None:
     if not data:
         raise EOFError
     line, _, body = data.partition(b"\n")
-    return Message(json.loads(line), body, fds)
+    return Message(_from_json(line.decode()), body, fds)
 
 
 def _fds_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
@@ -172,6 +172,15 @@ class Post:
             self._on_end()
 
 
+def copy_all(fds: Sequence[int]) -> tuple[int, ...]:
+    """Other descriptors of the first of them, as many as there is room for."""
+    copies: list[int] = []
+    with contextlib.suppress(OSError):
+        for fd in fds:
+            copies.append(os.dup(fd))  # noqa: PERF401  those before the one that fails are kept
+    return tuple(copies)
+
+
 def close_all(fds: Sequence[int]) -> None:
     """Close descriptors; one that is closed already is no matter."""
     for fd in fds:
@@ -179,6 +188,8 @@ def close_all(fds: Sequence[int]) -> None:
             os.close(fd)
 
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_from_json = json.JSONDecoder().decode
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 # Buffers of datagrams, and too many descriptors on their way: both pass.
 _NOT_NOW = (errno.ENOBUFS, errno.ETOOMANYREFS)

@@ -8,23 +8,17 @@ lands inside it, and the client sees a connection that broke off, as it would ha
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import socket
 import struct
-import termios
-from enum import Enum, auto
 
 from .protocol import WSErrorCode
 
 INTERNAL_ERROR_CLOSE = 1011
 MAX_CLOSE_REASON_BYTES = 123
 _RPC_SERVER_ERROR = -32000
-# In `struct tcp_info` of linux/tcp.h: how large it is up to what is looked at, and where that is.
-_TCP_INFO = getattr(socket, "TCP_INFO", 11)
-_INFO_BYTES, _RECEIVED, _SENT = 208, 128, 200
 _TEXT, _CLOSE = 0x81, 0x88  # each frame is whole
 
 
@@ -43,28 +37,6 @@ def say_before_handshake(fd: int, text: str) -> None:
         f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     _write(fd, head.encode() + body)
-
-
-class Traffic(Enum):
-    """What had happened on a connection before its process died."""
-
-    NONE = auto()  # nothing of it was read: whoever takes it reads it from the beginning
-    READ = auto()  # something was, and nothing was answered
-    ANSWERED = auto()  # or it cannot be told
-
-
-def traffic_of(fd: int) -> Traffic:
-    """By the kernel's own count (Linux 4.19)."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
-            sent, received = (struct.unpack_from("Q", info, at)[0] for at in (_SENT, _RECEIVED))
-            unread = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
-    except (OSError, struct.error):
-        return Traffic.ANSWERED
-    if sent:
-        return Traffic.ANSWERED
-    return Traffic.NONE if received <= unread else Traffic.READ
 
 
 def how_it_died(wait_status: int, *, out_of_memory: str | None = None) -> str:

@@ -180,7 +180,7 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
 
 
 def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
-    """A process that was started rather than forked: `children.what_forbids_forking`."""
+    """A process that was started rather than forked: `programs.what_forbids_forking`."""
     from . import child, fds
     from .board import Board
     from .shard import Orders

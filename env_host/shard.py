@@ -196,14 +196,7 @@ class Process:
         self.admission.changed()
 
     def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(
-            self._route,
-            self._lost,
-            on_more=self.guard.release,
-            slot=self._slot,
-            data=data,
-            since=since,
-        )
+        return Arrival(self._route, self._lost, slot=self._slot, data=data, since=since)
 
     def _lost(self, arrival: Arrival) -> None:
         self.guard.answering(arrival)
@@ -218,7 +211,7 @@ class Process:
         elif head.wants_session:
             self.admission.consider(arrival)
             if arrival.waits:
-                self.guard.hold(arrival)
+                self.guard.waits(arrival)
         else:
             self._serve(arrival)
 
@@ -284,7 +277,7 @@ class Shard(Process):
         self._lag.stop()
 
     def _hand_over(self, arrival: Waiting, index: int) -> None:
-        self.guard.release(cast("Arrival", arrival))
+        self.guard.giving(cast("Arrival", arrival))
         fd = cast("Arrival", arrival).take_descriptor()
         if fd is None:
             return
@@ -345,7 +338,7 @@ class Shard(Process):
             self._serve(arrival)
 
     def _isolate(self, arrival: Arrival) -> None:
-        self.guard.release(arrival)
+        self.guard.giving(arrival)
         fd = arrival.take_descriptor()
         if fd is None:
             return

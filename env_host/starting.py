@@ -12,6 +12,7 @@ the caller hears of it (`OSError`). That is nobody's end: who lives goes on livi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -22,21 +23,17 @@ from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from . import child
 from .board import Board, Slot, Word
-from .children import (
-    LOOK_SECONDS,
-    Child,
-    name_of,
-    spawn,
-    start_program,
-    what_forbids_forking,
-)
+from .children import Child
 from .handover import Message, packet_pair, send
+from .memory_watch import LOOK_SECONDS
+from .programs import spawn, start_program, what_forbids_forking
 from .session_cgroup import SessionGroup, SessionGroups
 from .shard import Orders
 
 if TYPE_CHECKING:
     from .limits import Plan
     from .protocol import HostConfig
+    from .unanswered import Unanswered
 
 ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
 
@@ -75,6 +72,7 @@ class Starter:
         self._groups: SessionGroups | None = None
         self._number = 0
         self._can_fork = False
+        self.world: str | None = None  # where the state process is, if sessions share a state
 
     @property
     def fds(self) -> list[int]:
@@ -99,7 +97,7 @@ class Starter:
         gc.collect()
         gc.freeze()
 
-    def shard(self, index: int, *, isolated: int, world: str | None) -> Child:
+    def shard(self, index: int, *, isolated: int) -> Child:
         """A new process for a shard; `isolated`: sessions that have processes of their own.
 
         Raises:
@@ -122,19 +120,18 @@ class Starter:
             listen_fd=self._listener.fileno(),
             isolates=self._plan.isolates,
             isolated=isolated,
-            world=world,
+            world=self.world,
         )
         return self._start(Child(0, orders, ours, time.monotonic()), b"")
 
-    def hand_over(self, index: int, message: Message) -> bool:
+    def hand_over(self, index: int, connection: Unanswered) -> bool:
         """Give a shard, or its successor, a connection; whether its inbox could take it."""
-        given = Message({"since": message.head["since"]}, message.body, message.fds)
-        try:
-            return send(self._inboxes[index][1], given)
-        except OSError:
-            return False
+        message = Message({"since": connection.since}, connection.body, (connection.fd,))
+        with contextlib.suppress(OSError):
+            return send(self._inboxes[index][1], message)
+        return False
 
-    def isolated(self, message: Message, slot: Slot, *, world: str | None) -> Child:
+    def isolated(self, message: Message, slot: Slot) -> Child:
         """A process for the session of one connection; takes the slot.
 
         Raises:
@@ -153,7 +150,7 @@ class Starter:
             link_fd=theirs.detach(),
             connection_fd=message.fds[0],
             since=message.head["since"],
-            world=world,
+            world=self.world,
         )
         slot[Word.PID] = -1  # taken
         new = Child(
@@ -209,7 +206,7 @@ class Starter:
             _enter(new.group)
         orders = new.orders
         to_close = {*self.fds, *self._parent.own_fds(), new.link.detach()} - set(orders.fds)
-        child.settle_in(parent, name_of(orders, self._config.name), to_close)
+        child.settle_in(parent, _name_of(orders, self._config.name), to_close)
         self._parent.forget()
         self._serve_as(orders, self._board, head)
 
@@ -222,3 +219,8 @@ def _enter(group: SessionGroup) -> None:
         group.enter()
     except OSError as exc:  # serve all the same: the replica's own cap still holds
         log.warning("a session runs without its memory cap: %s", exc)
+
+
+def _name_of(orders: Orders, name: str) -> str:
+    kind = "session" if orders.connection_fd is not None else f"shard {orders.index}"
+    return f"{kind} {name}"

@@ -26,7 +26,11 @@ What happens when
                            connection when their shard dies
     no room for a process  a shard is tried again later; a session's client is refused
 
-How a child is made: `starting.py`.
+    starting.py      makes children           programs.py      those that cannot be forked
+    children.py      who lives                held_sockets.py  copies of their connections
+    deaths.py        who died, and how        unanswered.py    what the dead had not answered
+    succession.py    when the next is due     isolating.py     processes of single sessions
+    memory_watch.py  who needs too much       host_news.py     how full it is, for the keeper
 """
 
 from __future__ import annotations
@@ -38,31 +42,32 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
-from . import child, last_words
-from .board import Board, Slot, Word, now_microseconds
-from .children import Child, HeldSockets, MemoryWatch, back_off_seconds
+from . import child
+from .board import Board
+from .children import Child, Children
+from .deaths import Burials, Death, death_of, facts_of, facts_of_state, failure_of, reaped
 from .errors import ShardFailed
 from .fds import SPARE_FDS
-from .handover import Message, close_all, receive, send
+from .handover import Message, receive
+from .held_sockets import HeldSockets
 from .host_news import News
-from .last_words import Traffic
+from .isolating import IsolatedSessions, slots_for
 from .limits import Plan
+from .memory_watch import MemoryWatch
 from .protocol import HostConfig, Serving
-from .session_memory import cap_sentence
 from .shared_state import start_state_process
+from .signals import SignalPipe
 from .starting import ServeAs, Starter
+from .succession import Succession
 
 if TYPE_CHECKING:
     from .notify import Notifier
     from .shared_state_process import StateProcess
 
 STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
-YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
 AGAIN_SECONDS = 0.05  # until what a child had no room to hear is told again
-LINGERING = 16  # processes of isolated sessions that are over, and have not ended
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -86,21 +91,18 @@ class Host:
         self._plan = plan
         self._notifier = notifier
         self._notify_fd = notifier.fd
+        board = Board.create(plan.shards, slots_for(plan.max_sessions) if plan.isolates else 0)
+        self._children = Children()
         self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
-        # Twice: a session's slot is free before its process has ended.
-        extra = 2 * plan.max_sessions + LINGERING if plan.isolates else 0
-        self._board = Board.create(plan.shards, extra)
-        self._starter = Starter(self, config, plan, self._board, listener, serve_as)
-        self._news = News(self._board, notifier)
+        self._starter = Starter(self, config, plan, board, listener, serve_as)
+        self._burials = Burials(board, self._held, self._starter)
+        self._isolated = IsolatedSessions(board, self._children, self._starter)
+        self._succession = Succession()
+        self._news = News(board, notifier)
         self._memory = MemoryWatch(config.session_memory_bytes)
-        self._children: dict[int, Child] = {}  # by pid
-        self._due: dict[int, float] = {}  # shards to be started, and when
-        self._deaths: dict[int, int] = dict.fromkeys(range(plan.shards), 0)  # young, in a row
-        self._waiting: deque[Message] = deque()  # connections to isolate, without a slot yet
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
-        self._freed = 0  # slots of isolated sessions, which the front has not been told of
 
     # The agenda
 
@@ -110,7 +112,8 @@ class Host:
         Raises:
             ShardFailed: none could be started.
         """
-        self._watch_signals()
+        self._signals = SignalPipe(child.HELD_BACK)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._starter.get_ready()
         try:
             self._start_state()
@@ -122,13 +125,13 @@ class Host:
     def _serve(self) -> None:
         for index in range(self._plan.shards):
             self._start_shard(index)
-        while not (self._stop_by is not None and not self._children):
+        while self._children or not self._is_stopping:
             self._handle_events(self._seconds_to_wait())
             self._start_due()
-            self._tell_front()
+            self._isolated.tell_front()
             if self._is_ready:
                 self._news.tell()
-            self._memory.look(self._children.values())
+            self._memory.look(self._children)
             self._act_on_deadline()
 
     def _handle_events(self, timeout: float | None) -> None:
@@ -137,30 +140,16 @@ class Host:
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
-        moments = [*self._due.values()]
-        if self._state is not None and self._state.due is not None:
-            moments.append(self._state.due)
-        if self._stop_by is not None:
-            moments.append(self._stop_by)
-        if self._is_ready:
-            moments.append(self._news.due())
-        if self._freed:
-            moments.append(now + AGAIN_SECONDS)
-        if (look := self._memory.due(self._children.values())) is not None:
-            moments.append(look)
-        return max(0.0, min(moments) - now) if moments else None
-
-    # Opening
-
-    def _watch_signals(self) -> None:
-        reading, writing = os.pipe()
-        for fd in (reading, writing):
-            os.set_blocking(fd, False)
-        self._signal_fds = (reading, writing)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in child.HELD_BACK:
-            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
-        self._selector.register(reading, selectors.EVENT_READ, self._on_signal)
+        moments = (
+            self._succession.next_due(),
+            self._state.due if self._state is not None and not self._is_stopping else None,
+            self._stop_by,
+            self._news.due() if self._is_ready else None,
+            now + AGAIN_SECONDS if self._isolated.has_news else None,
+            self._memory.due(self._children),
+        )
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return None if first is None else max(0.0, first - now)
 
     # Starting
 
@@ -168,73 +157,38 @@ class Host:
         if self._shared_class is not None:
             spawn = self._starter.start_state
             self._state = start_state_process(self._shared_class, self.own_fds, spawn)
+            self._starter.world = self._state.address
 
     def _start_shard(self, index: int) -> None:
-        isolated = [c for c in self._children.values() if c.is_isolated and c.holds_slot]
-        counted = len(isolated) + len(self._waiting)
         try:
-            new = self._starter.shard(index, isolated=counted, world=self._world)
+            new = self._starter.shard(index, isolated=len(self._isolated))
         except OSError as exc:
             self._put_off(index, exc)
             return
         if index == 0:
-            self._freed = 0  # it has been told how many there are
+            self._isolated.was_counted()
         self._adopt(new)
 
     def _put_off(self, index: int, exc: OSError) -> None:
         """There was no room for the process of a shard."""
         if not self._is_ready:
-            self._kill_all(signal.SIGKILL)
+            self._children.signal(signal.SIGKILL)
             raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
-        self._deaths[index] += 1
-        seconds = back_off_seconds(1 + self._deaths[index])
-        self._due[index] = time.monotonic() + seconds
+        seconds = self._succession.had_no_room(index, time.monotonic())
         log.warning("shard %d could not be started, again in %g s: %s", index, seconds, exc)
 
-    def _start_isolated(self, message: Message) -> None:
-        """A process for the session of one connection."""
-        if not message.fds:  # we had no descriptor left to receive it
-            log.warning("a session was lost: the host has too few file descriptors (ulimit -n)")
-            self._freed += 1
+    def _adopt(self, new: Child | None) -> None:
+        if new is not None:
+            self._children.add(new)
+            self._selector.register(new.link, selectors.EVENT_READ, lambda: self._hear(new))
+
+    def _start_due(self) -> None:
+        if self._is_stopping:
             return
-        slot = next(iter(self._free_slots()), None)
-        if slot is None:
-            self._waiting.append(message)  # for a process whose session is over to end
-            return
-        try:
-            new = self._starter.isolated(message, slot, world=self._world)
-        except OSError as exc:
-            log.warning("a session has no process, its client is refused: %s", exc)
-            text = f"There is no room for the process of another session: {exc.strerror}."
-            last_words.say_before_handshake(message.fds[0], text)
-            self._freed += 1
-            return
-        if message.head.get("http"):  # the front's question, not the session's connection
-            os.close(message.fds[0])
-            new.connection_fd = None
-        self._adopt(new)
-
-    def _pass_on(self, message: Message) -> None:
-        """A connection that is for a session which has its process already."""
-        wanted = message.head["for"]
-        to = next((c for c in self._children.values() if c.orders.index == wanted), None)
-        if to is not None:
-            with contextlib.suppress(OSError):
-                send(to.link, message)
-        close_all(message.fds)
-
-    def _free_slots(self) -> list[Slot]:
-        return [
-            slot for slot in self._board if slot.index >= self._plan.shards and not slot[Word.PID]
-        ]
-
-    def _adopt(self, new: Child) -> None:
-        self._children[new.pid] = new
-        self._watch(new)
-
-    @property
-    def _world(self) -> str | None:
-        return self._state.address if self._state is not None else None
+        for index in self._succession.take_due(time.monotonic()):
+            self._start_shard(index)
+        if self._state is not None:
+            self._state.start_if_due()
 
     def forget(self) -> None:
         """In a child: the keeper and the state process are the host's, not ours, also when we
@@ -244,218 +198,53 @@ class Host:
 
     def own_fds(self) -> list[int]:
         """All descriptors that a child must not keep, unless its orders say so."""
-        fds = [*self._signal_fds, self._selector.fileno(), *self._starter.fds]
-        for other in self._children.values():
-            fds += [other.link.fileno(), *(fd for fd, _ in other.held.values())]
-            fds += [fd for message in other.waiting.values() for fd in message.fds]
-            fds += other.accepted.values()
-            fds += [other.connection_fd] if other.connection_fd is not None else []
+        fds = [*self._signals.fds, self._selector.fileno(), *self._starter.fds]
+        fds += [*self._children.fds, *self._isolated.fds]
         if self._notify_fd is not None:
             fds.append(self._notify_fd)  # what we forked must not keep it open
         if self._state is not None:
             fds.append(self._state.listen_fd)
         return fds
 
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for index in [index for index, due in self._due.items() if due <= now]:
-            del self._due[index]
-            if self._stop_by is None:
-                self._start_shard(index)
-        if self._state is not None and self._stop_by is None:
-            self._state.start_if_due()
-
     # Hearing
-
-    def _watch(self, watched: Child) -> None:
-        self._selector.register(watched.link, selectors.EVENT_READ, lambda: self._hear(watched))
 
     def _hear(self, speaker: Child) -> None:
         if speaker.link.fileno() < 0:  # buried in this very turn: its death was told of first
             return
         with contextlib.suppress(EOFError):
-            while (message := receive(speaker.link)) is not None:
-                self._take_in(speaker, message)
+            self._hear_all(speaker)
             return
         self._selector.unregister(speaker.link)  # its end: SIGCHLD tells the rest
 
-    def _take_in(self, speaker: Child, message: Message) -> None:
-        head = message.head
-        if head.get("isolate"):
-            self._start_isolated(message)
-            return
-        if "for" in head:
-            self._pass_on(message)
-            return
-        if "accepted" in head:
-            self._held.keep_accepted(speaker, message)
-            return
-        if "waits" in head:
-            self._held.keep(speaker, message)
-            return
-        if head.get("ready"):
-            speaker.is_ready = True
-            self._tell_ready()
-        if "failed" in head:
-            speaker.failure = message
-        self._held.hold(speaker, head.get("begun", ()), message.fds)
-        for token in head.get("ended", ()):
-            self._held.let_go(speaker, token)
-        if head.get("sessions") == 0:
-            self._free_slot(speaker)  # before its process ends: the client may be back by then
-
-    # Deaths
-
-    def _on_signal(self) -> None:
-        numbers = os.read(self._signal_fds[0], 4096)
-        if {signal.SIGTERM, signal.SIGINT} & set(numbers):
-            self._stop()
-        if signal.SIGCHLD in numbers:
-            self._reap()
-
-    def _reap(self) -> None:
-        """Only our own children: what the environment started at its import is its to wait for."""
-        for pid in list(self._children):
-            try:
-                ended, status, usage = os.wait4(pid, os.WNOHANG)
-            except ChildProcessError:
-                ended, status, usage = pid, 0, None
-            if ended:
-                peak = usage.ru_maxrss * 1024 if usage is not None else None
-                self._bury(self._children.pop(pid), status, peak)
-        self._reap_state()
-
-    def _reap_state(self) -> None:
-        found = self._state.reap() if self._state is not None else None
-        if found is not None and self._stop_by is None:
-            log.warning("%s", found.sentence)
-            self._notifier.shard_exit(
-                shard=None,
-                shared_state=True,
-                pid=found.pid,
-                generation=found.epoch,
-                wait_status=found.wait_status,
-                sessions=self._news.sessions,
-                seconds=found.lived_seconds,
-                peak_bytes=found.peak_bytes,
-                isolated=False,
-                out_of_memory=None,
-                detector=None,
-                limit_bytes=None,
-            )
-
-    def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
-        self._hear_last(dead)
-        memory = self._out_of_memory(dead)
-        how = last_words.how_it_died(status, out_of_memory=memory)
-        sessions = int(dead.holds_slot) if dead.is_isolated else len(dead.held)
-        if status or dead.held:
-            self._held.speak_for(dead, self._last_word(dead, how))
-        elif dead.connection_fd is not None:  # its client came and went
-            os.close(dead.connection_fd)
-        self._board[dead.orders.index].clear()
-        self._find_another(dead, how)
-        if dead.group is not None:
-            peak_bytes = dead.group.peak_bytes() or peak_bytes
-            dead.group.remove()
-        self._free_slot(dead)
-        if self._waiting and self._stop_by is None:
-            self._start_isolated(self._waiting.popleft())
-        if self._stop_by is not None or (dead.is_isolated and status == 0):
-            return
-        self._raise_if_never_ready(dead, status)
-        self._notifier.shard_exit(
-            shard=dead.orders.index,
-            pid=dead.pid,
-            generation=dead.orders.generation,
-            wait_status=status,
-            sessions=sessions,
-            seconds=time.monotonic() - dead.started,
-            peak_bytes=peak_bytes,
-            isolated=dead.is_isolated,
-            out_of_memory=memory,
-            detector=None if memory is None else "watchdog" if dead.killed_for else "cgroup",
-            limit_bytes=self._config.session_memory_bytes if dead.is_isolated else None,
-        )
-        log.warning("%s %s", dead.what, how)
-        if not dead.is_isolated:
-            self._replace(dead)
-
-    def _find_another(self, dead: Child, how: str) -> None:
-        """What a shard had not answered goes on in another, or in its successor; of what it had
-        begun to read, and we do not have, the client is told."""
-        text = f"The process of this connection ({dead.where}) {how}; connect again."
-        waiting = self._held.take_waiting(dead)
-        for fd in self._held.take_accepted(dead):
-            match last_words.traffic_of(fd):
-                case Traffic.NONE:
-                    waiting.append(Message({"since": now_microseconds()}, fds=(fd,)))
-                case Traffic.READ:
-                    last_words.say_before_handshake(fd, text)
-                case Traffic.ANSWERED:  # how far, only the dead knew
-                    os.close(fd)
-        index = self._another_than(dead.orders.index)
-        for message in waiting:
-            if self._stop_by is None and self._starter.hand_over(index, message):
-                close_all(message.fds)
-            else:
-                last_words.say_before_handshake(message.fds[0], text)
-
-    def _another_than(self, index: int) -> int:
-        """A shard that turns; where there is no other, the same one, or the first."""
-        now = now_microseconds()
-        turning = (slot for slot in self._board.others(index) if slot.is_turning(now))
-        other = max(turning, key=lambda slot: slot.room, default=None)
-        if other is not None:
-            return other.index
-        return index if index < self._plan.shards else 0
+    def _hear_all(self, speaker: Child) -> None:
+        while (message := receive(speaker.link)) is not None:
+            self._take_in(speaker, message)
 
     def _hear_last(self, dead: Child) -> None:
         with contextlib.suppress(EOFError):
-            while (message := receive(dead.link)) is not None:
-                self._take_in(dead, message)
+            self._hear_all(dead)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(dead.link)
         dead.link.close()
 
-    def _last_word(self, dead: Child, how: str) -> str:
-        if self._stop_by is not None:
-            return "The environment is stopping."
-        return f"The process of this session ({dead.where}) {how}; the session has ended."
-
-    def _out_of_memory(self, dead: Child) -> str | None:
-        if dead.killed_for is not None:
-            return dead.killed_for
-        if dead.group is not None and dead.group.oom_kills():
-            return cap_sentence(self._config.session_memory_bytes)
-        return None
-
-    def _raise_if_never_ready(self, dead: Child, status: int) -> None:
-        """Before anybody has served, a shard that ends is the host's own failure."""
-        if self._is_ready or dead.is_isolated:
-            return
-        self._kill_all(signal.SIGKILL)
-        if status == signal.SIGKILL:  # for memory, maybe: the keeper finds out why we die of it
-            os.kill(os.getpid(), signal.SIGKILL)
-        if dead.failure is not None:
-            head = dead.failure.head
-            raise ShardFailed(head["failed"], head["log_tail"])
-        how = last_words.how_it_died(status)
-        raise ShardFailed(f"{dead.what} {how} before it could serve", [])
-
-    def _replace(self, dead: Child) -> None:
-        now = time.monotonic()
-        index = dead.orders.index
-        is_young = now - dead.started < YOUNG_SECONDS
-        self._deaths[index] = self._deaths[index] + 1 if is_young else 0
-        self._due[index] = now + back_off_seconds(self._deaths[index])
-        self._start_due()
-
-    # Telling
+    def _take_in(self, speaker: Child, message: Message) -> None:
+        head = message.head
+        if "isolate" in head:
+            self._adopt(self._isolated.begin(message))
+        elif "for" in head:
+            self._isolated.pass_on(message)
+        elif "ready" in head:
+            speaker.is_ready = True
+            self._tell_ready()
+        elif "failed" in head:
+            speaker.failure = message
+        else:
+            self._held.take_in(speaker, message)
+        if head.get("sessions") == 0:
+            self._isolated.is_over(speaker)
 
     def _tell_ready(self) -> None:
-        shards = [c for c in self._children.values() if not c.is_isolated]
-        if self._is_ready or not all(shard.is_ready for shard in shards):
+        if self._is_ready or not self._children.are_ready:
             return
         self._is_ready = True
         self._notifier.ready(
@@ -465,37 +254,72 @@ class Host:
             isolate=self._plan.isolates,
         )
 
-    def _free_slot(self, ended: Child) -> None:
-        if ended.is_isolated and ended.holds_slot:
-            ended.holds_slot = False
-            self._freed += 1
+    # Deaths
 
-    def _tell_front(self) -> None:
-        """Slots are free again; again later, should the front be too slow to hear it now."""
-        front = next((c for c in self._children.values() if c.orders.index == 0), None)
-        if not self._freed or front is None:
-            return  # its successor is told the number that there are
-        with contextlib.suppress(OSError):
-            if not send(front.link, Message({"isolated_ended": self._freed})):
-                return
-        self._freed = 0
+    def _on_signal(self) -> None:
+        numbers = self._signals.take()
+        if numbers & {signal.SIGTERM, signal.SIGINT}:
+            self._stop()
+        if signal.SIGCHLD in numbers:
+            self._reap()
+
+    def _reap(self) -> None:
+        """Only our own children: what the environment started at its import is its to wait for."""
+        for pid, status, peak_bytes in reaped(self._children.pids):
+            self._bury(self._children.take(pid), status, peak_bytes)
+        self._reap_state()
+
+    def _reap_state(self) -> None:
+        ended = self._state.reap() if self._state is not None else None
+        if ended is not None and not self._is_stopping:
+            log.warning("%s", ended.sentence)
+            self._notifier.shard_exit(**facts_of_state(ended, self._news.sessions))
+
+    def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
+        self._hear_last(dead)
+        limit_bytes = self._config.session_memory_bytes
+        death = death_of(dead, status, peak_bytes, limit_bytes)
+        self._burials.bury(death, is_stopping=self._is_stopping)
+        self._isolated.is_over(dead)
+        if self._is_stopping:
+            return
+        self._adopt(self._isolated.begin_next())
+        if death.is_expected:
+            return
+        self._raise_if_never_ready(death)
+        self._notifier.shard_exit(**facts_of(death, limit_bytes))
+        log.warning("%s %s", dead.what, death.how)
+        if not dead.is_isolated:
+            self._replace(death)
+
+    def _raise_if_never_ready(self, death: Death) -> None:
+        """Before anybody has served, a shard that ends is the host's own failure."""
+        if self._is_ready or death.child.is_isolated:
+            return
+        self._children.signal(signal.SIGKILL)
+        if death.wait_status == signal.SIGKILL:  # for memory? the keeper finds out why we die of it
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise failure_of(death)
+
+    def _replace(self, death: Death) -> None:
+        index, now = death.child.orders.index, time.monotonic()
+        self._succession.died(index, lived_seconds=death.lived_seconds, now=now)
+        self._start_due()
 
     # Stopping
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop_by is not None
+
     def _stop(self) -> None:
-        if self._stop_by is None:
+        if not self._is_stopping:
             self._stop_by = time.monotonic() + STOP_SECONDS
-            self._due.clear()
-            close_all([fd for message in self._waiting for fd in message.fds])
-            self._waiting.clear()
-            self._kill_all(signal.SIGTERM)
+            self._succession.cancel()
+            self._isolated.cancel()
+            self._children.signal(signal.SIGTERM)
 
     def _act_on_deadline(self) -> None:
         if self._stop_by is not None and time.monotonic() >= self._stop_by:
             self._stop_by = time.monotonic() + STOP_SECONDS
-            self._kill_all(signal.SIGKILL)
-
-    def _kill_all(self, number: int) -> None:
-        for pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            self._children.signal(signal.SIGKILL)

@@ -10,13 +10,19 @@ import pytest
 from openenvd.env_host.acceptor import BATCH, SLACK, fair_share
 from openenvd.env_host.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.board import ALIVE_SECONDS, MICROSECONDS, Board, Word
-from openenvd.env_host.children import MAX_BACK_OFF_SECONDS, back_off_seconds
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.fds import SPARE_FDS
 from openenvd.env_host.heads import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.last_words import how_it_died
 from openenvd.env_host.limits import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
+from openenvd.env_host.succession import (
+    MAX_BACK_OFF_SECONDS,
+    YOUNG_SECONDS,
+    Succession,
+    back_off_seconds,
+)
+from openenvd.env_host.unanswered import heir_of
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)
@@ -187,6 +193,37 @@ def test_there_are_no_more_sessions_than_descriptors() -> None:
 def test_a_successor_waits_longer_each_time_but_the_first() -> None:
     assert [back_off_seconds(deaths) for deaths in (0, 1, 2, 3)] == [0.0, 0.0, 0.1, 0.2]
     assert back_off_seconds(100) == MAX_BACK_OFF_SECONDS
+
+
+def test_a_shard_that_lived_well_is_succeeded_at_once_and_young_ones_ever_later() -> None:
+    succession = Succession()
+    waits = []
+    for lived_seconds in (0.0, 0.0, 0.0, YOUNG_SECONDS, 0.0):
+        succession.died(1, lived_seconds=lived_seconds, now=10.0)
+        due = succession.next_due()
+        assert due is not None
+        assert succession.take_due(due) == [1]
+        waits.append(round(due - 10.0, 3))
+    assert waits == [0.0, 0.1, 0.2, 0.0, 0.0]
+    assert succession.next_due() is None
+
+
+def test_a_shard_that_found_no_room_is_tried_again_later_but_not_when_all_stop() -> None:
+    succession = Succession()
+    assert [succession.had_no_room(0, now=1.0) for _ in range(2)] == [0.1, 0.2]
+    assert succession.take_due(1.1) == []
+    succession.cancel()
+    assert succession.take_due(99.0) == []
+
+
+def test_a_dead_shard_is_followed_by_that_with_most_room_or_by_its_successor() -> None:
+    made = board(50, 20, 30)
+    assert heir_of(made, 0, NOW) == 1
+    stop_turning(made, 1)
+    assert heir_of(made, 0, NOW) == 2
+    made[2].clear()
+    assert heir_of(made, 0, NOW) == 0
+    assert heir_of(Board.create(1, extra=1), 1, NOW) == 0
 
 
 def test_a_death_is_told_by_the_names_of_signals() -> None:
