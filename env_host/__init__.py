@@ -31,7 +31,9 @@ Where to look, a process at a time:
       child.py, gpus.py, heap.py
                             what a process does first
 
-    shard.py                a process that serves, and what it was ordered
+    shard.py, isolated_session.py
+                            the processes that serve
+      process.py            what they have in common; orders.py what they were told
       acceptor.py, heads.py the shared socket, and where a connection belongs
       admission.py          who gets the next slot
       guard.py              what the host is told of its connections

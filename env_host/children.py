@@ -18,7 +18,7 @@ from .session_cgroup import SessionGroup
 from .unanswered import Unanswered
 
 if TYPE_CHECKING:
-    from .shard import Orders
+    from .orders import Orders
 
 
 @dataclass(slots=True)

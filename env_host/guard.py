@@ -78,9 +78,7 @@ class Guard:
         """These have come, with these descriptors, which stay the caller's."""
         for start in range(0, len(arrivals), MAX_FDS):
             part = arrivals[start : start + MAX_FDS]
-            copies = copy_all(
-                [fd for _, fd in part]
-            )  # where there are fewer, the rest goes without
+            copies = copy_all([fd for _, fd in part])  # maybe of fewer: the rest goes without
             tokens = [next(self._numbers) for _ in copies]
             self._arrivals.update(zip((arrival for arrival, _ in part), tokens, strict=False))
             if copies:

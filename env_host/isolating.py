@@ -8,7 +8,8 @@
       └──how many are over────────────── `tell_front`
 
 The front (shard 0) counts them: it has let a connection in before it comes here. A slot is free
-when the session is over (`is_over`), before its process has ended: the client may be back by then.
+when the session is over (`free_slot`), before its process has ended: the client may be back by
+then.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class IsolatedSessions:
                 send(to.link, message)
         close_all(message.fds)
 
-    def is_over(self, child: Child) -> None:
-        """A session is; said twice, of its end and its process's. Of a shard, nothing."""
+    def free_slot(self, child: Child) -> None:
+        """Its session is over, or its process has ended, whichever is heard of first."""
         if child.is_isolated and child.holds_slot:
             child.holds_slot = False
             self._over += 1
@@ -109,8 +110,8 @@ class IsolatedSessions:
                 return
         self._over = 0
 
-    def was_counted(self) -> None:
-        """A new front has been told how many there are."""
+    def mark_told(self) -> None:
+        """A new front knows how many there are."""
         self._over = 0
 
     def cancel(self) -> None:

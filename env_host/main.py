@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from .board import Board
     from .definition import Definition
-    from .shard import Orders
+    from .orders import Orders
 
 # Files whose frames say nothing about an environment that does not import.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
@@ -183,7 +183,7 @@ def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str
     """A process that was started rather than forked: `programs.what_forbids_forking`."""
     from . import child, fds
     from .board import Board
-    from .shard import Orders
+    from .orders import Orders
     from .shared_state_process import STATE_ORDERS, serve_as_ordered
 
     if STATE_ORDERS in told:

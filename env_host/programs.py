@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig
 
 if TYPE_CHECKING:
-    from .shard import Orders
+    from .orders import Orders
 
 PROGRAM = Path(__file__).resolve().parent / "__main__.py"
 

@@ -3,7 +3,7 @@
 
 uvicorn does HTTP, `front_door.py` says what sessions are served over. Ours are also the signals:
 uvicorn would raise them again and die of them, while a host that was asked to stop exits with 0.
-What sessions are told before it closes is in `shard.py`.
+What sessions are told before it closes is in `process.py`.
 """
 
 from __future__ import annotations

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from . import child
+from . import shard as shard  # here: what is imported before a fork, all children share
 from .board import Board, Slot, Word
 from .children import Child
 from .handover import Message, packet_pair, send
 from .memory_watch import LOOK_SECONDS
+from .orders import Orders
 from .programs import spawn, start_program, what_forbids_forking
 from .session_cgroup import SessionGroup, SessionGroups
-from .shard import Orders
 
 if TYPE_CHECKING:
     from .limits import Plan

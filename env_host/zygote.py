@@ -166,7 +166,7 @@ class Host:
             self._put_off(index, exc)
             return
         if index == 0:
-            self._isolated.was_counted()
+            self._isolated.mark_told()
         self._adopt(new)
 
     def _put_off(self, index: int, exc: OSError) -> None:
@@ -241,7 +241,7 @@ class Host:
         else:
             self._held.take_in(speaker, message)
         if head.get("sessions") == 0:
-            self._isolated.is_over(speaker)
+            self._isolated.free_slot(speaker)
 
     def _tell_ready(self) -> None:
         if self._is_ready or not self._children.are_ready:
@@ -280,7 +280,7 @@ class Host:
         limit_bytes = self._config.session_memory_bytes
         death = death_of(dead, status, peak_bytes, limit_bytes)
         self._burials.bury(death, is_stopping=self._is_stopping)
-        self._isolated.is_over(dead)
+        self._isolated.free_slot(dead)
         if self._is_stopping:
             return
         self._adopt(self._isolated.begin_next())

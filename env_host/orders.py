@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Orders`: what the host tells a process that it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Its place, its bounds, and the descriptors that it is born with."""
+
+    index: int  # its slot on the board
+    generation: int
+    shards: int
+    slots: int
+    max_sessions: int
+    exclusive: bool  # the class allows one session at a time in a process
+    board_fd: int
+    link_fd: int
+    inbox_fd: int | None = None  # where others hand connections over to it
+    inbox_fds: tuple[int, ...] = ()  # where it hands them over to others, by index
+    listen_fd: int | None = None
+    isolates: bool = False
+    isolated: int = 0  # sessions that have processes of their own already
+    connection_fd: int | None = None  # an isolated session's
+    world: str | None = None  # where the state process is, if sessions share a state
+    since: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; `from_json` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Orders:
+        """The orders that `to_json` wrote."""
+        return cls(**{**data, "inbox_fds": tuple(data["inbox_fds"])})
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors it keeps."""
+        single = (self.board_fd, self.link_fd, self.inbox_fd, self.listen_fd, self.connection_fd)
+        return (*(fd for fd in single if fd is not None), *self.inbox_fds)
