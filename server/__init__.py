@@ -13,7 +13,9 @@ Where to look, in the order in which a request meets them:
     dispatcher.py      the one thread that knows both the queue and the executor
     hub.py             wakes whoever waits for an event
     log_streams.py     log files, followed without polling
-    reconciler.py      environments as they are against environments as they are wanted
+    reconciler.py      environments as they are against environments as they are wanted; what it
+                       decides is in next_step.py, and its docstring names those who help
+    socket_folder.py   where sockets are, made, held and collected
 
 This file imports nothing: `settings` must stay cheap to import.
 """

@@ -26,6 +26,8 @@ from pathlib import Path
 
 from ..environments.layout import make_private
 
+MOST_REMOVALS = 100  # under our hands, one after the other
+
 # How `connect` tells of a socket whose owner has died. Anything else may be somebody alive: a full
 # backlog is EAGAIN, a nursery (of another type of socket) EPROTOTYPE.
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
@@ -39,11 +41,13 @@ def held(folder: Path) -> Iterator[None]:
         OSError: it cannot be made, or is somebody else's.
     """
     with contextlib.ExitStack() as stack:
-        while True:
-            make_private(folder)
+        for _ in range(MOST_REMOVALS):
             with contextlib.suppress(FileNotFoundError):  # somebody was removing it
+                make_private(folder)
                 stack.enter_context(_locked(folder))
                 break
+        else:
+            raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(folder))
         yield
 
 
