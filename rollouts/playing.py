@@ -86,10 +86,12 @@ class Attempt:
         try:
             async with self._deadline:
                 await self._play()
-        except TimeoutError:
+        except TimeoutError as exc:
+            _forget_frames(exc)
             seconds = self._rules.episode_timeout_seconds
             return self._ended(FailureReason.EPISODE_TIMED_OUT, f"it took more than {seconds:g} s")
         except EpisodeFailed as exc:
+            _forget_frames(exc)
             return self._ended(exc.reason, str(exc))
         return self._ended()
 
@@ -230,6 +232,15 @@ class Attempt:
             final_observation_json=last,
             size_bytes=self._size_bytes + len(last),
         )
+
+
+def _forget_frames(exc: BaseException | None) -> None:
+    """They hold observations, and what passed through them: a circle, until somebody looks for
+    garbage. Hundreds of episodes that fail at once would hold all of theirs.
+    """
+    while exc is not None and exc.__traceback__ is not None:  # of a circle of causes, each once
+        exc.__traceback__ = None
+        exc = exc.__cause__ or exc.__context__
 
 
 def status_of(failure: Failure | None, *, done: bool) -> EpisodeStatus:

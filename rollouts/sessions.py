@@ -28,7 +28,8 @@ def session_url(address: str) -> str:
     """
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
-        scheme = _SCHEMES[parts.scheme] if parts.hostname and parts.port != 0 else None
+        named = (parts.hostname or "").encode("idna")  # as it will be when it is looked up
+        scheme = _SCHEMES[parts.scheme] if named and parts.port != 0 else None
     except (KeyError, ValueError):  # a scheme, a host or a port that there is not
         scheme = None
     if scheme is None:

@@ -106,7 +106,17 @@ def test_an_address_has_one_place_for_sessions(address: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["ftp://h", "http://", "http://:80", "http://h:99999", "http://h:abc", "http://[::1"]
+    "address",
+    [
+        "ftp://h",
+        "http://",
+        "http://:80",
+        "http://h:99999",
+        "http://h:abc",
+        "http://[::1",
+        "http://h..i",
+        f"http://{'h' * 64}",
+    ],
 )
 def test_what_is_no_address_is_told(address: str) -> None:
     with pytest.raises(NoEnvironment):

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.rollouts import session_pool
+from openenvd.rollouts import collector, session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
@@ -125,8 +127,8 @@ async def test_secure_sessions_read_the_certificates_once(
         await peer.until_it_leaves()
 
     async with serving(play, certified) as address:
-        collector = RolloutCollector(address, lambda _: {}, concurrency=8, reuse_sessions=False)
-        (batch,) = [batch async for batch in collector.batches(16, episodes=16)]
+        playing = RolloutCollector(address, lambda _: {}, concurrency=8, reuse_sessions=False)
+        (batch,) = [batch async for batch in playing.batches(16, episodes=16)]
     assert {episode.status for episode in batch} == {EpisodeStatus.DONE}
     assert {len(episode.final_observation) for episode in batch} == {1_000_000}
     assert len(read) == 1
@@ -150,6 +152,39 @@ async def test_no_socket_is_left_to_a_server_that_does_not_let_go(
         await pool.close()
         async with asyncio.timeout(SECONDS):
             await session.ended
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Of garbage."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("last", [b"", framed(b"?" * 500_000)], ids=["cut off", "no JSON"])
+async def test_episodes_that_fail_hold_no_message(
+    last: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(peer: Peer) -> None:
+        await peer.answer(observed(500_000, done=False))
+        await peer.question()
+        peer.writer.write(last)
+        await peer.writer.drain()
+
+    made: list[MessageMemory] = []
+
+    def memory(limit_bytes: int) -> MessageMemory:
+        made.append(MessageMemory(limit_bytes))
+        return made[-1]
+
+    monkeypatch.setattr(collector, "MessageMemory", memory)
+    async with serving(play) as address:
+        playing = RolloutCollector(address, lambda _: {}, concurrency=1, retries=0)
+        async for (episode,) in playing.batches(1, episodes=20):
+            assert episode.failure is not None
+            assert made[0].size_bytes < 3_000_000
 
 
 async def test_an_idle_session_that_became_useless_is_closed() -> None:
