@@ -7,7 +7,8 @@ Then each has room reserved before it begins; while it runs it is never kept wai
 might be held by others that wait in the same way.
 
 Where steps go to disk as they are taken, that is the observation that is being decided on, and the
-one that is coming. Where whole episodes are kept, it is the largest there was.
+one that is coming. Where whole episodes are kept, it is the largest there was; until one has ended
+nobody knows how many steps they have, and they are taken to have `GUESSED_STEPS`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .buffers import ByteBudget, Hold
 
 SCOUTS = 8
 OBSERVATIONS = 2  # one is decided on, one comes
+GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
 
 
 class StandingRoom:
@@ -31,6 +33,7 @@ class StandingRoom:
         self._is_known = asyncio.Event()
         self._began = 0
         self._most_bytes = 0
+        self._has_ended = False  # one of them
 
     @property
     def peak_bytes(self) -> int:
@@ -43,11 +46,12 @@ class StandingRoom:
         self._began += 1
         if self._began > SCOUTS:
             await self._is_known.wait()
-        hold = await self._budget.reserve(self._most_bytes)
+        hold = await self._budget.reserve(self._expected_bytes())
         try:
             yield EpisodeRoom(self, hold, keeps_all=self._keeps_episodes)
         finally:
             hold.release()
+            self._has_ended = True
             self._is_known.set()  # it may have ended before its first step
 
     def learn(self, size_bytes: int) -> None:
@@ -57,6 +61,13 @@ class StandingRoom:
     def open(self) -> None:
         """What an episode holds is known well enough."""
         self._is_known.set()
+
+    def _expected_bytes(self) -> int:
+        """Of the next one. However large, as many as the scouts may run at once."""
+        if self._has_ended or not self._keeps_episodes:
+            return self._most_bytes
+        most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
+        return min(GUESSED_STEPS * self._most_bytes, most_bytes)
 
 
 class EpisodeRoom:

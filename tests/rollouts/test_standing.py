@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from openenvd.rollouts.standing import OBSERVATIONS, SCOUTS, StandingRoom
+from openenvd.rollouts.standing import GUESSED_STEPS, OBSERVATIONS, SCOUTS, StandingRoom
 
 
 async def begin(standing: StandingRoom, stack: AsyncExitStack, begun: list[int]) -> None:
@@ -51,3 +51,19 @@ async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None
         for _ in range(5):
             room.step(3000, 3000)
         assert standing.peak_bytes == 15_000  # it is never kept waiting in the middle
+
+
+async def test_until_one_has_ended_whole_episodes_are_guessed_at() -> None:
+    """All that began after the first step of one held six times the limit in the end."""
+    standing = StandingRoom(64 * GUESSED_STEPS * 1000, keeps_episodes=True)
+    begun: list[int] = []
+    async with AsyncExitStack() as stack:
+        scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
+        others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
+        for scout in scouts:
+            scout.step(1000, 1000)
+        await settle()
+        assert 50 < len(begun) < 64
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
