@@ -41,13 +41,14 @@ def held(folder: Path) -> Iterator[None]:
         OSError: it cannot be made, or is somebody else's.
     """
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_REMOVALS):
-            with contextlib.suppress(FileNotFoundError):  # somebody was removing it
+        for attempt in range(MOST_REMOVALS):
+            try:
                 make_private(folder)
                 stack.enter_context(_locked(folder))
                 break
-        else:
-            raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(folder))
+            except (FileNotFoundError, FileExistsError):  # `mkdir` says so of what goes meanwhile
+                if attempt == MOST_REMOVALS - 1:
+                    raise
         yield
 
 
