@@ -7,7 +7,8 @@ and which have not been answered, so that it can give them to another shard.
     we die           ──▶ the host writes each a last word, and closes
 
     one is accepted     ──▶ such a copy                    ──▶ host, which keeps it
-    it begins to wait   ──▶ the same, and what was read    ──▶ host, which keeps both
+    it begins to wait, or comes from another shard
+                        ──▶ the same, and what was read    ──▶ host, which keeps both
     it is answered, or another's ──▶ its token             ──▶ host, which forgets it
     we die              ──▶ the host hands it over to another shard, which knows no difference;
                             unless the kernel says that we answered it, or read more of it
@@ -40,7 +41,8 @@ class Guard:
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._arrivals: dict[Arrival, int] = {}  # the tokens of those that were not answered
+        # Those that were not answered: their tokens, and how many bytes of each the host has.
+        self._arrivals: dict[Arrival, tuple[int, int]] = {}
         self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
@@ -80,28 +82,31 @@ class Guard:
             part = arrivals[start : start + MAX_FDS]
             copies = copy_all([fd for _, fd in part])  # maybe of fewer: the rest goes without
             tokens = [next(self._numbers) for _ in copies]
-            self._arrivals.update(zip((arrival for arrival, _ in part), tokens, strict=False))
+            for (arrival, _), token in zip(part, tokens, strict=False):
+                self._arrivals[arrival] = token, 0
             if copies:
                 self._link.send(Message({"accepted": tokens}, fds=copies))
 
+    def adopted(self, arrival: Arrival, fd: int) -> None:
+        """Another process has given it to us, with this descriptor, which stays the caller's."""
+        self._tell_of(arrival, copy_all([fd]))
+
     def waits(self, arrival: Arrival) -> None:
         """It does from now on, and nothing of it has been answered."""
-        if len(arrival.data) > MOST_CARRIED_BYTES or (fd := duplicate(arrival.transport)) is None:
-            return
-        token = self._arrivals.setdefault(arrival, next(self._numbers))
-        head = {"waits": token, "since": arrival.since}
-        self._link.send(Message(head, bytes(arrival.data), (fd,)))
+        _, known_bytes = self._arrivals.get(arrival, (0, 0))
+        if len(arrival.data) != known_bytes and (fd := duplicate(arrival.transport)) is not None:
+            self._tell_of(arrival, (fd,))
 
     def answering(self, arrival: Arrival) -> None:
         """It is about to be answered, or has left."""
-        if (token := self._arrivals.pop(arrival, None)) is not None:
-            self._ended.append(token)
+        if (told := self._arrivals.pop(arrival, None)) is not None:
+            self._ended.append(told[0])
             self._tell_soon()
 
     def giving(self, arrival: Arrival) -> None:
         """It is about to be another process's, which may answer at once."""
-        if (token := self._arrivals.pop(arrival, None)) is not None:
-            self._link.send(Message({"ended": [token]}))
+        if (told := self._arrivals.pop(arrival, None)) is not None:
+            self._link.send(Message({"ended": [told[0]]}))
 
     async def until_over(self) -> None:
         """Wait until there is no session, and none has a connection."""
@@ -118,6 +123,16 @@ class Guard:
             if not start:
                 head |= {"ended": ended, "sessions": self._count}
             self._link.send(Message(head, fds=tuple(fd for _, (fd, _) in part)))
+
+    def _tell_of(self, arrival: Arrival, copies: tuple[int, ...]) -> None:
+        """What was read of it is the host's to give away, should we die."""
+        if len(arrival.data) > MOST_CARRIED_BYTES or not copies:
+            close_all(copies)
+            return
+        token, _ = self._arrivals.get(arrival) or (next(self._numbers), 0)
+        self._arrivals[arrival] = token, len(arrival.data)
+        head = {"waits": token, "since": arrival.since}
+        self._link.send(Message(head, bytes(arrival.data), copies))
 
     def _look_if_over(self) -> None:
         if self._count or self._tokens:

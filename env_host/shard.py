@@ -119,9 +119,9 @@ class Shard(Process):
         """Another shard has handed a connection over."""
         if not message.fds:
             return
-        connection = socket.socket(fileno=message.fds[0])
-        since = message.head["since"]
-        self._acceptor.open(connection, self._arrival(message.body, since))
+        arrival = self._arrival(message.body, message.head["since"])
+        self.guard.adopted(arrival, message.fds[0])
+        self._acceptor.open(socket.socket(fileno=message.fds[0]), arrival)
 
     def _admitted(self, arrival: Waiting) -> None:
         if self._orders.isolates:
