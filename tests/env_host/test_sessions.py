@@ -244,6 +244,7 @@ def test_a_client_that_leaves_while_its_environment_is_made_frees_its_slot(
     host.ready()
     with host.open():
         creating.reached()
+        host.note_that(sessions=1)  # a number that has changed back meanwhile is not told
     host.note_that(sessions=0)
     creating.open()
     with host.open() as client:
