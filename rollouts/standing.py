@@ -2,9 +2,10 @@
 """How many episodes may run, by the memory that each of them holds while it runs.
 
 What an episode holds is learned from those before: nobody knows how large observations are until
-one has come. So `SCOUTS` go ahead, and the others follow when the first of them has taken a step.
-Then each has room reserved before it begins; while it runs it is never kept waiting for more, which
-might be held by others that wait in the same way.
+they have come. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room
+reserved for the largest observation there was. (A first observation is often a small one: when it
+let all others in, they came to hold three times the limit.) While an episode runs it is never kept
+waiting for more, which might be held by others that wait in the same way.
 
 Where steps go to disk as they are taken, that is the observation that is being decided on, and the
 one that is coming. Where whole episodes are kept, it is the largest there was; until one has ended
@@ -20,6 +21,7 @@ from contextlib import asynccontextmanager
 from .buffers import ByteBudget, Hold
 
 SCOUTS = 8
+FOLLOWERS = 3  # of each step: hundreds run after three steps, one after the other
 OBSERVATIONS = 2  # one is decided on, one comes
 GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
 
@@ -30,8 +32,7 @@ class StandingRoom:
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
         self._budget = ByteBudget(limit_bytes)
         self._keeps_episodes = keeps_episodes
-        self._is_known = asyncio.Event()
-        self._began = 0
+        self._permits = asyncio.Semaphore(SCOUTS)  # to begin; none is ever given back
         self._most_bytes = 0
         self._has_ended = False  # one of them
 
@@ -43,24 +44,21 @@ class StandingRoom:
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[EpisodeRoom]:
         """Begin an episode, when there is room for it."""
-        self._began += 1
-        if self._began > SCOUTS:
-            await self._is_known.wait()
+        await self._permits.acquire()
         hold = await self._budget.reserve(self._expected_bytes())
         try:
             yield EpisodeRoom(self, hold, keeps_all=self._keeps_episodes)
         finally:
             hold.release()
             self._has_ended = True
-            self._is_known.set()  # it may have ended before its first step
+            self._permits.release()  # it may have ended before its first step
 
     def learn(self, size_bytes: int) -> None:
-        """An episode holds so much; the next ones will, too."""
+        """After a step, an episode holds so much; the next ones will, too."""
         self._most_bytes = max(self._most_bytes, size_bytes)
-
-    def open(self) -> None:
-        """What an episode holds is known well enough."""
-        self._is_known.set()
+        if self._permits.locked():
+            for _ in range(FOLLOWERS):
+                self._permits.release()
 
     def _expected_bytes(self) -> int:
         """Of the next one. However large, as many as the scouts may run at once."""
@@ -88,4 +86,3 @@ class EpisodeRoom:
         if self._held_bytes > self._hold.size_bytes:
             self._hold.resize(self._held_bytes)
         self._standing.learn(self._held_bytes)
-        self._standing.open()

@@ -6,7 +6,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from openenvd.rollouts.standing import GUESSED_STEPS, OBSERVATIONS, SCOUTS, StandingRoom
+from openenvd.rollouts.standing import (
+    FOLLOWERS,
+    GUESSED_STEPS,
+    OBSERVATIONS,
+    SCOUTS,
+    StandingRoom,
+)
 
 
 async def begin(standing: StandingRoom, stack: AsyncExitStack, begun: list[int]) -> None:
@@ -27,9 +33,13 @@ async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> 
         others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
         await settle()
         assert begun == []
-        for scout in scouts:
-            scout.step(10, 1000)
-        await settle()
+        for taken in range(1, 12):
+            scouts[taken % SCOUTS].step(10, 1000)
+            await settle()
+            assert len(begun) == FOLLOWERS * taken
+        for _ in range(100):
+            scouts[0].step(10, 1000)
+            await settle()
         assert len(begun) == 100 - SCOUTS
         for task in others:
             task.cancel()
@@ -55,15 +65,15 @@ async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None
 
 async def test_until_one_has_ended_whole_episodes_are_guessed_at() -> None:
     """All that began after the first step of one held six times the limit in the end."""
-    standing = StandingRoom(64 * GUESSED_STEPS * 1000, keeps_episodes=True)
+    standing = StandingRoom(16 * GUESSED_STEPS * 1000, keeps_episodes=True)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
         scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
         others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
         for scout in scouts:
             scout.step(1000, 1000)
-        await settle()
-        assert 50 < len(begun) < 64
+            await settle()
+        assert 12 < len(begun) < 16 < FOLLOWERS * SCOUTS
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
