@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.report import OPENENV
-from openenvd.rollouts import manifest
-from openenvd.rollouts.readers import open_rollouts
+from openenvd.rollouts.folder import manifest
+from openenvd.rollouts.folder.readers import open_rollouts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 240.0

@@ -216,7 +216,7 @@ class Rollout:
             EnvironmentsError, RolloutError
         """
         from ..rollouts.loop_thread import run_on_thread
-        from ..rollouts.named_function import importable
+        from ..rollouts.policies.named_function import importable
         from ..rollouts.to_folder import roll_out
 
         teller = _Teller(context)

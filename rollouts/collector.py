@@ -31,16 +31,16 @@ from typing import Any
 
 from ..env_host.lag import EventLoopLagMonitor
 from .batches import BatchSink
-from .descriptors import make_room
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .figures import Figures
 from .interpreter import while_episodes_run
-from .message_memory import MessageMemory
 from .playing import Attempt, Rules, Stage
-from .policies import CallablePolicy, CpuThreads, Policy, TimedPolicy
-from .session_pool import SessionPool
-from .sessions import session_url
+from .policies.policy import CallablePolicy, CpuThreads, Policy, TimedPolicy
+from .sessions.descriptors import make_room
+from .sessions.message_memory import MessageMemory
+from .sessions.session import session_url
+from .sessions.session_pool import SessionPool
 from .standing import EpisodeRoom, StandingRoom
 from .turns import Turns
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from .answers import Answer, answer_of
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
 from .figures import Figures
-from .policies import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
-from .session_pool import SessionPool, is_for_want_of_room
-from .sessions import Session
+from .policies.policy import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
+from .sessions.answers import Answer, answer_of
+from .sessions.session import Session
+from .sessions.session_pool import SessionPool, is_for_want_of_room
 from .standing import EpisodeRoom
 from .turns import Turns
 

@@ -27,17 +27,17 @@ import orjson
 from ..env_host.lag import LagSnapshot
 from .choosing import ChosenSink, Say
 from .collector import RolloutCollector
-from .disk import typed
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout
 from .figures import Figures
-from .layout import JSONL
-from .named_policy import hint_of, policy_named
-from .policies import Policy
+from .folder.disk import typed
+from .folder.layout import JSONL
+from .folder.writer import RolloutWriter
+from .policies.named_policy import hint_of, policy_named
+from .policies.policy import Policy
 from .stages.chosen import Functions, Stages
 from .stages.grouping import GroupSink
 from .tally import Tally
-from .writer import RolloutWriter
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0

@@ -12,10 +12,10 @@ from typing import Any
 
 from datasets import load_dataset  # type: ignore[import-not-found]
 
-from openenvd.rollouts.hugging_face import BUILDERS, features
-from openenvd.rollouts.layout import EPISODES, STEPS
-from openenvd.rollouts.readers import EpisodeRow, Rollouts, open_rollouts
-from openenvd.rollouts.rows import StepRow
+from openenvd.rollouts.folder.hugging_face import BUILDERS, features
+from openenvd.rollouts.folder.layout import EPISODES, STEPS
+from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
+from openenvd.rollouts.folder.rows import StepRow
 
 
 def main(folder: Path) -> None:

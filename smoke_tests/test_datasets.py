@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, FailureReason, Step
-from openenvd.rollouts.layout import FORMATS, JSONL, PARQUET, Verdict
-from openenvd.rollouts.output import Output
+from openenvd.rollouts.folder.layout import FORMATS, JSONL, PARQUET, Verdict
+from openenvd.rollouts.folder.output import Output
 
 from .conftest import REPOSITORY, install, make_venv, smoke_cache
 

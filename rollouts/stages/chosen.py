@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import StageNotFound
-from ..named_function import function_named
+from ..policies.named_function import function_named
 from . import advantages, filters, naming
 from .advantages import Advantages
 from .filters import Filter

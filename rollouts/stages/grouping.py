@@ -28,7 +28,7 @@ from typing import Protocol
 from ..buffers import ByteBudget
 from ..episodes import BytesLike, Episode, Room, Step, StepSink
 from ..errors import StageError
-from ..layout import Verdict
+from ..folder.layout import Verdict
 from ..tally import Tally
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift

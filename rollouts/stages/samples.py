@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..episodes import Array, BytesLike
-from ..frames import Batch
+from ..sending.frames import Batch
 from .interleave import TOKENS, TrainingSample
 
 

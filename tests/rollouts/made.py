@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Step
-from openenvd.rollouts.output import Output
+from openenvd.rollouts.folder.output import Output
 
 
 def step(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.answers import answer_of
 from openenvd.rollouts.episodes import FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment
-from openenvd.rollouts.sessions import session_url
+from openenvd.rollouts.sessions.answers import answer_of
+from openenvd.rollouts.sessions.session import session_url
 
 
 def frame(kind: str, **data: Any) -> bytes:

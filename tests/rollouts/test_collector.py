@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.rollouts import session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
-from openenvd.rollouts.message_memory import MessageMemory
-from openenvd.rollouts.policies import Decision, Turn
-from openenvd.rollouts.session_pool import SessionPool
+from openenvd.rollouts.policies.policy import Decision, Turn
+from openenvd.rollouts.sessions import session_pool
+from openenvd.rollouts.sessions.message_memory import MessageMemory
+from openenvd.rollouts.sessions.session_pool import SessionPool
 
 from .conftest import Serve, address_of, lines_of
 from .relay import Relay

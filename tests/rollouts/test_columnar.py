@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from openenvd.rollouts.episodes import Step
-from openenvd.rollouts.output import Output
+from openenvd.rollouts.folder.output import Output
 
 from .made import episode
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts import cpu_threads
-from openenvd.rollouts.call_clock import at_most
-from openenvd.rollouts.cpu_threads import CpuThreads
 from openenvd.rollouts.episodes import FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, PolicyHangs
+from openenvd.rollouts.policies import cpu_threads
+from openenvd.rollouts.policies.call_clock import at_most
+from openenvd.rollouts.policies.cpu_threads import CpuThreads
 
 
 class Hanging:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.descriptors import make_room
+from openenvd.rollouts.sessions.descriptors import make_room
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.episodes import StepSink
-from openenvd.rollouts.output import Output
-from openenvd.rollouts.readers import open_rollouts
-from openenvd.rollouts.receivers import SocketReceiver
+from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.sending.receivers import SocketReceiver
 from openenvd.rollouts.stages.interleave import TokenStep, interleave
 
 from .made import episode, finish, image, step

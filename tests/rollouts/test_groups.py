@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts import manifest
 from openenvd.rollouts.episodes import Episode
 from openenvd.rollouts.errors import EpisodeRefused, OutputFull
-from openenvd.rollouts.layout import SPOOL, Verdict
-from openenvd.rollouts.output import OWN_PART_BYTES, Output
-from openenvd.rollouts.readers import open_rollouts
+from openenvd.rollouts.folder import manifest
+from openenvd.rollouts.folder.layout import SPOOL, Verdict
+from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages.advantages import centred
 from openenvd.rollouts.stages.grouping import GroupSink
-from openenvd.rollouts.writer import RolloutWriter
 
 from .made import episode, image, names, step
 from .test_output import DiesAt, Full, crash

@@ -10,10 +10,10 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.rollouts.answers import LARGE_BYTES
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.inbox import FrameHead, Inbox, frame_head
-from openenvd.rollouts.message_memory import MessageMemory
+from openenvd.rollouts.sessions.answers import LARGE_BYTES
+from openenvd.rollouts.sessions.inbox import FrameHead, Inbox, frame_head
+from openenvd.rollouts.sessions.message_memory import MessageMemory
 
 UPGRADE = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
 

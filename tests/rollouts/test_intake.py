@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts import session_pool
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
-from openenvd.rollouts.intake import LEAST_BYTES, Intake
-from openenvd.rollouts.message_memory import MessageMemory
-from openenvd.rollouts.wire import Receiving
+from openenvd.rollouts.sessions import session_pool
+from openenvd.rollouts.sessions.intake import LEAST_BYTES, Intake
+from openenvd.rollouts.sessions.message_memory import MessageMemory
+from openenvd.rollouts.sessions.wire import Receiving
 
 from .conftest import Serve, address_of
 

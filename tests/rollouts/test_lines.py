@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts import lines as module
-from openenvd.rollouts.lines import lines
+from openenvd.rollouts.folder import lines as module
+from openenvd.rollouts.folder.lines import lines
 
 SHAPES = [
     [0],

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from openenvd.rollouts import message_memory
-from openenvd.rollouts.message_memory import (
+from openenvd.rollouts.sessions import message_memory
+from openenvd.rollouts.sessions.message_memory import (
     LET_GO_AT_ONCE_BYTES,
     LOOKS_WHEN_SHORT,
     MessageMemory,

@@ -7,7 +7,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 
-from openenvd.rollouts.outgoing import KEY_BYTES, KEYS_AT_ONCE, Masks, client_frame
+from openenvd.rollouts.sessions.outgoing import KEY_BYTES, KEYS_AT_ONCE, Masks, client_frame
 
 
 def parsed(data: bytes) -> Frame:

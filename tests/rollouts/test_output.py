@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts import manifest
-from openenvd.rollouts.disk import Disk
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.errors import (
     EpisodeRefused,
@@ -22,10 +20,12 @@ from openenvd.rollouts.errors import (
     OutputUnwritable,
     RolloutError,
 )
-from openenvd.rollouts.layout import Verdict
-from openenvd.rollouts.output import OWN_PART_BYTES, Output
-from openenvd.rollouts.readers import open_rollouts
-from openenvd.rollouts.spool import LARGE_BYTES, to_spill
+from openenvd.rollouts.folder import manifest
+from openenvd.rollouts.folder.disk import Disk
+from openenvd.rollouts.folder.layout import Verdict
+from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.spool import LARGE_BYTES, to_spill
 
 from .made import episode, finish, image, names, step
 

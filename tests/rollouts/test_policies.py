@@ -16,20 +16,25 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.chat_policy import ChatPolicy, action_of, endpoint_of, only_text_field
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment, PolicyHangs, PolicyNotFound
-from openenvd.rollouts.named_function import function_named, importable
-from openenvd.rollouts.named_policy import policy_named
-from openenvd.rollouts.policies import (
+from openenvd.rollouts.policies.chat_policy import (
+    ChatPolicy,
+    action_of,
+    endpoint_of,
+    only_text_field,
+)
+from openenvd.rollouts.policies.named_function import function_named, importable
+from openenvd.rollouts.policies.named_policy import policy_named
+from openenvd.rollouts.policies.policy import (
     CallablePolicy,
     Decision,
     encoded,
     is_async,
     takes_turn,
 )
-from openenvd.rollouts.random_policy import RandomPolicy, sample
+from openenvd.rollouts.policies.random_policy import RandomPolicy, sample
 
 from .conftest import Serve, address_of
 
@@ -241,7 +246,7 @@ async def test_any_text_is_an_action_where_an_action_is_a_text(
 async def test_a_busy_endpoint_is_asked_again(
     serve: Serve, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenvd.rollouts.chat_policy.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("openenvd.rollouts.policies.chat_policy.PAUSE_SECONDS", 0.001)
     endpoint.statuses = [429, 503]
     episodes = await play(serve, endpoint, concurrency=1)
     assert {e.status for e in episodes} == {EpisodeStatus.TRUNCATED}
@@ -378,7 +383,7 @@ async def test_synchronous_policies_that_hang_hold_no_other_episode_up(serve: Se
 async def test_a_policy_whose_calls_all_hang_ends_the_rollout(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenvd.rollouts.cpu_threads.MOST_HUNG", 3)
+    monkeypatch.setattr("openenvd.rollouts.policies.cpu_threads.MOST_HUNG", 3)
     let_go = threading.Event()
     collector = RolloutCollector(
         address_of(serve()), lambda _: let_go.wait(), policy_timeout_seconds=0.1, retries=0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.disk import Disk
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.errors import OutputFull, PeerLost, SenderClosed, SendError
-from openenvd.rollouts.frames import Batch, decode_head, decode_prefix, encode_batch
-from openenvd.rollouts.receivers import FolderReceiver, SocketReceiver
-from openenvd.rollouts.senders import FolderSender, SocketSender
+from openenvd.rollouts.folder.disk import Disk
+from openenvd.rollouts.sending.frames import Batch, decode_head, decode_prefix, encode_batch
+from openenvd.rollouts.sending.receivers import FolderReceiver, SocketReceiver
+from openenvd.rollouts.sending.senders import FolderSender, SocketSender
 
 KB = 1024
 HERE = ("127.0.0.1", 0)

@@ -15,14 +15,14 @@ import pytest
 
 from openenvd.rollouts.episodes import Array, EpisodeStatus, Step
 from openenvd.rollouts.errors import StageError
-from openenvd.rollouts.readers import open_rollouts
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages import filters
 from openenvd.rollouts.stages.advantages import centred, group_normalised, leave_one_out
 from openenvd.rollouts.stages.filters import Filter, Finished, sift
 from openenvd.rollouts.stages.grouping import GroupSink, judge
 from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
 from openenvd.rollouts.stages.samples import batch_of, samples_of
-from openenvd.rollouts.writer import RolloutWriter
 
 from .made import episode, step
 

@@ -14,14 +14,15 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.rollouts import collector, session_pool
+from openenvd.rollouts import collector
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
-from openenvd.rollouts.message_memory import MessageMemory
-from openenvd.rollouts.session_pool import SessionPool
-from openenvd.rollouts.sessions import Session
-from openenvd.rollouts.wire import Receiving
+from openenvd.rollouts.sessions import session_pool
+from openenvd.rollouts.sessions.message_memory import MessageMemory
+from openenvd.rollouts.sessions.session import Session
+from openenvd.rollouts.sessions.session_pool import SessionPool
+from openenvd.rollouts.sessions.wire import Receiving
 
 from .peers import Peer, framed, observed, refused, serving
 

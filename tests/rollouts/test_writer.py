@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.disk import Disk
 from openenvd.rollouts.episodes import BytesLike, Step
 from openenvd.rollouts.errors import (
     EpisodeRefused,
@@ -21,10 +20,11 @@ from openenvd.rollouts.errors import (
     RolloutError,
     WriterClosed,
 )
-from openenvd.rollouts.layout import FORMATS
-from openenvd.rollouts.output import Output
-from openenvd.rollouts.readers import open_rollouts
-from openenvd.rollouts.writer import RolloutWriter
+from openenvd.rollouts.folder.disk import Disk
+from openenvd.rollouts.folder.layout import FORMATS
+from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.writer import RolloutWriter
 
 from .made import episode, step
 

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few things that are done to files, and made durable. A slow disk is a subclass of this.
+
+Every error of the operating system becomes one of `errors`, which names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..episodes import BytesLike
+from ..errors import of_os_error
+
+BLOCK_BYTES = 1 << 20  # of a copy
+_MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
+
+
+@contextmanager
+def typed(path: Path) -> Iterator[None]:
+    """Errors of the operating system as ours."""
+    try:
+        yield
+    except OSError as exc:
+        raise of_os_error(exc, path) from exc
+
+
+class Disk:
+    """Writes, and makes sure of what was written."""
+
+    def append(self, path: Path, chunks: Sequence[BytesLike]) -> None:
+        """At the end of the file, which is made when there is none."""
+        with typed(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                self.write(descriptor, chunks)
+            finally:
+                os.close(descriptor)
+
+    def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        """All of it, however little the system takes at a time."""
+        for at in range(0, len(chunks), _MOST_CHUNKS):
+            _write_all(descriptor, chunks[at : at + _MOST_CHUNKS])
+
+    def sync(self, path: Path) -> None:
+        """The file's (or folder's) content is on the medium when this returns."""
+        with typed(path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """In one moment."""
+        with typed(target):
+            source.replace(target)
+
+    def truncate(self, path: Path, size_bytes: int) -> None:
+        """Forget what was written beyond."""
+        with typed(path):
+            os.truncate(path, size_bytes)
+
+    def write_atomically(self, path: Path, content: bytes) -> None:
+        """The old content or the new one, whatever happens."""
+        fresh = path.with_name(path.name + ".new")
+        with typed(path):
+            fresh.unlink(missing_ok=True)
+        self.append(fresh, [content])
+        self.sync(fresh)
+        self.rename(fresh, path)
+        self.sync(path.parent)
+
+
+def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
+    rest = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
+    while rest:
+        written = os.writev(descriptor, rest)
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """A file's content, a block at a time."""
+    with typed(path), path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block

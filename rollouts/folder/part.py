@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts: the growing one, which takes finished episodes one after the other, and finished ones.
+
+The files have temporary names here. `certain` makes sure of them; who keeps the journal then writes
+down that they exist, and `publish` gives them their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..episodes import BytesLike, Episode
+from .disk import Disk, blocks
+from .layout import (
+    ARRAYS,
+    EPISODES,
+    KINDS,
+    STEPS,
+    Block,
+    Part,
+    PartFile,
+    Verdict,
+    episode_row,
+    file_name,
+    padding,
+    partial,
+)
+from .spool import Spool, Stream
+
+
+class PartialFile:
+    """A file of a part until it is finished: what was appended, and its checksum."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        self.size_bytes = 0
+        self._digest = hashlib.sha256()
+
+    @classmethod
+    def adopt(cls, stream: Stream, path: Path, disk: Disk) -> PartialFile:
+        """An episode's file becomes a part's as it is."""
+        stream.spill(disk)
+        file = cls(path, disk)
+        disk.rename(stream.path, partial(path))
+        file.size_bytes, file._digest = stream.on_disk_bytes, stream.digest
+        stream.on_disk_bytes = 0  # it is no longer the episode's to forget
+        return file
+
+    @classmethod
+    def resume(cls, path: Path, size_bytes: int, disk: Disk) -> PartialFile:
+        """What is certain of a file that a crash left."""
+        file = cls(path, disk)
+        if size_bytes:
+            disk.truncate(partial(path), size_bytes)
+            for block in blocks(partial(path)):
+                file._digest.update(block)
+            file.size_bytes = size_bytes
+        return file
+
+    def append(self, chunks: Sequence[BytesLike]) -> None:
+        """At its end. Nothing makes no file."""
+        if not chunks:
+            return
+        self._disk.append(partial(self.path), chunks)
+        for chunk in chunks:
+            self._digest.update(chunk)
+            self.size_bytes += len(memoryview(chunk).cast("B"))
+
+    def finished(self) -> PartFile:
+        """How the manifest tells of it."""
+        return PartFile(self.path.name, self.size_bytes, self._digest.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a part is whole."""
+
+    sizes: Mapping[str, int]  # of each kind of file
+    episodes: int
+    steps: int
+
+
+class OpenPart:
+    """A part that is being written."""
+
+    def __init__(self, folder: Path, number: int, disk: Disk) -> None:
+        self.number = number
+        self.episode_ids: list[str] = []
+        self.steps = 0
+        self._folder = folder
+        self._disk = disk
+        self.files = {kind: PartialFile(self._path(kind), disk) for kind in KINDS}
+
+    @classmethod
+    def resume(
+        cls, folder: Path, number: int, sizes: Mapping[str, int], ids: Sequence[str], disk: Disk
+    ) -> OpenPart:
+        """A growing part as far as it is certain."""
+        part = cls(folder, number, disk)
+        part.files = {k: PartialFile.resume(part._path(k), sizes[k], disk) for k in KINDS}
+        part.episode_ids = list(ids)
+        return part
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of each kind of file."""
+        return {kind: file.size_bytes for kind, file in self.files.items()}
+
+    @property
+    def mark(self) -> Mark:
+        """How far it is now."""
+        return Mark(self.sizes, len(self.episode_ids), self.steps)
+
+    def add(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
+        """A finished episode, copied to the end."""
+        arrays = self.files[ARRAYS]
+        if spool.arrays.size_bytes:
+            arrays.append([bytes(padding(arrays.size_bytes))])
+        block = self._block(spool)
+        for chunks in spool.rows.content():
+            self.files[STEPS].append(chunks)
+        for chunks in spool.arrays.content():
+            arrays.append(chunks)
+        self._note(episode, block, verdict)
+
+    def adopt(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
+        """A finished episode whose files become this part's; the only one."""
+        block = self._block(spool)
+        for kind, stream in ((STEPS, spool.rows), (ARRAYS, spool.arrays)):
+            if stream.size_bytes:
+                self.files[kind] = PartialFile.adopt(stream, self._path(kind), self._disk)
+        self._note(episode, block, verdict)
+
+    def certain(self) -> None:
+        """What was written is on the medium. Its temporary names are when the folder is synced."""
+        for file in self._written():
+            self._disk.sync(partial(file.path))
+
+    def finished(self) -> Part:
+        """How the manifest tells of it."""
+        files = tuple(file.finished() for file in self._written())
+        return Part(self.number, files, tuple(self.episode_ids), self.steps)
+
+    def cut(self, mark: Mark) -> None:
+        """Back to what it was when all of it was whole: frees what half an episode took, or some
+        of several that are to exist together."""
+        del self.episode_ids[mark.episodes :]
+        self.steps = mark.steps
+        for kind, file in self.files.items():
+            file.size_bytes = mark.sizes[kind]
+            if partial(file.path).exists():
+                self._disk.truncate(partial(file.path), mark.sizes[kind])
+
+    def forget(self, *, but: Part) -> None:
+        """The partial files that did not become the finished part's."""
+        for file in self._written():
+            if file.path.name not in {kept.name for kept in but.files}:
+                partial(file.path).unlink(missing_ok=True)
+
+    def _block(self, spool: Spool) -> Block:
+        """Where the next episode will lie."""
+        return Block(
+            part=self.number,
+            first_row=self.steps,
+            steps=spool.steps,
+            steps_offset=self.files[STEPS].size_bytes,
+            steps_bytes=spool.rows.size_bytes,
+            arrays_offset=self.files[ARRAYS].size_bytes,
+            arrays_bytes=spool.arrays.size_bytes,
+        )
+
+    def _note(self, episode: Episode, block: Block, verdict: Verdict) -> None:
+        self.files[EPISODES].append(episode_row(episode, block, verdict))
+        self.episode_ids.append(episode.id)
+        self.steps += block.steps
+
+    def _written(self) -> list[PartialFile]:
+        return [file for file in self.files.values() if file.size_bytes]
+
+    def _path(self, kind: str) -> Path:
+        return self._folder / file_name(kind, self.number)
+
+
+def publish(folder: Path, part: Part, disk: Disk) -> None:
+    """Its files get their names; what has its name already was renamed before a crash."""
+    for file in part.files:
+        path = folder / file.name
+        if partial(path).exists():
+            disk.rename(partial(path), path)

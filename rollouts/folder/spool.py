@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes under way: their steps wait here, out of sight, until the episode has finished.
+
+Small ones wait in memory, within an allowance of their own; what is large, or exceeds the
+allowance, goes to `spool/`. A file there is never read after a crash: the next start empties the
+folder. A finished episode's bytes are copied into the growing part, or, when they are many, its
+files become a part as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..episodes import Array, BytesLike, Step
+from .disk import Disk, blocks
+from .layout import ARRAYS, STEPS, array_row, padding, step_row
+
+JOIN_BYTES = 32 << 10  # a smaller row is one object in memory instead of seven
+LARGE_BYTES = 256 << 10  # an episode never has more in memory
+_ZEROS = bytes(64)
+
+
+def to_spill(in_memory: Iterable[tuple[str, int]], allowance_bytes: int) -> list[str]:
+    """Which episodes go to the disk: the large ones, and then the largest, until the others fit."""
+    ordered = sorted(in_memory, key=lambda one: one[1])
+    total_bytes = sum(size for _, size in ordered)
+    chosen = []
+    while ordered and (ordered[-1][1] >= LARGE_BYTES or total_bytes > allowance_bytes):
+        episode_id, size = ordered.pop()
+        total_bytes -= size
+        chosen.append(episode_id)
+    return chosen
+
+
+@dataclass
+class Stream:
+    """What one episode has for one file: the beginning on disk, the end in memory."""
+
+    path: Path
+    chunks: list[BytesLike] = field(default_factory=list)
+    in_memory_bytes: int = 0
+    on_disk_bytes: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.on_disk_bytes + self.in_memory_bytes
+
+    def append(self, chunks: Sequence[BytesLike]) -> None:
+        """In memory, for now."""
+        self.chunks += chunks
+        self.in_memory_bytes += sum(map(_length, chunks))
+
+    def spill(self, disk: Disk) -> None:
+        """What is in memory goes to the disk. Its checksum is taken on the way."""
+        if not self.chunks:
+            return
+        disk.append(self.path, self.chunks)
+        for chunk in self.chunks:
+            self.digest.update(chunk)
+        self.on_disk_bytes += self.in_memory_bytes
+        self.chunks, self.in_memory_bytes = [], 0
+
+    def content(self) -> Iterator[list[BytesLike]]:
+        """All of it, in bounded pieces."""
+        if self.on_disk_bytes:
+            for block in blocks(self.path):
+                yield [block]
+        yield self.chunks
+
+    def forget(self) -> None:
+        """Nobody wants it any more."""
+        if self.on_disk_bytes:
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass
+class Spool:
+    """One episode under way."""
+
+    episode_id: str
+    rows: Stream
+    arrays: Stream
+    steps: int = 0
+    fault: str | None = None  # why it cannot be finished
+
+    @classmethod
+    def begin(cls, episode_id: str, folder: Path, number: int) -> Spool:
+        """The files are named by a number: an id may be anything."""
+        rows, arrays = folder / f"{number}.{STEPS}", folder / f"{number}.{ARRAYS}"
+        return cls(episode_id, Stream(rows), Stream(arrays))
+
+    @property
+    def in_memory_bytes(self) -> int:
+        return self.rows.in_memory_bytes + self.arrays.in_memory_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.rows.size_bytes + self.arrays.size_bytes
+
+    def add(self, number: int, step: Step) -> None:
+        """The next step; one that does not follow spoils the episode."""
+        if number != self.steps and self.fault is None:
+            self.fault = f"step {number} came after {self.steps} steps"
+        rows = [self._add_array(name, array) for name, array in step.arrays.items()]
+        row = step_row(self.episode_id, number, step, rows)
+        small = step.size_bytes < JOIN_BYTES
+        self.rows.append([b"".join(row)] if small else row)
+        self.steps += 1
+
+    def _add_array(self, name: str, array: Array) -> dict[str, object]:
+        self.arrays.append([_ZEROS[: padding(self.arrays.size_bytes)]])
+        row = array_row(name, array, self.arrays.size_bytes)
+        self.arrays.append([memoryview(array.data).cast("B")])
+        return row
+
+    def spill(self, disk: Disk) -> None:
+        """Out of memory."""
+        self.rows.spill(disk)
+        self.arrays.spill(disk)
+
+    def forget(self) -> None:
+        """Its files are gone."""
+        self.rows.forget()
+        self.arrays.forget()
+
+
+def _length(chunk: BytesLike) -> int:
+    return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)

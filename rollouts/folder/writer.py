@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes rollouts to a folder from one thread, so that no event loop ever waits for a disk.
+
+    event loop                                   writer thread
+    reserve ◀── room ── ByteBudget ◀──release──┐
+    put_step, discard, finish ──▶ batch ──▶ queue ──▶ Output.put_step, …    one at a time
+         ▲                                     └─▶ every second: Output.checkpoint
+         └── answers (call_soon_threadsafe) ◀── finish, close
+
+What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
+were woken for every step, the two threads would spend their time on waiting for each other's lock.
+The queue needs no bound: everything in it has its room in the budget. When the disk fails, the
+thread keeps what was finished (`Output.save`), everyone who waits or comes later is told the error,
+and what is still queued is dropped with its room.
+
+The thread alone touches the `Output`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ..buffers import ByteBudget, Hold
+from ..episodes import BytesLike, Episode, Room, Step
+from ..errors import EpisodeRefused, RolloutError, WriterClosed
+from .disk import Disk
+from .layout import JSONL, Verdict
+from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
+
+BUFFER_BYTES = 256 << 20
+CHECKPOINT_SECONDS = 1.0
+BATCH_BYTES = 4 << 20
+BATCH_SECONDS = 0.01
+SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
+HEAP_SHARE = 4  # and one is lost between blocks of different sizes, on the C library's heap
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)  # not frozen: thousands are made each second
+class _Job:
+    """What the thread is asked to do; `room` is given back when it is done."""
+
+    run: Callable[[], object]
+    room: Room | None = None
+    answer: asyncio.Future[None] | None = None
+    last: bool = False
+
+    def settle(self, error: BaseException | None) -> None:
+        """From the thread: tell whoever waits."""
+        if self.room is not None:
+            self.room.release()
+        if self.answer is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                self.answer.get_loop().call_soon_threadsafe(_settle, self.answer, error)
+
+
+class RolloutWriter:
+    """Takes steps and finished episodes (a `StepSink` and a `Sink`), and writes them to a folder.
+
+    `buffer_bytes` bounds everything that is handed over and not written yet.
+    """
+
+    def __init__(self, output: Output, buffer_bytes: int) -> None:
+        elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE
+        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes)
+        self._output = output
+        self._earlier = output.finished_episode_ids
+        self._batch: list[_Job] = []  # of the loop
+        self._batch_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
+        self._failure: RolloutError | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="rollout-writer", daemon=True)
+
+    @classmethod
+    async def open(
+        cls,
+        folder: Path,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        form: str = JSONL,
+        part_bytes: int = PART_BYTES,
+        disk: Disk | None = None,
+    ) -> Self:
+        """The folder, put in order after whatever happened to an earlier writer.
+
+        Raises:
+            OutputBusy: another one writes there.
+            OutputDamaged: what lies there cannot be understood.
+            OutputFull, OutputUnwritable: the disk says so.
+        """
+        spool_bytes = min(SPOOL_BYTES, buffer_bytes // SPOOL_SHARE)
+
+        def begin() -> Output:
+            return Output(
+                folder, form=form, disk=disk, part_bytes=part_bytes, spool_bytes=spool_bytes
+            )
+
+        writer = cls(await asyncio.to_thread(begin), buffer_bytes)
+        writer._thread.start()
+        return writer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def finished_episode_ids(self) -> frozenset[str]:
+        """Of earlier runs: nobody needs to run them again."""
+        return self._earlier
+
+    async def reserve(self, size_bytes: int) -> Hold:
+        """Room for a step that is about to be taken; waits for the disk, in line.
+
+        Raises:
+            OutputError: the writer has failed.
+        """
+        if self.budget.is_full(size_bytes):
+            self._flush()  # it waits for what lies here
+        return await self.budget.reserve(size_bytes)
+
+    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+        """Never waits: the room is there. It is given back when the step is written."""
+        room.resize(step.size_bytes)
+        job = _Job(lambda: self._output.put_step(episode_id, number, step), room)
+        try:
+            self._hand_over(job, step.size_bytes)
+        except RolloutError:
+            room.release()
+            raise
+
+    async def discard(self, episode_id: str) -> None:
+        """Forget this attempt."""
+        self._hand_over(_Job(lambda: self._output.discard(episode_id)))
+
+    async def finish(self, episode: Episode, verdict: Verdict = NO_VERDICT) -> None:
+        """Returns when it is written; it survives a crash about a second later.
+
+        Raises:
+            EpisodeRefused: it was finished before, or a step is missing.
+            OutputError: the writer has failed.
+        """
+        await self._ask(lambda: self._output.finish(episode, verdict))
+
+    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
+        """Returns when they are written, in one job: no checkpoint comes between them.
+
+        Raises:
+            EpisodeRefused: one was finished before, or a step is missing. None of them is.
+            OutputError: the writer has failed.
+        """
+        await self._ask(lambda: self._output.finish_together(members))
+
+    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+        """What an episode saw last, in a file until it is finished or discarded.
+
+        Raises:
+            OutputError: the writer has failed.
+        """
+        paths: list[Path] = []
+        await self._ask(lambda: paths.append(self._output.set_aside(episode_id, text)))
+        return paths[0]
+
+    async def put(self, episode: Episode) -> None:
+        """A whole episode at once."""
+        room = await self.reserve(episode.size_bytes)
+        await self._ask(lambda: self._output.finish(episode), room, episode.size_bytes)
+
+    async def close(self) -> None:
+        """Everything finished is there, and the manifest tells of it; the rest is forgotten.
+
+        Raises:
+            OutputError: the writer has failed, now or before.
+        """
+        if not self._closed:
+            self._closed = True
+            answer = asyncio.get_running_loop().create_future()
+            self._batch.append(_Job(self._output.close, answer=answer, last=True))
+            self._flush()
+            with contextlib.suppress(RolloutError):  # raised below
+                await asyncio.shield(answer)
+        await asyncio.to_thread(self._thread.join)
+        if self._failure is not None:
+            raise self._failure
+
+    def _hand_over(self, job: _Job, size_bytes: int = 0) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise WriterClosed("the rollouts' writer is closed")
+        self._batch.append(job)
+        self._batch_bytes += size_bytes
+        if self._batch_bytes >= BATCH_BYTES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        """What was handed over goes to the thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._batch:
+            self._jobs.put(self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    async def _ask(
+        self, run: Callable[[], object], room: Room | None = None, size_bytes: int = 0
+    ) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            self._hand_over(_Job(run, room, answer), size_bytes)
+        except RolloutError:
+            if room is not None:
+                room.release()
+            raise
+        await answer
+
+    # The writer thread.
+
+    def _run(self) -> None:
+        with self._output:
+            checkpoint_at: float | None = None
+            last = False
+            while not last:
+                batch = self._next(checkpoint_at)
+                for job in batch:
+                    last = job.last
+                    self._do(job)
+                if batch and checkpoint_at is None:
+                    checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
+                checkpoint_at = self._checkpoint_when_due(checkpoint_at, last)
+
+    def _checkpoint_when_due(self, at: float | None, last: bool) -> float | None:
+        """When the next one is due. The last job has left nothing to be made certain."""
+        if at is None or last or time.monotonic() < at:
+            return at
+        if self._failure is None:
+            self._attempt(self._output.checkpoint)
+        return None
+
+    def _next(self, checkpoint_at: float | None) -> list[_Job]:
+        """Empty: it is time for a checkpoint. With nothing new to make certain it waits for ever;
+        the last job wakes it."""
+        if checkpoint_at is None:
+            return self._jobs.get()
+        try:
+            return self._jobs.get(timeout=max(0.0, checkpoint_at - time.monotonic()))
+        except queue.Empty:
+            return []
+
+    def _do(self, job: _Job) -> None:
+        job.settle(self._failure or self._attempt(job.run))
+
+    def _attempt(self, run: Callable[[], object]) -> BaseException | None:
+        """What went wrong. A refused episode is its own affair; anything else ends the writing."""
+        try:
+            run()
+        except EpisodeRefused as exc:
+            return exc
+        except Exception as exc:
+            self._fail(exc)
+            return self._failure
+        return None
+
+    def _fail(self, exc: Exception) -> None:
+        wrapped = RolloutError(f"the rollouts' writer failed: {exc!r}")
+        self._failure = exc if isinstance(exc, RolloutError) else wrapped
+        if self._failure is wrapped:
+            log.error("the rollouts' writer failed", exc_info=exc)
+        self.budget.fail(self._failure)
+        try:
+            self._output.save()
+        except (RolloutError, OSError) as again:
+            log.warning("not all that was finished could be kept: %s", again)
+
+
+def _settle(answer: asyncio.Future[None], error: BaseException | None) -> None:
+    """On the loop. Whoever was cancelled waits no longer."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)

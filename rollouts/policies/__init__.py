@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who decides: policies, by name or as objects.
+
+policy.py          what a policy is; functions, coroutine functions, classes
+random_policy.py   at random, by the actions' schema
+chat_policy.py     a model behind an OpenAI-compatible endpoint
+named_policy.py    what `--policy` names
+named_function.py  the user's own functions, by name
+cpu_threads.py     two threads for what is not the loop's work
+call_clock.py      how long one call may take
+"""

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a model decide: an OpenAI-compatible chat endpoint (`--policy openai:URL`).
+
+    observation ─▶ user message ─▶ POST …/chat/completions ─▶ the model's text ─▶ action
+
+Each episode is one conversation, so the model sees what it did before. It is told the schema of the
+actions, and answers with one as JSON; where an action is a single text, any answer is one. Asking
+again after a busy server (429, 5xx) is harmless: nothing was played. `httpx` comes with the extra
+`openai`; the key is in `OPENAI_API_KEY`, the model in `OPENAI_MODEL` or `?model=` of the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Any
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import orjson
+
+from ..episodes import FailureReason
+from ..errors import EpisodeFailed, PolicyNotFound
+from ..sessions.answers import Answer
+from .policy import CpuThreads, Decision, Encoded, Player, Turn, encoded
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+MODEL_VARIABLE = "OPENAI_MODEL"
+ANSWER_SECONDS = 600.0
+ASK_AT_MOST = 4
+SHOWN_CHARACTERS = 200  # of what an endpoint says with an error
+PAUSE_SECONDS = 0.5  # before asking again; doubled each time
+_BUSY = frozenset({429, 500, 502, 503, 504})
+_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+
+Json = dict[str, Any]
+
+
+class ChatPolicy:
+    """One endpoint, for all episodes."""
+
+    def __init__(self, url: str, schema: Json, *, model: str = "", key: str = "") -> None:
+        """
+        Raises:
+            PolicyNotFound: the URL is none, or httpx is not installed.
+        """
+        self._url, in_url = endpoint_of(url)
+        self._schema = schema
+        self._model = model or in_url or os.environ.get(MODEL_VARIABLE, "default")
+        self._key = key or os.environ.get(KEY_VARIABLE, "")
+        self._client: Any = None
+        _httpx()
+
+    def player(self, threads: CpuThreads) -> Player:
+        """A new conversation."""
+        return _ChatPlayer(self, self._schema)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def complete(self, messages: list[Json]) -> Json:
+        """The endpoint's answer to a conversation.
+
+        Raises:
+            EpisodeFailed: POLICY_ERROR.
+        """
+        try:
+            return await self._ask({"model": self._model, "messages": messages})
+        except (_httpx().HTTPError, ValueError) as exc:
+            raise EpisodeFailed(FailureReason.POLICY_ERROR, self._told(exc)) from exc
+
+    def _told(self, exc: Exception) -> str:
+        """What went wrong with the endpoint, which is named."""
+        httpx, where = _httpx(), without_password(self._url)
+        if isinstance(exc, httpx.HTTPStatusError):
+            answer = exc.response
+            said = f"{where} answered {answer.status_code} {answer.reason_phrase}"
+            return f"{said}: {answer.text[:SHOWN_CHARACTERS]}" if answer.text else said
+        if isinstance(exc, httpx.HTTPError):
+            return f"{where} does not answer: {type(exc).__name__}: {exc}"
+        return f"{where} did not answer with JSON: {exc}"
+
+    async def _ask(self, body: Json) -> Json:
+        for attempt in range(ASK_AT_MOST):
+            response = await self._opened().post(self._url, json=body)
+            if response.status_code not in _BUSY or attempt == ASK_AT_MOST - 1:
+                break
+            await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
+        response.raise_for_status()
+        found: Json = response.json()
+        return found
+
+    def _opened(self) -> Any:
+        if self._client is None:
+            httpx = _httpx()
+            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+            self._client = httpx.AsyncClient(
+                headers=headers,
+                timeout=ANSWER_SECONDS,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            )
+        return self._client
+
+
+class _ChatPlayer:
+    def __init__(self, policy: ChatPolicy, schema: Json) -> None:
+        self._policy = policy
+        self._schema = schema
+        self._messages = [{"role": "system", "content": instructions(schema)}]
+
+    async def act(self, answer: Answer, turn: Turn) -> Encoded:
+        self._messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
+        completion = await self._policy.complete(self._messages)
+        text, info = _said(completion)
+        self._messages.append({"role": "assistant", "content": text})
+        return encoded(Decision(action_of(text, self._schema), info))
+
+
+def endpoint_of(url: str) -> tuple[str, str]:
+    """The address to post to, and the model that the URL names (or nothing).
+
+    Raises:
+        PolicyNotFound
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise PolicyNotFound(f"{url!r} is not the URL of a chat endpoint")
+    path = parts.path.rstrip("/")
+    if not path.endswith("/chat/completions"):
+        path = f"{path}/chat/completions"
+    model = parse_qs(parts.query).get("model", [""])[0]
+    return urlunsplit((parts.scheme, parts.netloc, path, "", "")), model
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def instructions(schema: Json) -> str:
+    """What the model is told first."""
+    told = orjson.dumps(schema).decode()
+    return (
+        "You act in an environment. Each message is an observation, as JSON. Answer with your next "
+        f"action and nothing else: a JSON object by this schema.\n{told}"
+    )
+
+
+def action_of(text: str, schema: Json) -> Any:
+    """The action that a model's answer is.
+
+    Raises:
+        EpisodeFailed: POLICY_ERROR: it is none.
+    """
+    fenced = _FENCE.search(text)
+    for candidate in (
+        text,
+        fenced[1] if fenced else "",
+        text[text.find("{") : text.rfind("}") + 1],
+    ):
+        try:
+            found = orjson.loads(candidate)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(found, dict):
+            return found
+    field = only_text_field(schema)
+    if field is None:
+        raise EpisodeFailed(
+            FailureReason.POLICY_ERROR, f"the model's answer is no action: {text[:200]}"
+        )
+    return {field: text}
+
+
+def only_text_field(schema: Json) -> str | None:
+    """The one field that an action must have, when it is a text."""
+    required = schema.get("required") or []
+    fields = schema.get("properties", {})
+    is_one = len(required) == 1 and fields.get(required[0], {}).get("type") == "string"
+    return required[0] if is_one else None
+
+
+def _said(completion: Json) -> tuple[str, Json]:
+    """The text, and what is kept beside the step."""
+    try:
+        choice = completion["choices"][0]
+        text = choice["message"]["content"] or ""
+    except (KeyError, IndexError, TypeError) as exc:
+        raise EpisodeFailed(
+            FailureReason.POLICY_ERROR, "the endpoint's answer is not a chat completion"
+        ) from exc
+    kept = {"text": text, "finish_reason": choice.get("finish_reason")}
+    more = {"usage": completion.get("usage"), "logprobs": choice.get("logprobs")}
+    return text, kept | {key: value for key, value in more.items() if value is not None}
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError as exc:
+        raise PolicyNotFound(
+            "a policy of openai:URL needs httpx", "pip install 'openenvd[openai]'"
+        ) from exc
+    return httpx

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own functions, by name: `package.module:function`, in a folder of his."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import PolicyNotFound, StageNotFound
+
+_WHAT = {PolicyNotFound: "policy", StageNotFound: "stage"}
+
+
+def function_named(
+    name: str, not_found: type[PolicyNotFound | StageNotFound] = PolicyNotFound
+) -> Any:
+    """What `package.module:function` names.
+
+    Raises:
+        PolicyNotFound, StageNotFound: nothing that can be called.
+    """
+    what = _WHAT[not_found]
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        raise not_found(f"{name!r} does not name a {what}")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise not_found(f"the {what} {name!r} cannot be imported: {exc}") from exc
+    except Exception as exc:
+        told = f"importing the {what} {name!r} raised {type(exc).__name__}: {exc}"
+        raise not_found(told, "run it by itself to see where") from exc
+    if not callable(found):
+        raise not_found(f"the {what} {name!r} cannot be called")
+    return found
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Modules of the user's `folder` can be imported; afterwards they are forgotten, so that a
+    process that lives on finds them as they are the next time.
+    """
+    if folder is None:
+        yield
+        return
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if _lies_in(sys.modules[name], folder):
+                del sys.modules[name]
+
+
+def _lies_in(module: Any, folder: Path) -> bool:
+    path = getattr(module, "__file__", None)
+    return path is not None and Path(path).is_relative_to(folder)

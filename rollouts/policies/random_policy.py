@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acts at random, by the JSON schema of the actions (`GET /schema` of any OpenEnv server).
+
+What an action need not say is left out half of the time. An episode is played the same each time:
+the generator starts from its id and its seed, which others of its group have, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import orjson
+
+from ..errors import NoEnvironment
+from ..sessions.answers import Answer
+from .policy import CpuThreads, Encoded, Player, Turn
+
+SCHEMA_SECONDS = 30.0
+DEEPEST = 8  # a schema may refer to itself
+MOST_ITEMS = 4
+LONGEST_TEXT = 12
+NUMBERS = (-100, 100)  # where the schema sets no bounds
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; nobody reads it
+
+Json = dict[str, Any]
+
+
+class RandomPolicy:
+    """Actions drawn from a schema."""
+
+    def __init__(self, schema: Json) -> None:
+        self._schema = schema
+
+    @classmethod
+    async def of(cls, address: str) -> RandomPolicy:
+        """By what the server at `address` says of its actions.
+
+        Raises:
+            NoEnvironment
+        """
+        return cls(await asyncio.to_thread(action_schema, address))
+
+    def player(self, threads: CpuThreads) -> Player:
+        """A fresh one; it draws in well under a millisecond, and needs no thread."""
+        return _RandomPlayer(self._schema)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _RandomPlayer:
+    def __init__(self, schema: Json) -> None:
+        self._schema = schema
+        self._random: random.Random | None = None
+
+    async def act(self, answer: Answer, turn: Turn) -> Encoded:
+        if self._random is None:
+            seed = f"{turn.episode_id} {turn.seed}"
+            self._random = random.Random(seed)  # noqa: S311  # an action is no secret
+        return Encoded(orjson.dumps(sample(self._schema, self._random)), b"{}", {})
+
+
+def action_schema(address: str) -> Json:
+    """The JSON schema of an action. Blocks.
+
+    Raises:
+        NoEnvironment: the server has none.
+    """
+    url = _schema_url(address)
+    try:
+        with urllib.request.urlopen(url, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
+            found = json.load(response)
+        schema: Json = found["action"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise NoEnvironment(f"{url} does not tell what an action is: {exc}") from exc
+    return schema
+
+
+def sample(schema: Json, rng: random.Random) -> Any:
+    """A value that the schema allows."""
+    return _Sampler(schema, rng).draw(schema, 0)
+
+
+class _Sampler:
+    def __init__(self, root: Json, rng: random.Random) -> None:
+        self._root = root
+        self._rng = rng
+
+    def draw(self, schema: Json, depth: int) -> Any:
+        schema = self._resolved(schema)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._rng.choice(schema["enum"])
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return self.draw(self._choose(schema[union], depth), depth)
+        if "allOf" in schema:
+            return self.draw(_merged(map(self._resolved, schema["allOf"]), schema), depth)
+        return self._of_type(schema, depth)
+
+    def _of_type(self, schema: Json, depth: int) -> Any:
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        if isinstance(kind, list):
+            kind = self._rng.choice(kind)
+        draw = {
+            "object": self._object,
+            "array": self._array,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": lambda *_: self._rng.random() < 0.5,
+            "null": lambda *_: None,
+        }.get(kind, self._text)
+        return draw(schema, depth)
+
+    def _choose(self, options: list[Json], depth: int) -> Json:
+        """Any of them; deep down the simplest, so that it comes to an end."""
+        if depth < DEEPEST:
+            return self._rng.choice(options)
+        return min(options, key=lambda option: "$ref" in option or "properties" in option)
+
+    def _object(self, schema: Json, depth: int) -> Json:
+        required = set(schema.get("required", ()))
+        drawn = {}
+        for name, of in schema.get("properties", {}).items():
+            if name in required or self._says(name, depth):
+                drawn[name] = self.draw(of, depth + 1)
+        return drawn
+
+    def _says(self, name: str, depth: int) -> bool:
+        if depth >= DEEPEST or name in _LEFT_TO_THE_SERVER:
+            return False
+        return self._rng.random() < 0.5
+
+    def _array(self, schema: Json, depth: int) -> list[Any]:
+        if "prefixItems" in schema:
+            return [self.draw(of, depth + 1) for of in schema["prefixItems"]]
+        least = schema.get("minItems", 0)
+        most = least if depth >= DEEPEST else schema.get("maxItems", max(least, MOST_ITEMS))
+        count = self._rng.randint(least, most)
+        return [self.draw(schema.get("items", {}), depth + 1) for _ in range(count)]
+
+    def _integer(self, schema: Json, _depth: int) -> int:
+        low, high = _bounds(schema, step=1)
+        multiple = schema.get("multipleOf", 1)
+        return int(self._rng.randint(int(-(-low // multiple)), int(high // multiple)) * multiple)
+
+    def _number(self, schema: Json, _depth: int) -> float:
+        low, high = _bounds(schema, step=1e-9)
+        return self._rng.uniform(low, high)
+
+    def _text(self, schema: Json, _depth: int) -> str:
+        least = schema.get("minLength", 0)
+        most = max(least, min(schema.get("maxLength", LONGEST_TEXT), LONGEST_TEXT))
+        return "".join(
+            self._rng.choices(_LETTERS, k=self._rng.randint(max(least, 1), max(most, 1)))
+        )
+
+    def _resolved(self, schema: Json) -> Json:
+        while "$ref" in schema:
+            target: Any = self._root
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                target = target[part]
+            schema = target
+        return schema
+
+
+def _merged(parts: Any, schema: Json) -> Json:
+    merged: Json = {key: value for key, value in schema.items() if key != "allOf"}
+    for part in parts:
+        properties = {**merged.get("properties", {}), **part.get("properties", {})}
+        required = [*merged.get("required", ()), *part.get("required", ())]
+        merged = {**merged, **part, "properties": properties, "required": required}
+    return merged
+
+
+def _bounds(schema: Json, step: float) -> tuple[float, float]:
+    low = schema.get("minimum", schema.get("exclusiveMinimum", None))
+    high = schema.get("maximum", schema.get("exclusiveMaximum", None))
+    if low is None:
+        low = NUMBERS[0] if high is None else high - (NUMBERS[1] - NUMBERS[0])
+    elif "minimum" not in schema:
+        low += step
+    if high is None:
+        high = max(NUMBERS[1], low + NUMBERS[1])
+    elif "maximum" not in schema:
+        high -= step
+    return low, high
+
+
+def _schema_url(address: str) -> str:
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
+    path = parts.path.rstrip("/").removesuffix("/ws")
+    return urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))

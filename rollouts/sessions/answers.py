@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server answers, taken apart without being parsed: the observation stays a piece of text.
+
+One pass over the frame finds where the observation begins and ends; of a large frame it is a view
+(`message_memory.py`). Text that is JSON to Python alone (`NaN`) is parsed after all, and written
+again with `null` in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from ...env_host.protocol import WSErrorCode
+from ..episodes import EMPTY_OBJECT, BytesLike, FailureReason
+from ..errors import EpisodeFailed
+
+LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
+PARSED_APART_BYTES = 262_144  # and from here on, it is parsed in a thread
+
+_REASONS: dict[Any, FailureReason] = {
+    WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
+    WSErrorCode.SESSION_ERROR: FailureReason.CONNECTION_LOST,  # the server ended it
+    WSErrorCode.VALIDATION_ERROR: FailureReason.INVALID_ACTION,
+    WSErrorCode.INVALID_JSON: FailureReason.PROTOCOL_ERROR,
+    WSErrorCode.UNKNOWN_TYPE: FailureReason.PROTOCOL_ERROR,
+}
+# What one parser or the other says of a text: wrong, of a wrong kind, nested too deeply. Any that
+# is not caught ends the whole rollout, for what one server has said once.
+_NOT_READABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a reset or a step."""
+
+    observation_json: BytesLike
+    reward: float | None
+    done: bool
+    metadata_json: bytes = EMPTY_OBJECT
+
+    @property
+    def observation(self) -> Any:
+        """Parsed each time."""
+        return orjson.loads(self.observation_json)
+
+
+class _Data(msgspec.Struct):
+    """Of an observation and of an error: one pass over the text finds either."""
+
+    observation: msgspec.Raw = msgspec.Raw(b"null")
+    reward: float | None = None
+    done: bool | None = False
+    metadata: msgspec.Raw = msgspec.Raw(EMPTY_OBJECT)
+    message: msgspec.Raw = msgspec.Raw(b"null")
+    code: msgspec.Raw = msgspec.Raw(b"null")
+    errors: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Frame(msgspec.Struct):
+    type: str
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
+_decoder = msgspec.json.Decoder(_Frame)
+
+
+def answer_of(text: BytesLike) -> Answer:
+    """What the server answered.
+
+    Raises:
+        EpisodeFailed: with an error, or with something that is not OpenEnv's.
+    """
+    try:
+        return _taken_apart(text)
+    except _NOT_READABLE as exc:
+        first = exc
+    try:
+        return _taken_apart(orjson.dumps(json.loads(bytes(text))))
+    except _NOT_READABLE:
+        start = bytes(text[:200]).decode("utf-8", "replace")
+        raise EpisodeFailed(
+            FailureReason.PROTOCOL_ERROR, f"the answer is not OpenEnv's ({first}): {start}"
+        ) from first
+
+
+def failure_of(text: BytesLike) -> EpisodeFailed:
+    """What an error frame says; also of a frame that nobody asked for."""
+    try:
+        answer_of(text)
+    except EpisodeFailed as exc:
+        return exc
+    return EpisodeFailed(FailureReason.PROTOCOL_ERROR, "the server answered without being asked")
+
+
+def _taken_apart(text: BytesLike) -> Answer:
+    frame = _decoder.decode(text)
+    data = frame.data
+    if frame.type == "observation":
+        done = bool(data.done)
+        seen = memoryview(data.observation)
+        whole = seen if isinstance(text, memoryview) and len(seen) >= LARGE_BYTES else bytes(seen)
+        return Answer(whole, data.reward, done, bytes(data.metadata))
+    if frame.type == "error":
+        raise _failure(
+            *(orjson.loads(bytes(raw)) for raw in (data.code, data.message, data.errors))
+        )
+    raise EpisodeFailed(
+        FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
+    )
+
+
+def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:
+    known = _REASONS.get(code) if isinstance(code, str) else None
+    reason = known or FailureReason.ENVIRONMENT_ERROR
+    told = str(message or "the server gave no reason")
+    return EpisodeFailed(reason, f"{told}: {orjson.dumps(errors).decode()}" if errors else told)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a connection's bytes go: messages to whoever waits, all else to the protocol's library.
+
+    socket ─▶ `room` ─▶ `take` ─┬─ a whole text or binary frame ──────────────▶ on_message
+                                ├─ one that is not all here: its own memory; the socket fills it
+                                └─ handshake, fragments, pings, closes, what is wrong ─▶ on_bytes
+
+The library parses frames in Python, out of a buffer that it copies three times. What carries
+observations needs none of that: a server's frame is a head of at most ten bytes and the message. A
+large one is received where it stays, in pieces as the kernel has them, and is never copied.
+
+Whatever is not a plain, whole message goes to the library as it came, and is judged there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ..episodes import BytesLike
+from .answers import LARGE_BYTES
+from .message_memory import MessageMemory
+
+SCRATCH_BYTES = 256 << 10  # into which all connections of a loop receive, one after the other
+_END_OF_HEAD = b"\r\n\r\n"
+_FIN, _MASKED, _MASK_BYTES = 0x80, 0x80, 4
+_CONTINUATION, _TEXT, _BINARY = 0x00, 0x01, 0x02
+_WHOLE = (_FIN | _TEXT, _FIN | _BINARY)
+_LONG_HEADS = {126: 4, 127: 10}  # how large a head is whose length says so
+
+
+class FrameHead(NamedTuple):
+    """What a frame says of itself."""
+
+    first: int  # the last fragment? reserved bits, opcode
+    size_bytes: int
+    payload_bytes: int
+    is_masked: bool  # which a server's never is
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a whole message, and one that we take."""
+        return (
+            self.first in _WHOLE and not self.is_masked and self.payload_bytes <= MAX_MESSAGE_BYTES
+        )
+
+
+class Inbox:
+    """Of one connection. `scratch` is the loop's: nothing stays in it from one read to the next."""
+
+    def __init__(
+        self,
+        scratch: memoryview,
+        memory: MessageMemory,
+        *,
+        on_bytes: Callable[[bytes], bool],
+        on_message: Callable[[BytesLike], None],
+    ) -> None:
+        """`on_bytes` returns whether the handshake is over, and frames follow."""
+        self._scratch = scratch
+        self._memory = memory
+        self._on_bytes = on_bytes
+        self._on_message = on_message
+        self._upgrade: bytes | None = b""  # as far as it has come; None: frames follow
+        self._head = b""  # of a frame, not all of it
+        self._passing_bytes = 0  # of a frame, still to come, that are the library's
+        self._is_fragmented = False
+        self._message: memoryview | None = None  # under way
+        self._filled_bytes = 0
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes are to go."""
+        if self._message is not None:
+            return self._message[self._filled_bytes :]
+        return self._scratch
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the message that is under way."""
+        return 0 if self._message is None else len(self._message) - self._filled_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """So many have come into the `room`."""
+        if self._message is not None:
+            self._fill(size_bytes)
+        elif self._upgrade is not None:
+            self._shake_hands(bytes(self._scratch[:size_bytes]))
+        elif self._head:
+            head, self._head = self._head, b""
+            self._walk(memoryview(head + self._scratch[:size_bytes]))
+        else:
+            self._walk(self._scratch[:size_bytes])
+
+    def close(self) -> None:
+        """Nothing more will come; whoever was told of it is let go."""
+        self._message = None
+        self._on_bytes, self._on_message = _refuse, lambda message: None
+
+    def _fill(self, size_bytes: int) -> None:
+        self._filled_bytes += size_bytes
+        message = self._message
+        if message is not None and self._filled_bytes == len(message):
+            self._message = None
+            self._on_message(message if len(message) >= LARGE_BYTES else bytes(message))
+
+    def _shake_hands(self, data: bytes) -> None:
+        """What follows the head is frames, unless the server refuses: then it says why."""
+        assert self._upgrade is not None
+        self._upgrade += data
+        head, end, rest = self._upgrade.partition(_END_OF_HEAD)
+        if not end:
+            self._on_bytes(data)
+            return
+        before = len(self._upgrade) - len(data)
+        if self._on_bytes((head + end)[before:]):
+            self._upgrade = None
+            self._walk(memoryview(rest))
+        else:
+            self._upgrade = b""
+            self._on_bytes(rest)
+
+    def _walk(self, data: memoryview) -> None:
+        """Frame by frame."""
+        at = 0
+        while at < len(data):
+            if self._passing_bytes:
+                at = self._pass(data, at)
+                continue
+            head = frame_head(data, at)
+            if head is None:
+                self._head = bytes(data[at:])
+                return
+            if head.is_message and not self._is_fragmented:
+                at = self._begin(data, at + head.size_bytes, head.payload_bytes)
+            else:
+                self._note_fragments(head.first)
+                mask_bytes = _MASK_BYTES if head.is_masked else 0
+                self._passing_bytes = head.size_bytes + mask_bytes + head.payload_bytes
+
+    def _begin(self, data: memoryview, at: int, payload_bytes: int) -> int:
+        """A message whose head ends `at`; where the next frame begins, as far as it has come."""
+        end = at + payload_bytes
+        if payload_bytes < LARGE_BYTES and end <= len(data):
+            self._on_message(bytes(data[at:end]))
+            return end
+        here = data[at:end]
+        is_large = payload_bytes >= LARGE_BYTES
+        take = self._memory.take if is_large else lambda size: memoryview(bytearray(size))
+        self._message, self._filled_bytes = take(payload_bytes), 0
+        self._message[: len(here)] = here
+        self._fill(len(here))
+        return at + len(here)
+
+    def _pass(self, data: memoryview, at: int) -> int:
+        piece = bytes(data[at : at + self._passing_bytes])
+        self._passing_bytes -= len(piece)
+        self._on_bytes(piece)
+        return at + len(piece)
+
+    def _note_fragments(self, first: int) -> None:
+        """A whole message in the middle of another one is the library's to refuse."""
+        opcode, is_last = first & 0x0F, bool(first & _FIN)
+        if opcode in (_TEXT, _BINARY, _CONTINUATION):
+            self._is_fragmented = not is_last
+
+
+def _refuse(data: bytes) -> bool:
+    """Frames follow, and nobody looks at them."""
+    return True
+
+
+def frame_head(data: memoryview, at: int) -> FrameHead | None:
+    """What begins `at` (RFC 6455, 5.2); None: there is not enough of it."""
+    here = len(data) - at
+    if here < 2:
+        return None
+    first, second = data[at], data[at + 1]
+    is_masked, length = bool(second & _MASKED), second & ~_MASKED
+    size_bytes = _LONG_HEADS.get(length, 2)
+    if here < size_bytes:
+        return None
+    if length in _LONG_HEADS:
+        length = int.from_bytes(data[at + 2 : at + size_bytes], "big")
+    return FrameHead(first, size_bytes, length, is_masked)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One WebSocket on which one question is asked at a time.
+
+    ask ──frame──▶ transport               one callback per connection takes everything that comes:
+     ▲                                     an answer that is late is dropped with its connection,
+     └── future ◀── Inbox ◀── transport    never half taken by a wait that was given up
+
+There is no task and no queue per connection. `websockets` (sans-I/O) shakes hands, says good-bye,
+and judges whatever is no plain message; those are ours in both directions (`inbox.py`,
+`outgoing.py`).
+
+All connections of a loop share `Receiving`: they receive one after the other, each with its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import WebSocketURI
+
+from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ..episodes import BytesLike, FailureReason
+from ..errors import EpisodeFailed
+from .answers import failure_of
+from .inbox import SCRATCH_BYTES, Inbox
+from .intake import Intake
+from .message_memory import MessageMemory
+from .outgoing import Masks, client_frame
+from .secure import Secure
+
+_CLOSE = b'{"type":"close"}'
+_TASTE_BYTES = 4096  # what is read of a connection when it is not its turn: nobody else is told
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """What the connections of a loop share."""
+
+    memory: MessageMemory
+    intake: Intake = field(default_factory=Intake)
+    secure: Secure = field(default_factory=Secure)
+    masks: Masks = field(default_factory=Masks)
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
+
+
+class Wire(asyncio.BufferedProtocol):
+    """Bytes to messages and back; the one question that is open."""
+
+    def __init__(self, uri: WebSocketURI, receiving: Receiving) -> None:
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()  # the socket is closed
+        self._loop = loop
+        self._intake = receiving.intake
+        self._masks = receiving.masks
+        self._inbox = Inbox(
+            receiving.scratch,
+            receiving.memory,
+            on_bytes=self._take_bytes,
+            on_message=self._take_message,
+        )
+        self._frames = ClientProtocol(uri, max_size=MAX_MESSAGE_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[BytesLike] | None = None
+        self._pieces: list[bytes] = []
+        self._lost: EpisodeFailed | None = None
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the upgrade."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's have no such base class
+        self._frames.send_request(self._frames.connect())
+        self._flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where what comes next is to go."""
+        room = self._inbox.room
+        return room if self._intake.is_open else room[:_TASTE_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Whatever has come."""
+        self._inbox.take(nbytes)
+        if not self._intake.admits(nbytes) and self._transport is not None:
+            self._transport.pause_reading()
+            self._intake.wait(self._inbox.missing_bytes, self._read_on)
+
+    def eof_received(self) -> None:
+        """The server's last byte; the transport closes itself."""
+        self._frames.receive_eof()
+        self._take_events()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whoever waits is told."""
+        self._fail(self._end_of(exc))
+        self._transport = None
+        self._inbox.close()  # it knows us: without this, a collection of garbage would have to come
+        self.ended.set_result(None)
+
+    # Called by the session.
+
+    def ask(self, text: bytes) -> asyncio.Future[BytesLike]:
+        """Send it; the future of the answer."""
+        if self._lost is not None:
+            raise self._lost
+        if self._transport is None or self._frames.state is not State.OPEN:
+            raise EpisodeFailed(FailureReason.CONNECTION_LOST, "the connection is closed")
+        self._answer = self._loop.create_future()
+        self._transport.write(client_frame(text, self._masks.key()))
+        return self._answer
+
+    def give_up_after(self, seconds: float, what: str) -> asyncio.TimerHandle:
+        """A timer for the question that is open: an eighth of what `asyncio.timeout` costs."""
+        return self._loop.call_later(seconds, self._give_up, seconds, what)
+
+    def leave(self) -> None:
+        """A close message of OpenEnv's, a close frame, and no waiting for either's answer."""
+        if self._transport is not None and self._frames.state is State.OPEN:
+            self._frames.send_text(_CLOSE)
+            self._frames.send_close(1000)
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the socket now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a question can be asked."""
+        usable = self._lost is None and self._transport is not None
+        return usable and self._frames.state is State.OPEN
+
+    # What came.
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _take_bytes(self, data: bytes) -> bool:
+        self._frames.receive_data(data)
+        self._take_events()
+        return self._frames.state is not State.CONNECTING
+
+    def _take_events(self) -> None:
+        for event in self._frames.events_received():
+            if isinstance(event, Frame):
+                self._take_frame(event)
+            elif isinstance(event, Response):
+                self._take_response(event)
+        self._flush()
+        if self._frames.close_expected() and self._transport is not None:
+            self._fail(self._end_of(None))  # the socket may take its time
+            self._transport.close()
+
+    def _take_response(self, response: Response) -> None:
+        if self._frames.handshake_exc is None:
+            if not self.opened.done():
+                self.opened.set_result(None)
+            return
+        full = response.status_code in (429, 503)
+        reason = FailureReason.NO_CAPACITY if full else FailureReason.NOT_CONNECTED
+        self._lost = EpisodeFailed(reason, f"the server refused: {self._frames.handshake_exc}")
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return
+        self._pieces.append(bytes(frame.data))
+        if not frame.fin:
+            return
+        text, self._pieces = b"".join(self._pieces), []
+        self._take_message(text)
+
+    def _take_message(self, text: BytesLike) -> None:
+        answer, self._answer = self._answer, None
+        if answer is None:
+            self._lost = self._lost or failure_of(text)  # before it leaves: no room, going away
+        elif not answer.done():
+            answer.set_result(text)
+
+    def _give_up(self, seconds: float, what: str) -> None:
+        answer = self._answer
+        if answer is None or answer.done():  # it came in this very turn of the loop
+            return
+        answer.set_exception(
+            EpisodeFailed(
+                FailureReason.STEP_TIMED_OUT, f"no answer to the {what} within {seconds:g} s"
+            )
+        )
+        self.abort()  # its answer, should it come, belongs to nobody
+
+    def _end_of(self, exc: Exception | None) -> EpisodeFailed:
+        wrong = self._frames.parser_exc
+        if wrong is not None and not isinstance(wrong, EOFError):
+            message = f"the connection was given up: {wrong}"
+            return EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
+        handshaken = self.opened.done()
+        reason = FailureReason.CONNECTION_LOST if handshaken else FailureReason.NOT_CONNECTED
+        told = self._frames.handshake_exc or self._frames.close_rcvd or exc or "it was closed"
+        return EpisodeFailed(reason, f"the connection was lost: {told}")
+
+    def _fail(self, why: EpisodeFailed) -> None:
+        self._lost = self._lost or why
+        for future in (self.opened, self._answer):
+            if future is not None and not future.done():
+                future.set_exception(self._lost)
+                future.exception()  # seen: whoever waited for it may have been cancelled
+
+    def _flush(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        for data in self._frames.data_to_send():
+            if data:
+                self._transport.write(data)
+            elif self._transport.can_write_eof():
+                self._transport.write_eof()
