@@ -24,7 +24,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from openenvd.env_host.lag import EventLoopLagMonitor
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
-from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
+from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages.grouping import GroupSink
 
@@ -130,13 +130,22 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
 
 
 def _join_once(rollouts: Rollouts) -> int:
-    """Each episode's payloads, joined when all of them are known."""
-    joined_bytes = 0
+    """Each episode's payloads, one after the other into the same memory, each copied once."""
+    joined, joined_bytes = bytearray(), 0
     for episode in rollouts:
-        seen = [step.observation for step in episode.steps()]
-        seen.append(episode.row["final_observation"])
-        joined_bytes += len(b"".join(observation["payload"].encode() for observation in seen))
+        at = 0
+        for observation in _observations(episode):
+            piece = observation["payload"].encode()
+            joined[at : at + len(piece)] = piece  # grows with the longest of the episodes
+            at += len(piece)
+        joined_bytes += at
     return joined_bytes
+
+
+def _observations(episode: EpisodeRow) -> Iterator[Any]:
+    for step in episode.steps():
+        yield step.observation
+    yield episode.row["final_observation"]
 
 
 # The naive way.

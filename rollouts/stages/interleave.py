@@ -26,6 +26,7 @@ from ..episodes import Array
 from ..errors import StageError
 
 TOKENS = "q"  # 64 bits, as torch likes them
+_PIECE_BYTES = 1 << 20  # of one copy
 INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
 
 
@@ -151,10 +152,18 @@ class _Rows:
             self._covered = rows.shape[0]
 
     def joined(self, tokens: int) -> Array:
-        """All of it, copied once; tokens without a row have zeros."""
-        missing = bytes((tokens - self._covered) * self._row_bytes)
+        """All of it, copied once; tokens without a row have zeros.
+
+        A megabyte at a time: `join` would hold the GIL for as long as it takes to copy it all.
+        """
+        data, at = bytearray(tokens * self._row_bytes), 0
+        for piece in self._pieces:
+            for first in range(0, len(piece), _PIECE_BYTES):
+                part = piece[first : first + _PIECE_BYTES]
+                data[at : at + len(part)] = part
+                at += len(part)
         dtype, shape = self._form
-        return Array(b"".join([*self._pieces, missing]), dtype, (tokens, *shape))
+        return Array(data, dtype, (tokens, *shape))
 
 
 def _same(one: Sequence[int], other: array[int]) -> bool:
