@@ -73,11 +73,11 @@ def test_a_voice_comes_out_as_it_went_in() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_singer_costs_no_threads() -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = set(os.listdir("/proc/self/task"))
     singers = [(Encoder(), Decoder()) for _ in range(5)]
     for encoder, decoder in singers:
         decoder.decode(encoder.encode(bytes(FRAME_BYTES)))
-    assert len(os.listdir("/proc/self/task")) == before
+    assert set(os.listdir("/proc/self/task")) <= before  # earlier tests' may end meanwhile
     assert os.sched_getaffinity(0) == os.sched_getaffinity(os.getpid())
 
 
