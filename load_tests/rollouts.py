@@ -12,8 +12,11 @@ keeps pages as the operation does (`env_host/heap.py`).
 
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
-steps a second. What it leaves behind, ten gigabytes of pages, a virtual machine gives back to its
-host, and is slow meanwhile: so after a large run nothing is measured for `SETTLE_SECONDS`.
+steps a second. Beside each runs a loop that does nothing (`idle_loop.py`): what the machine itself
+makes that one late is the limit.
+
+What a large run leaves behind, ten gigabytes of pages, a virtual machine gives back to its host,
+and is slow meanwhile: so nothing is measured for `SETTLE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -84,12 +87,14 @@ class Bench:
             words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
             command = [sys.executable, "-m", "load_tests.rollout_ways", *words]
             environ = {**os.environ, **({} if way == "naive" else WORKER_HEAP)}
-            done = subprocess.run(
-                command, env=environ, check=False, stdout=subprocess.PIPE, text=True
-            )
+            with idle_loop() as idle:
+                done = subprocess.run(
+                    command, env=environ, check=False, stdout=subprocess.PIPE, text=True
+                )
         if done.returncode != 0:
             raise SystemExit(f"{way} ended with {done.returncode}")
         told = Told(**json.loads(done.stdout))
+        told.notes["idle loop beside it, p99 and max ms"] = idle
         self._check(way, task, told)
         if told.peak_bytes > LARGE_RUN_BYTES:
             time.sleep(SETTLE_SECONDS)
@@ -108,6 +113,25 @@ class Bench:
         self.expect(found == wanted, f"{way}: {found} episodes and steps instead of {wanted}")
         least = task.episodes * task.steps * task.payload_bytes
         self.expect(told.joined_bytes >= least, f"{way}: {told.joined_bytes} bytes were joined")
+
+
+@contextmanager
+def idle_loop() -> Iterator[list[float]]:
+    """A loop that does nothing, in a process of its own: how late the machine itself makes one.
+
+    Holds the p99 and the greatest lag, in ms, when it has ended.
+    """
+    found: list[float] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "load_tests.idle_loop"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield found
+        finally:
+            found += json.loads(process.communicate()[0])
 
 
 def sizes(bench: Bench, address: str) -> None:
