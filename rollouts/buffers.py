@@ -19,6 +19,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from .futures import settle, tell_loop
+
 LEAST_BYTES = 512  # a step is never smaller than its own objects
 
 
@@ -163,16 +165,5 @@ class _Waiter:
     admitted: bool = False
 
     def wake(self, error: Exception | None = None) -> None:
-        """From any thread. A loop that has been closed waits for nothing."""
-        try:
-            self.loop.call_soon_threadsafe(self._settle, error)
-        except RuntimeError:  # closed
-            return
-
-    def _settle(self, error: Exception | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
+        """From any thread."""
+        tell_loop(self.loop, settle, self.future, None, error)

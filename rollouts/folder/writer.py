@@ -32,6 +32,7 @@ from typing import Self
 from ..buffers import ByteBudget, Hold
 from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed
+from ..futures import settle, tell_loop
 from .disk import Disk
 from .layout import JSONL, Verdict
 from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
@@ -60,8 +61,7 @@ class _Job:
         if self.room is not None:
             self.room.release()
         if self.answer is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self.answer.get_loop().call_soon_threadsafe(_settle, self.answer, error)
+            tell_loop(self.answer.get_loop(), settle, self.answer, None, error)
 
 
 class RolloutWriter:
@@ -285,13 +285,3 @@ class RolloutWriter:
             self._output.save()
         except (RolloutError, OSError) as again:
             log.warning("not all that was finished could be kept: %s", again)
-
-
-def _settle(answer: asyncio.Future[None], error: BaseException | None) -> None:
-    """On the loop. Whoever was cancelled waits no longer."""
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(error)

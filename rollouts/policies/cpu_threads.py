@@ -18,7 +18,6 @@ The lock guards the counts and the states of jobs; it is never held while a func
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import queue
 import threading
@@ -28,6 +27,7 @@ from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
 from ..errors import PolicyHangs
+from ..futures import settle, tell_loop
 from . import call_clock
 
 CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
@@ -59,19 +59,10 @@ class _Job:
         if self.go_on is not None and not self.answer.done():
             self.go_on()
 
-    def settle(self, result: Any, error: BaseException | None) -> None:
-        """On the loop. Whoever was cancelled waits no longer."""
-        if self.answer.done():
-            return
-        if error is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(error)
-
-    def tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """From the thread; when the loop is closed, nobody waits."""
-        with contextlib.suppress(RuntimeError):
-            self.answer.get_loop().call_soon_threadsafe(function, *arguments)
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Whose answer it is."""
+        return self.answer.get_loop()
 
 
 class CpuThreads:
@@ -155,7 +146,7 @@ class CpuThreads:
                 return False
             job.state, job.thread = _State.UNDER_WAY, threading.current_thread()
         if job.go_on is not None:
-            job.tell(job.begun)
+            tell_loop(job.loop, job.begun)
         return True
 
     def _end(self, job: _Job, result: Any, error: BaseException | None) -> bool:
@@ -165,7 +156,7 @@ class CpuThreads:
                 self._hung -= 1
                 return False
             job.state = _State.ENDED
-        job.tell(job.settle, result, error)
+        tell_loop(job.loop, settle, job.answer, result, error)
         return True
 
 
