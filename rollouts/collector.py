@@ -96,7 +96,6 @@ class RolloutCollector:
             retries,
             reuse_sessions,
             buffer_bytes,
-            group,
         )
         self._max_loop_lag_seconds = max_loop_lag_seconds
         self.figures = Figures()
@@ -165,7 +164,6 @@ class _Plan:
     retries: int
     reuse_sessions: bool
     buffer_bytes: int
-    group: int
 
     def tries_again(self, episode: Episode) -> bool:
         """Whether there is to be another attempt after this one."""
@@ -175,7 +173,7 @@ class _Plan:
 
     def address_of(self, number: int) -> str:
         """The environment of an episode."""
-        return self.addresses[number // self.group % len(self.addresses)]
+        return self.addresses[number // self.rules.group % len(self.addresses)]
 
 
 class _Run:
