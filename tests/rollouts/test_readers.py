@@ -208,16 +208,24 @@ def test_one_episode_is_found_without_reading_the_others(
         assert len(counted.texts) == 1
 
 
+def only_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> tuple[Counted, rows.StepRow]:
+    """The one step of the one episode, and what is parsed from now on."""
+    output = Output(folder, form=form)
+    finish(output, "a", steps=1)
+    output.close()
+    found = open_rollouts(folder).episode("a")
+    counted = Counted(monkeypatch)
+    [row] = found.steps()
+    return counted, row
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_observation_that_nobody_asks_for_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    output = Output(tmp_path, form=form)
-    finish(output, "a", steps=1)
-    output.close()
-    found = open_rollouts(tmp_path).episode("a")
-    counted = Counted(monkeypatch)
-    [row] = found.steps()
+    counted, row = only_step(tmp_path, monkeypatch, form)
     assert (row.number, row.reward, row.done, row.info) == (0, 0.0, False, {})
     assert (row.action, row.arrays, counted.observations) == ({"move": 0}, {}, 0)
     assert row.observation is row.observation
@@ -228,12 +236,7 @@ def test_an_observation_that_nobody_asks_for_is_not_parsed(
 def test_an_observation_that_is_asked_for_first_is_parsed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    output = Output(tmp_path, form=form)
-    finish(output, "a", steps=1)
-    output.close()
-    found = open_rollouts(tmp_path).episode("a")
-    counted = Counted(monkeypatch)
-    [row] = found.steps()
+    counted, row = only_step(tmp_path, monkeypatch, form)
     assert row.observation == {"text": "seen", "number": 0}
     assert (row.reward, row.info, counted.observations) == (0.0, {}, 1)
 

@@ -11,8 +11,8 @@ import pytest
 from openenvd.rollouts.turns import TURN_SECONDS, Turns, at_once_after
 
 
-async def test_a_few_pass_in_each_turn_of_the_loop_in_their_order() -> None:
-    turns = Turns(at_once=3, most=3)
+async def pass_all(turns: Turns, count: int) -> tuple[list[int], list[int]]:
+    """Who passed, in order; and how many had, in each turn of the loop."""
     passed: list[int] = []
     seen: list[int] = []
 
@@ -22,12 +22,18 @@ async def test_a_few_pass_in_each_turn_of_the_loop_in_their_order() -> None:
 
     def look() -> None:
         seen.append(len(passed))
-        if len(passed) < 12:
+        if len(passed) < count:
             asyncio.get_running_loop().call_soon(look)
 
-    tasks = [asyncio.create_task(one(number)) for number in range(12)]
+    tasks = [asyncio.create_task(one(number)) for number in range(count)]
     look()
     await asyncio.gather(*tasks)
+    return passed, seen
+
+
+async def test_a_few_pass_in_each_turn_of_the_loop_in_their_order() -> None:
+    turns = Turns(at_once=3, most=3)
+    passed, seen = await pass_all(turns, 12)
     assert passed == list(range(12))
     assert max(b - a for a, b in itertools.pairwise(seen)) <= 3
 
@@ -73,20 +79,6 @@ async def test_turns_that_cost_much_let_few_pass() -> None:
         return now
 
     turns = Turns(at_once=8, most=64, clock=clock)
-    passed: list[int] = []
-    seen: list[int] = []
-
-    async def one(number: int) -> None:
-        await turns.take()
-        passed.append(number)
-
-    def look() -> None:
-        seen.append(len(passed))
-        if len(passed) < 20:
-            asyncio.get_running_loop().call_soon(look)
-
-    tasks = [asyncio.create_task(one(number)) for number in range(20)]
-    look()
-    await asyncio.gather(*tasks)
+    passed, seen = await pass_all(turns, 20)
     assert passed == list(range(20))
     assert {b - a for a, b in itertools.pairwise(seen[4:])} <= {0, 1}
