@@ -22,6 +22,8 @@ from typing import Any, Protocol, Self
 
 import orjson
 
+from .json_values import parse
+
 EMPTY_OBJECT = b"{}"
 STEP_OVERHEAD_BYTES = 512  # of the objects around a step's texts; measured: 430
 BytesLike = bytes | bytearray | memoryview
@@ -72,17 +74,17 @@ class Step:
     @property
     def observation(self) -> Any:
         """What the policy saw; parsed each time."""
-        return orjson.loads(self.observation_json)
+        return parse(self.observation_json)
 
     @property
     def action(self) -> Any:
         """What it did; parsed each time."""
-        return orjson.loads(self.action_json)
+        return parse(self.action_json)
 
     @property
     def info(self) -> dict[str, Any]:
         """What was said beside it; parsed each time."""
-        found: dict[str, Any] = orjson.loads(self.info_json)
+        found: dict[str, Any] = parse(self.info_json)
         return found
 
     @property
@@ -149,7 +151,7 @@ class Episode:
     @property
     def final_observation(self) -> Any:
         """What there was after the last action; parsed each time."""
-        return orjson.loads(self.final_observation_json)
+        return parse(self.final_observation_json)
 
 
 def episode_id(number: int) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputDamaged
+from ..json_values import parse
 from .columnar import JSON_COLUMNS, arrow
-from .layout import PARQUET, parse
+from .layout import PARQUET
 from .open_files import Recent, opened
 
 MOST_GROUPS = 2  # in memory; a group is `columnar.BATCH_BYTES`, or one row

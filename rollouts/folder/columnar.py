@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RolloutError
+from ..json_values import parse
 from .disk import Disk, blocks, typed
 from .layout import (
     ARRAYS,
@@ -29,7 +30,6 @@ from .layout import (
     Part,
     PartFile,
     file_name,
-    parse,
     partial,
 )
 from .part import OpenPart

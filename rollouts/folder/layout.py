@@ -15,7 +15,6 @@ lies in the file, so that steps need not be written again when an episode finds 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -176,13 +175,3 @@ def _pieces(text: BytesLike) -> Iterator[bytes | bytearray]:
         return
     for at in range(0, len(text), _PIECE_BYTES):
         yield bytes(text[at : at + _PIECE_BYTES])
-
-
-def parse(text: BytesLike | str) -> Any:
-    """The value of a JSON text. What orjson refuses (half a surrogate pair) the standard library
-    reads, as the environment's own server did.
-    """
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return json.loads(bytes(text) if isinstance(text, memoryview) else text)

@@ -18,8 +18,8 @@ import msgspec
 
 from ..episodes import Array, BytesLike
 from ..errors import OutputDamaged
+from ..json_values import parse
 from .columnar import arrow
-from .layout import parse
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,6 +18,7 @@ import orjson
 from ...env_host.protocol import WSErrorCode
 from ..episodes import EMPTY_OBJECT, BytesLike, FailureReason
 from ..errors import EpisodeFailed
+from ..json_values import parse
 
 LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
 PARSED_APART_BYTES = 262_144  # and from here on, it is parsed in a thread
@@ -46,7 +47,7 @@ class Answer:
     @property
     def observation(self) -> Any:
         """Parsed each time."""
-        return orjson.loads(self.observation_json)
+        return parse(self.observation_json)
 
 
 class _Data(msgspec.Struct):

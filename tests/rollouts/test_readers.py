@@ -20,10 +20,11 @@ import pytest
 from openenvd.rollouts.episodes import Array, BytesLike, Step
 from openenvd.rollouts.errors import OutputDamaged, OutputError, RolloutError
 from openenvd.rollouts.folder import column_files, hugging_face, manifest, readers, rows
-from openenvd.rollouts.folder.layout import FORMATS, JSONL, parse, partial
+from openenvd.rollouts.folder.layout import FORMATS, JSONL, partial
 from openenvd.rollouts.folder.open_files import opened
 from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
+from openenvd.rollouts.json_values import parse
 
 from .made import episode, finish, image, names, step
 
