@@ -59,6 +59,10 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--keep-failed", is_flag=True, help="Write episodes that failed, too.")
 @click.option(
+    "--keep-cached", is_flag=True,
+    help="Leave large episodes in free memory, to be read at once.",
+)  # fmt: skip
+@click.option(
     "--buffer", type=megabytes, metavar="SIZE",
     help="Most memory between sessions and disk [256M].",
 )  # fmt: skip
@@ -125,6 +129,7 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
         "filters": list(options["filters"]) or None,
         "format": options["form"],
         "keep_failed": options["keep_failed"] or None,
+        "keep_cached": options["keep_cached"] or None,
         "buffer_mb": options["buffer"],
         "memory_mb": options["memory"],
         "max_loop_lag_seconds": options["max_loop_lag"],

@@ -102,6 +102,9 @@ class RolloutPayload(base.Payload):
         "jsonl", pattern="^(jsonl|parquet|arrow)$", description="jsonl, parquet or arrow."
     )
     keep_failed: bool = Field(False, description="Write episodes that failed, too.")
+    keep_cached: bool = Field(
+        False, description="Leave large episodes in the page cache, for whoever reads them at once."
+    )
     buffer_mb: int = Field(
         256,
         ge=LEAST_BUFFER_MB,
@@ -191,6 +194,7 @@ class RolloutPayload(base.Payload):
             stages=Stages(self.group, filters=tuple(self.filters), **named),
             form=self.format,
             keep_failed=self.keep_failed,
+            keep_cached=self.keep_cached,
             buffer_bytes=self.buffer_mb * MEGABYTE,
             max_loop_lag_seconds=self.max_loop_lag_seconds,
         )

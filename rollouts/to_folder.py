@@ -63,6 +63,7 @@ class Order:
     stages: Stages = field(default_factory=Stages)
     form: str = JSONL
     keep_failed: bool = False
+    keep_cached: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
 
@@ -238,7 +239,10 @@ def _other_rollout(
 async def _writer(order: Order) -> AsyncIterator[RolloutWriter]:
     """Closed whatever happens: what has finished is kept."""
     writer = await RolloutWriter.open(
-        order.folder, buffer_bytes=order.buffer_bytes // 2, form=order.form
+        order.folder,
+        buffer_bytes=order.buffer_bytes // 2,
+        form=order.form,
+        keep_cached=order.keep_cached,
     )
     try:
         yield writer

@@ -27,10 +27,9 @@ from .disk import Disk, typed
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Journal, Known
 from .part import OpenPart, publish
-from .spool import LARGE_BYTES, Spool, to_spill
+from .spool import LARGE_BYTES, OWN_PART_BYTES, Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
-OWN_PART_BYTES = 4 << 20  # an episode as large is not copied
 SYNC_THREADS = 2
 MOST_UNPUBLISHED = 16  # parts that wait to be made certain together
 SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory

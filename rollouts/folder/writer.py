@@ -91,9 +91,11 @@ class RolloutWriter:
         buffer_bytes: int = BUFFER_BYTES,
         form: str = JSONL,
         part_bytes: int = PART_BYTES,
+        keep_cached: bool = False,
         disk: Disk | None = None,
     ) -> Self:
-        """The folder, put in order after whatever happened to an earlier writer.
+        """The folder, put in order after whatever happened to an earlier writer. Large episodes
+        are dropped from the page cache as they are written, unless `keep_cached`.
 
         Raises:
             OutputBusy: another one writes there.
@@ -104,7 +106,11 @@ class RolloutWriter:
 
         def begin() -> Output:
             return Output(
-                folder, form=form, disk=disk, part_bytes=part_bytes, spool_bytes=spool_bytes
+                folder,
+                form=form,
+                disk=disk or Disk(keep_cached=keep_cached),
+                part_bytes=part_bytes,
+                spool_bytes=spool_bytes,
             )
 
         writer = cls(await asyncio.to_thread(begin), buffer_bytes)

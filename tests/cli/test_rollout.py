@@ -17,7 +17,8 @@ from .conftest import Command
 NOTHING = {
     "policy": None, "variables": (), "episodes": None, "concurrency": None, "max_steps": None,
     "step_timeout": None, "episode_timeout": None, "retries": None, "seed": None, "form": None,
-    "keep_failed": False, "buffer": None, "memory": None, "max_loop_lag": None, "out": "out",
+    "keep_failed": False, "keep_cached": False, "buffer": None, "memory": None,
+    "max_loop_lag": None, "out": "out",
     "policy_timeout": None, "group": None, "advantages": None, "filters": (),
 }  # fmt: skip
 

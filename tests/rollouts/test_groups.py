@@ -14,8 +14,9 @@ from openenvd.rollouts.episodes import Episode
 from openenvd.rollouts.errors import EpisodeRefused, OutputFull
 from openenvd.rollouts.folder import manifest
 from openenvd.rollouts.folder.layout import SPOOL, Verdict
-from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
+from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.spool import OWN_PART_BYTES
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages.advantages import centred
 from openenvd.rollouts.stages.grouping import GroupSink

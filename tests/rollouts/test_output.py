@@ -23,9 +23,9 @@ from openenvd.rollouts.errors import (
 from openenvd.rollouts.folder import manifest
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.layout import Verdict
-from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
+from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
-from openenvd.rollouts.folder.spool import LARGE_BYTES, to_spill
+from openenvd.rollouts.folder.spool import LARGE_BYTES, OWN_PART_BYTES, to_spill
 
 from .made import episode, finish, image, names, step
 

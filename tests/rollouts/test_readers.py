@@ -22,8 +22,9 @@ from openenvd.rollouts.errors import OutputDamaged, OutputError, RolloutError
 from openenvd.rollouts.folder import column_files, hugging_face, manifest, readers, rows
 from openenvd.rollouts.folder.layout import FORMATS, JSONL, partial
 from openenvd.rollouts.folder.open_files import opened
-from openenvd.rollouts.folder.output import OWN_PART_BYTES, Output
+from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
+from openenvd.rollouts.folder.spool import OWN_PART_BYTES
 from openenvd.rollouts.json_values import parse
 
 from .made import episode, finish, image, names, step

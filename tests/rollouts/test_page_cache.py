@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is large passes through the page cache, as far as the kernel has written it back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from openenvd.rollouts.episodes import BytesLike
+from openenvd.rollouts.folder.disk import Disk
+from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.spool import OWN_PART_BYTES
+
+from .made import finish
+
+BLOCK = 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class PromptDisk(Disk):
+    """Has written back whatever it was given: the kernel's own pace is nobody's to know."""
+
+    def append(self, path: Path, chunks: Sequence[BytesLike], *, passes: bool = False) -> None:
+        if path.exists():
+            self.sync(path)
+        super().append(path, chunks, passes=passes)
+
+
+def cached_bytes(path: Path) -> int:
+    """Of a file: what can be read without the disk."""
+    with path.open("rb") as file:
+        count = -(-os.fstat(file.fileno()).st_size // PAGE)
+        return PAGE * sum(_is_cached(file.fileno(), page * PAGE) for page in range(count))
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def droppable(tmp_path: Path) -> None:
+    """A file system whose pages can be dropped, and that says so."""
+    probe = tmp_path / "probe"
+    probe.write_bytes(b"x" * PAGE)
+    with probe.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            stays = _is_cached(file.fileno(), 0)
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            pytest.skip("the file system here does not tell what is cached")
+    if stays:
+        pytest.skip("the file system here lives in memory: nothing of it can be dropped")
+    probe.unlink()
+
+
+def appended(path: Path, disk: Disk, *, passes: bool) -> int:
+    """Eight blocks, one after the other; what is cached of them."""
+    for _ in range(8):
+        disk.append(path, [bytes(BLOCK)], passes=passes)
+    return cached_bytes(path)
+
+
+def test_what_passes_is_dropped_when_more_comes(tmp_path: Path) -> None:
+    assert appended(tmp_path / "file", PromptDisk(), passes=True) == BLOCK
+
+
+def test_what_does_not_pass_stays(tmp_path: Path) -> None:
+    assert appended(tmp_path / "file", PromptDisk(), passes=False) == 8 * BLOCK
+    assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), passes=True) == 8 * BLOCK
+
+
+@pytest.mark.parametrize("keep_cached", [False, True])
+def test_a_large_episode_passes_and_all_of_it_is_there(tmp_path: Path, keep_cached: bool) -> None:
+    with Output(tmp_path / "out", disk=PromptDisk(keep_cached=keep_cached)) as output:
+        finish(output, "small", text="x" * (OWN_PART_BYTES // 8))
+        finish(output, "large", steps=24, text="x" * (OWN_PART_BYTES // 8))
+        output.close()
+    large = next((tmp_path / "out").glob("steps-00001.jsonl"))
+    assert (cached_bytes(large) >= large.stat().st_size) is keep_cached
+    rollouts = open_rollouts(tmp_path / "out")
+    rollouts.verify()
+    assert [step.number for step in rollouts.episode("large").steps()] == list(range(24))
