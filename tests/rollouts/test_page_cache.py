@@ -72,7 +72,7 @@ def appended(path: Path, disk: Disk, *, passes: bool) -> int:
 
 
 def test_what_passes_is_dropped_when_more_comes(tmp_path: Path) -> None:
-    assert appended(tmp_path / "file", PromptDisk(), passes=True) == BLOCK
+    assert BLOCK <= appended(tmp_path / "file", PromptDisk(), passes=True) < 8 * BLOCK
 
 
 def test_what_does_not_pass_stays(tmp_path: Path) -> None:
