@@ -60,7 +60,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--keep-failed", is_flag=True, help="Write episodes that failed, too.")
 @click.option(
     "--keep-cached", is_flag=True,
-    help="Leave large episodes in free memory, to be read at once.",
+    help="Leave large files in the page cache, to be read at once.",
 )  # fmt: skip
 @click.option(
     "--buffer", type=megabytes, metavar="SIZE",

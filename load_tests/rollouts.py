@@ -13,7 +13,8 @@ keeps pages as the operation does (`env_host/heap.py`).
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
 steps a second. Beside each runs a loop that does nothing (`idle_loop.py`): what the machine itself
-makes that one late is the limit.
+makes that one late is the limit. Where it is half of what we aim at, ours is run again, and the
+report tells of both.
 
 What a large run leaves behind, ten gigabytes of pages, a virtual machine gives back to its host,
 and is slow meanwhile: so nothing is measured for `SETTLE_SECONDS`.
@@ -47,6 +48,9 @@ NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the fil
 AIM_P99_SECONDS, AIM_MAX_SECONDS, AIM_MEMORY = 0.010, 0.100, 1.2
 SLOW_SIZE = 100_000
 SETTLE_SECONDS, LARGE_RUN_BYTES = 15.0, 1 << 30
+DISTURBED_SECONDS = AIM_P99_SECONDS / 2  # of lag, p99, of the loop that does nothing
+MOST_DISTURBED = 2  # runs in a row; the next one counts, whatever happens
+IDLE = "idle loop beside it, p99 and max ms"
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,25 @@ class Bench:
         if done.returncode != 0:
             raise SystemExit(f"{way} ended with {done.returncode}")
         told = Told(**json.loads(done.stdout))
-        told.notes["idle loop beside it, p99 and max ms"] = idle
+        told.notes[IDLE] = idle
         self._check(way, task, told)
         if told.peak_bytes > LARGE_RUN_BYTES:
             time.sleep(SETTLE_SECONDS)
         return told
+
+    def undisturbed(self, address: str, task: Task) -> Told:
+        """Ours; again, where the machine held a loop that does nothing."""
+        for _ in range(MOST_DISTURBED):
+            told = self.run("ours", address, task)
+            idle_p99_ms, _max_ms = told.notes[IDLE]
+            if idle_p99_ms <= DISTURBED_SECONDS * 1e3:
+                return told
+            self.report.note(
+                f"{_size_name(task.payload_bytes)}: a run was DISTURBED, and made again: lag p99 "
+                f"{told.lag_p99_seconds * 1e3:.1f} ms, max {told.lag_max_seconds * 1e3:.1f} ms; "
+                f"of the {IDLE}: {told.notes[IDLE]}"
+            )
+        return self.run("ours", address, task)
 
     def expect(self, fact: bool, otherwise: str) -> None:
         """A fact that must hold for the run to be a success."""
@@ -141,7 +159,7 @@ def sizes(bench: Bench, address: str) -> None:
         naive_task = _naive_task(bench, address, task)
         ours, naive = [], []
         for _ in range(bench.repetitions):
-            ours.append(bench.run("ours", address, task))
+            ours.append(bench.undisturbed(address, task))
             naive.append(bench.run("naive", address, naive_task))
         title = _size_name(payload_bytes)
         mine = _add(bench.report, f"{title}, ours", ours)

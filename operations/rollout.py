@@ -103,7 +103,7 @@ class RolloutPayload(base.Payload):
     )
     keep_failed: bool = Field(False, description="Write episodes that failed, too.")
     keep_cached: bool = Field(
-        False, description="Leave large episodes in the page cache, for whoever reads them at once."
+        False, description="Leave large files in the page cache, to be read at once."
     )
     buffer_mb: int = Field(
         256,

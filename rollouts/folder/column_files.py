@@ -57,7 +57,7 @@ class ColumnsFile:
         try:
             field = found.column(name)[at]
             return parse(memoryview(field.as_buffer())) if name in JSON_COLUMNS else field.as_py()
-        except (OSError, ValueError) as exc:  # Arrow's and JSON's
+        except (OSError, ValueError, RecursionError) as exc:  # Arrow's and JSON's
             raise self._damaged(exc) from exc
 
     @property

@@ -3,10 +3,10 @@
 
 Every error of the operating system becomes one of `errors`, which names the file.
 
-What is large *passes through* the page cache: it is written back at once, and dropped when more
-comes. Otherwise a rollout of gigabytes pushes everybody else's files out of memory, holds the disk
-for seconds when it is written back in one go, and counts against the cap of the rollout's memory:
-there, 12.8 GB made the event loop 20 ms late (p99), and passing through 5 to 8.
+What is large *passes through* the page cache: it is written back as it comes, and dropped when more
+comes or when it is synced. Otherwise a rollout of gigabytes pushes everybody else's files out of
+memory, holds the disk for seconds when it is written back in one go, and counts against the cap of
+the rollout's memory: there, 12.8 GB made the loop 20 ms late (p99), and passing through 5 to 8.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def typed(path: Path) -> Iterator[None]:
 class Disk:
     """Writes, and makes sure of what was written."""
 
+    keeps_cached = False  # also of a subclass that knows nothing of it
+
     def __init__(self, *, keep_cached: bool = False) -> None:
         """`keep_cached`: nothing passes through, for a reader who comes at once."""
-        self._keeps_cached = keep_cached
+        self.keeps_cached = keep_cached
 
     def append(self, path: Path, chunks: Sequence[BytesLike], *, passes: bool = False) -> None:
         """At the end of the file, which is made when there is none; a large one `passes`."""
@@ -45,7 +47,7 @@ class Disk:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 self.write(descriptor, chunks)
-                if passes and not self._keeps_cached:
+                if passes and not self.keeps_cached:
                     _pass_through(descriptor)
             finally:
                 os.close(descriptor)
@@ -55,12 +57,14 @@ class Disk:
         for at in range(0, len(chunks), _MOST_CHUNKS):
             _write_all(descriptor, chunks[at : at + _MOST_CHUNKS])
 
-    def sync(self, path: Path) -> None:
+    def sync(self, path: Path, *, passes: bool = False) -> None:
         """The file's (or folder's) content is on the medium when this returns."""
         with typed(path):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
+                if passes and not self.keeps_cached:
+                    _pass_through(descriptor)
             finally:
                 os.close(descriptor)
 

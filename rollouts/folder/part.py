@@ -28,7 +28,7 @@ from .layout import (
     padding,
     partial,
 )
-from .spool import Spool, Stream
+from .spool import OWN_PART_BYTES, Spool, Stream
 
 
 class PartialFile:
@@ -142,7 +142,7 @@ class OpenPart:
     def certain(self) -> None:
         """What was written is on the medium. Its temporary names are when the folder is synced."""
         for file in self._written():
-            self._disk.sync(partial(file.path))
+            self._disk.sync(partial(file.path), passes=file.size_bytes >= OWN_PART_BYTES)
 
     def finished(self) -> Part:
         """How the manifest tells of it."""

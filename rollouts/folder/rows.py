@@ -78,7 +78,7 @@ def _skimmed(line: bytes) -> dict[str, Any]:
 def _parsed(text: BytesLike) -> Any:
     try:
         return parse(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         hint = "`Rollouts.verify` says which file has changed since it was written"
         raise OutputDamaged(f"a row is no JSON: {exc}", hint) from exc
 

@@ -20,7 +20,7 @@ from .layout import ARRAYS, STEPS, array_row, padding, step_row
 
 JOIN_BYTES = 32 << 10  # a smaller row is one object in memory instead of seven
 LARGE_BYTES = 256 << 10  # an episode never has more in memory
-OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part: they pass through the cache
+OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part; such a file is not cached
 _ZEROS = bytes(64)
 
 
@@ -59,7 +59,7 @@ class Stream:
         """What is in memory goes to the disk. Its checksum is taken on the way."""
         if not self.chunks:
             return
-        disk.append(self.path, self.chunks, passes=self.on_disk_bytes >= OWN_PART_BYTES)
+        disk.append(self.path, self.chunks, passes=self.size_bytes >= OWN_PART_BYTES)
         for chunk in self.chunks:
             self.digest.update(chunk)
         self.on_disk_bytes += self.in_memory_bytes

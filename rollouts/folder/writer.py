@@ -94,8 +94,9 @@ class RolloutWriter:
         keep_cached: bool = False,
         disk: Disk | None = None,
     ) -> Self:
-        """The folder, put in order after whatever happened to an earlier writer. Large episodes
-        are dropped from the page cache as they are written, unless `keep_cached`.
+        """The folder, put in order after whatever happened to an earlier writer. Large files
+        of lines leave the page cache as they are written, unless `keep_cached`; a `disk` of one's
+        own decides that itself.
 
         Raises:
             OutputBusy: another one writes there.
@@ -108,7 +109,7 @@ class RolloutWriter:
             return Output(
                 folder,
                 form=form,
-                disk=disk or Disk(keep_cached=keep_cached),
+                disk=disk or Disk(keep_cached=keep_cached or form != JSONL),  # it is read again
                 part_bytes=part_bytes,
                 spool_bytes=spool_bytes,
             )

@@ -257,9 +257,9 @@ class DiesAt(Disk):
         self._tick()  # torn
         super().write(descriptor, [bytes(chunks[0])[half:], *chunks[1:]])
 
-    def sync(self, path: Path) -> None:
+    def sync(self, path: Path, *, passes: bool = False) -> None:
         self._tick()
-        super().sync(path)
+        super().sync(path, passes=passes)
 
     def rename(self, source: Path, target: Path) -> None:
         self._tick()

@@ -45,6 +45,11 @@ def _is_cached(descriptor: int, offset: int) -> bool:
         return False
 
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "RWF_NOWAIT"), reason="only Linux tells what is cached"
+)
+
+
 @pytest.fixture(autouse=True)
 def droppable(tmp_path: Path) -> None:
     """A file system whose pages can be dropped, and that says so."""
@@ -78,6 +83,24 @@ def test_what_passes_is_dropped_when_more_comes(tmp_path: Path) -> None:
 def test_what_does_not_pass_stays(tmp_path: Path) -> None:
     assert appended(tmp_path / "file", PromptDisk(), passes=False) == 8 * BLOCK
     assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), passes=True) == 8 * BLOCK
+
+
+def test_one_that_is_synced_has_passed(tmp_path: Path) -> None:
+    disk = Disk()
+    appended(tmp_path / "file", disk, passes=True)
+    disk.sync(tmp_path / "file", passes=True)
+    assert cached_bytes(tmp_path / "file") < 8 * BLOCK
+
+
+def test_a_disk_of_ones_own_need_not_know_of_it(tmp_path: Path) -> None:
+    class Own(Disk):
+        def __init__(self) -> None:
+            pass
+
+    with Output(tmp_path / "out", disk=Own()) as output:
+        finish(output, "large", text="x" * OWN_PART_BYTES)
+        output.close()
+    open_rollouts(tmp_path / "out").verify()
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])
