@@ -47,8 +47,8 @@ class Disk:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 self.write(descriptor, chunks)
-                if passes and not self.keeps_cached:
-                    _pass_through(descriptor)
+                if passes:
+                    self._pass_through(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -63,8 +63,8 @@ class Disk:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
-                if passes and not self.keeps_cached:
-                    _pass_through(descriptor)
+                if passes:
+                    self._pass_through(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -88,12 +88,13 @@ class Disk:
         self.rename(fresh, path)
         self.sync(path.parent)
 
-
-def _pass_through(descriptor: int) -> None:
-    """Linux begins to write back what is new of the file, and drops the rest. A wish: no error."""
-    if hasattr(os, "posix_fadvise"):  # not on macOS
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def _pass_through(self, descriptor: int) -> None:
+        """Linux begins to write back what is new of the file, and drops the rest, unless all is to
+        stay. A wish: no error.
+        """
+        if hasattr(os, "posix_fadvise") and not self.keeps_cached:  # macOS has none
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
