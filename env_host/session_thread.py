@@ -22,9 +22,10 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
+
+from . import futures
 
 STACK_BYTES = 1 << 20  # below the size of a huge page
 POOL_THREADS = 64
@@ -115,17 +116,8 @@ def _future_of(
     def unless_cancelled() -> Any:
         return None if future.cancelled() else call(*args, **kwargs)
 
-    runner.submit(functools.partial(_resolve, future), unless_cancelled)
+    runner.submit(functools.partial(futures.settle, future), unless_cancelled)
     return future
-
-
-def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def _do(loop: asyncio.AbstractEventLoop, settle: Settle, call: Callable[[], Any]) -> None:
@@ -139,8 +131,7 @@ def _do(loop: asyncio.AbstractEventLoop, settle: Settle, call: Callable[[], Any]
         error.__cause__ = exc
     if isinstance(error, StopIteration):  # a future cannot carry it
         error = RuntimeError(f"the environment raised StopIteration: {error}")
-    with suppress(RuntimeError):  # the loop has closed: nobody is left to tell
-        loop.call_soon_threadsafe(settle, result, error)
+    futures.tell_loop(loop, settle, result, error)
 
 
 def _start(work: Callable[[], None]) -> None:

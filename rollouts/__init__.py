@@ -14,7 +14,6 @@ Where to look:
     episodes.py       the words: step, episode, sink
     buffers.py        the budget; standing.py: how many episodes may run within it
     turns.py          how many steps pass in a turn of the loop; interpreter.py: of Python itself
-    futures.py        answers to a loop from other threads
     batches.py        whole episodes in memory, for whoever takes them from Python
     to_folder.py      `openenv rollout`: choosing.py, tally.py, figures.py, loop_thread.py
     sessions/         hundreds of WebSockets on one loop

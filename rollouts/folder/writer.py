@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ...env_host.futures import settle, tell_loop
 from ..buffers import ByteBudget, Hold
 from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed
-from ..futures import settle, tell_loop
 from .disk import Disk
 from .layout import JSONL, Verdict
 from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output

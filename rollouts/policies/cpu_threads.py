@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
+from ...env_host.futures import settle, tell_loop
 from ..errors import PolicyHangs
-from ..futures import settle, tell_loop
 from . import call_clock
 
 CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Futures of a loop that other threads answer: whoever waited may be gone, and so may the loop."""
+"""Futures of a loop that other threads answer: whoever waited may be gone, and so may the loop.
+
+Standard library alone, for any room.
+"""
 
 from __future__ import annotations
 
