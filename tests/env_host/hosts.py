@@ -95,6 +95,17 @@ class Host:
                 return found
         raise AssertionError(f"no note of {key}: {self.log.read_text()}")
 
+    def emptied(self) -> None:
+        """Wait until every session has ended.
+
+        The notes of the number do not tell: one that has changed back before the host looked, as
+        on a busy machine, is not told.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (capacity := self.http("GET", "/capacity")[1])["sessions"]:
+            assert time.monotonic() < deadline, capacity
+            time.sleep(0.01)
+
     def ready(self) -> Json:
         """Wait until it accepts sessions."""
         return self.note_that(ready=True)

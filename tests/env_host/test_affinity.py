@@ -173,7 +173,7 @@ def test_with_isolation_each_session_has_a_process_of_its_own(host: Callable[...
     assert "6 sessions" in ask(served, "openenv/session/create")["error"]["message"]
     for session_id in ids:
         assert ask(served, "openenv/session/close", session_id=session_id)["result"]["closed"]
-    served.note_that(sessions=0)
+    served.emptied()
     psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], WAIT_SECONDS)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 

@@ -106,7 +106,7 @@ def test_a_session_begun_over_http_can_be_attached_to_and_closed(start: StartHos
             assert client.connection.close_code is None
             host_has_let_go(client.connection)
     assert rpc(host, "openenv/session/close", session_id=session)["result"]["closed"] is True
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def host_has_let_go(connection: Any) -> None:

@@ -61,7 +61,7 @@ def test_a_process_ends_with_its_session(start: StartHost) -> None:
         with pytest.raises(ConnectionClosed):
             client.receive()
     process.wait(WAIT_SECONDS)
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_who_waits_gets_the_slot_of_an_isolated_session_that_ends(start: StartHost) -> None:
@@ -93,7 +93,7 @@ def test_an_isolated_session_that_dies_costs_itself_alone(
         told = next_exit(host)
         assert (told["pid"], told["sessions"], told["isolated"]) == (pid, 1, True)
         assert second.ask("reset")["type"] == "observation"
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_many_isolated_sessions_that_die_at_once_cost_themselves_alone(start: StartHost) -> None:
@@ -110,7 +110,7 @@ def test_many_isolated_sessions_that_die_at_once_cost_themselves_alone(start: St
         survivor.ask("reset")
         assert set(pool.map(die, range(48))) == {"SESSION_ERROR"}
         assert survivor.ask("reset")["type"] == "observation"
-    host.note_that(sessions=0)
+    host.emptied()
     assert host.stop() == 0
 
 
@@ -146,7 +146,7 @@ def test_a_session_without_room_for_its_process_is_refused_alone(start: StartHos
         with host.open() as second:
             assert second.ask("reset")["type"] == "observation"
         assert first.ask("reset")["type"] == "observation"
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_http_is_answered_by_the_front(start: StartHost) -> None:
@@ -195,14 +195,9 @@ def test_a_client_that_does_not_wait_for_its_handshake_costs_itself_alone(
             with suppress(ConnectionError):
                 while client.recv(65536):
                     pass
-        until_empty(host)
+        host.emptied()
     with host.open() as next_one:
         assert next_one.ask("reset")["type"] == "observation"
-
-
-def until_empty(host: Host) -> None:
-    while host.http("GET", "/capacity")[1]["sessions"]:
-        pass
 
 
 def test_what_a_session_costs_is_measured_in_its_process(start: StartHost) -> None:
@@ -225,7 +220,7 @@ def test_a_front_that_hangs_hears_later_of_all_slots_that_are_free(start: StartH
             stack.enter_context(host.open()).ask("reset")
         front.suspend()
     front.resume()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def eats_too_much(host: Host) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -144,7 +144,7 @@ def test_everything_of_a_synchronous_session_runs_on_its_own_thread(start: Start
         assert step(client, "count") == "1"
         assert client.ask("state")["data"]["step_count"] == 1
         client.send("close")
-    host.note_that(sessions=0)
+    host.emptied()
     assert host.stop() == 0
     assert "failed" not in host.log.read_text()
 
@@ -182,7 +182,7 @@ def test_a_factory_that_raises_is_named_and_the_connection_closed(start: StartHo
         assert "no licence" in answer["message"]
         with pytest.raises(ConnectionClosed):
             client.receive()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_one_session_too_many_is_refused_with_the_numbers(start: StartHost) -> None:
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_step_frees_its_slot(
     with host.open() as client:
         client.send("step", {"what": "wait", "gate": gate.name})
         gate.reached()
-    host.note_that(sessions=0)
+    host.emptied()
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
     gate.open()
@@ -244,8 +244,7 @@ def test_a_client_that_leaves_while_its_environment_is_made_frees_its_slot(
     host.ready()
     with host.open():
         creating.reached()
-        host.note_that(sessions=1)  # a number that has changed back meanwhile is not told
-    host.note_that(sessions=0)
+    host.emptied()
     creating.open()
     with host.open() as client:
         creating.reached()
@@ -298,7 +297,7 @@ def test_an_idle_session_is_closed_with_its_reason(start: StartHost) -> None:
         assert "idle" in answer["message"]
         with pytest.raises(ConnectionClosed):
             client.receive()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_the_number_of_sessions_is_told(start: StartHost) -> None:

@@ -191,7 +191,7 @@ def test_a_broken_frame_closes_the_connection_with_its_code(
         opcode, payload = client.receive()
         assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, code)
         assert client.is_over()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None:
@@ -199,14 +199,14 @@ def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None
         client.send(frame(Opcode.CLOSE, b"\x0f\xa0bye"))
         assert client.receive() == (Opcode.CLOSE, b"\x0f\xa0")
         assert client.is_over()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
     with begun(host) as client:
         client.text('{"type":"close"}')
         assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
-        host.note_that(sessions=0)
+        host.emptied()
         client.text('{"type":"state"}')  # is not answered any more
         client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
         assert client.is_over()
@@ -216,14 +216,14 @@ def test_a_client_that_only_stops_sending_has_left(host: Host) -> None:
     with begun(host) as client:
         client.connection.shutdown(socket.SHUT_WR)
         assert client.is_over()
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_a_connection_that_is_reset_frees_its_slot(host: Host) -> None:
     with begun(host) as client:
         linger = struct.pack("ii", 1, 0)
         client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    host.note_that(sessions=0)
+    host.emptied()
 
 
 def test_a_client_that_does_not_read_is_answered_once_it_does(host: Host) -> None:
@@ -266,7 +266,7 @@ def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
         assert "0.2 s" in client.receive()["data"]["message"]
         with pytest.raises(ConnectionClosed):
             client.receive()
-    host.note_that(sessions=0)
+    host.emptied()
     assert "step ran past 0.2 s" in host.log.read_text()
 
 
