@@ -12,7 +12,7 @@ import pytest
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.sessions import session_pool
-from openenvd.rollouts.sessions.intake import LEAST_BYTES, Intake
+from openenvd.rollouts.sessions.intake import AT_ONCE_SECONDS, LEAST_BYTES, Intake
 from openenvd.rollouts.sessions.message_memory import MessageMemory
 from openenvd.rollouts.sessions.wire import Receiving
 
@@ -53,6 +53,21 @@ async def test_after_something_large_nothing_passes_until_the_next_turn() -> Non
     seen = [intake.is_open, intake.admits(1000), intake.is_open]
     await asyncio.sleep(0.01)
     assert [*seen, intake.is_open] == [True, False, False, True]
+
+
+async def test_a_turn_that_has_taken_long_is_over_however_little_has_come() -> None:
+    now = 0.0
+    intake = Intake(at_once_bytes=1000, clock=lambda: now)
+    assert intake.admits(1)
+    now += AT_ONCE_SECONDS
+    assert intake.admits(1)
+    now += AT_ONCE_SECONDS
+    assert not intake.admits(1)
+    passed: list[float] = []
+    intake.wait(1, lambda: passed.append(now))
+    await asyncio.sleep(0)
+    assert (passed, intake.is_open) == ([now], True)
+    assert intake.admits(1)
 
 
 async def test_answers_that_wait_arrive_whole(
