@@ -5,9 +5,13 @@
                   ▲                                                                     │
                   └───────────────── the next in line is admitted ◀─────────────────────┘
 
-A step's room is reserved before the step is asked for, and given back when it is on disk: nothing
-in between can grow without it. Those who wait are served in order. Something larger than the whole
+A step's room is reserved before it is handed over, and given back when it is on disk: nothing in
+between can grow without it. Those who wait are served in order. Something larger than the whole
 budget passes alone. Queues between threads need no bound of their own then.
+
+A disk that is slower than the environments fills whatever room there is, and is no faster for it.
+So a budget may begin small, and opens when its room was too little: when somebody had waited, and
+yet the disk ran out of work.
 
 The lock guards the figures and the line of those who wait; it is never held across a wait.
 """
@@ -30,12 +34,17 @@ def admits(used_bytes: int, size_bytes: int, limit_bytes: int) -> bool:
 
 
 class ByteBudget:
-    """`limit_bytes` of room, reserved on event loops and given back from any thread."""
+    """`limit_bytes` of room, reserved on event loops and given back from any thread.
 
-    def __init__(self, limit_bytes: int) -> None:
+    With `first_bytes` it begins with so much, and `widen` opens it further.
+    """
+
+    def __init__(self, limit_bytes: int, first_bytes: int | None = None) -> None:
         if limit_bytes <= 0:
             raise ValueError(f"a budget needs room: {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
+        self._open_bytes = min(limit_bytes, first_bytes or limit_bytes)
+        self._was_short = False
         self.peak_bytes = 0
         self._used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
@@ -54,7 +63,7 @@ class ByteBudget:
 
     def is_full(self, size_bytes: int) -> bool:
         """Whether somebody who wants so much now has to wait."""
-        return bool(self._waiting) or not admits(self._used_bytes, size_bytes, self.limit_bytes)
+        return bool(self._waiting) or not admits(self._used_bytes, size_bytes, self._open_bytes)
 
     async def reserve(self, size_bytes: int) -> Hold:
         """Room for `size_bytes`, waited for in line.
@@ -76,6 +85,19 @@ class ByteBudget:
         for waiter in waiting:
             waiter.wake(error)
 
+    def widen(self) -> None:
+        """From any thread: whoever works on what was reserved has run out of it. Where somebody has
+        waited meanwhile, there is twice the room from now on.
+        """
+        if not self._was_short or self._open_bytes == self.limit_bytes:
+            return
+        with self._lock:
+            self._was_short = False
+            self._open_bytes = min(self.limit_bytes, self._open_bytes * 2)
+            admitted = self._admit()
+        for waiter in admitted:
+            waiter.wake()
+
     def change(self, difference_bytes: int) -> None:
         """What a hold took more, or gave back."""
         with self._lock:
@@ -90,9 +112,10 @@ class ByteBudget:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if not self._waiting and admits(self._used_bytes, size_bytes, self.limit_bytes):
+            if not self._waiting and admits(self._used_bytes, size_bytes, self._open_bytes):
                 self._take(size_bytes)
                 return None
+            self._was_short = True
             loop = asyncio.get_running_loop()
             waiter = _Waiter(size_bytes, loop, loop.create_future())
             self._waiting.append(waiter)
@@ -120,7 +143,7 @@ class ByteBudget:
         """Let in whom there is room for, in order. Under the lock; the caller wakes them."""
         admitted = []
         while self._waiting and admits(
-            self._used_bytes, self._waiting[0].size_bytes, self.limit_bytes
+            self._used_bytes, self._waiting[0].size_bytes, self._open_bytes
         ):
             waiter = self._waiting.popleft()
             waiter.admitted = True

@@ -9,9 +9,11 @@
 
 What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
 were woken for every step, the two threads would spend their time on waiting for each other's lock.
-The queue needs no bound: everything in it has its room in the budget. When the disk fails, the
-thread keeps what was finished (`Output.save`), everyone who waits or comes later is told the error,
-and what is still queued is dropped with its room.
+The queue needs no bound: everything in it has its room in the budget. That opens beyond
+`FIRST_BYTES` only where the thread ran out of work while somebody had to wait for room.
+
+When the disk fails, the thread keeps what was finished (`Output.save`), everyone who waits or comes
+later is told the error, and what is still queued is dropped with its room.
 
 The thread alone touches the `Output`.
 """
@@ -39,6 +41,7 @@ from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
 
 BUFFER_BYTES = 256 << 20
 CHECKPOINT_SECONDS = 1.0
+FIRST_BYTES = 32 << 20  # of the buffer, until it turns out to need more
 BATCH_BYTES = 4 << 20
 BATCH_SECONDS = 0.01
 SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
@@ -72,7 +75,7 @@ class RolloutWriter:
 
     def __init__(self, output: Output, buffer_bytes: int) -> None:
         elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE
-        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes)
+        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes, FIRST_BYTES)
         self._output = output
         self._earlier = output.finished_episode_ids
         self._batch: list[_Job] = []  # of the loop
@@ -261,6 +264,8 @@ class RolloutWriter:
     def _next(self, checkpoint_at: float | None) -> list[_Job]:
         """Empty: it is time for a checkpoint. With nothing new to make certain it waits for ever;
         the last job wakes it."""
+        if self._jobs.empty():
+            self.budget.widen()
         if checkpoint_at is None:
             return self._jobs.get()
         try:

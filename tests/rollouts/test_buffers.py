@@ -141,3 +141,54 @@ async def test_room_given_back_by_other_threads_never_exceeds_the_limit() -> Non
 async def test_even_nothing_takes_some_room() -> None:
     """So that the number of tiny things is bounded, too."""
     assert (await ByteBudget(KB).reserve(0)).size_bytes == LEAST_BYTES
+
+
+async def test_a_budget_opens_when_its_room_was_too_little() -> None:
+    budget = ByteBudget(8 * KB, first_bytes=KB)
+    first = await budget.reserve(KB)
+    waiting = [asyncio.create_task(budget.reserve(KB)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert budget.waiting == 3
+    budget.widen()  # two have room at once
+    await asyncio.sleep(0)
+    assert (budget.waiting, budget.used_bytes) == (2, 2 * KB)
+    first.release()
+    await asyncio.sleep(0)
+    assert (budget.waiting, budget.used_bytes) == (1, 2 * KB)
+    (await waiting[0]).release()
+    (await waiting[1]).release()
+    (await waiting[2]).release()
+
+
+async def test_a_budget_whose_room_was_enough_stays_as_it_is() -> None:
+    budget = ByteBudget(8 * KB, first_bytes=KB)
+    for _ in range(5):
+        (await budget.reserve(KB)).release()
+        budget.widen()
+    await budget.reserve(KB)
+    assert budget.is_full(KB)
+
+
+async def test_a_budget_opens_by_one_step_for_each_time_it_was_short() -> None:
+    """And never beyond its limit."""
+    budget = ByteBudget(3 * KB, first_bytes=KB)
+    held = await budget.reserve(KB)
+    waiting = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        budget.widen()
+    hold = await waiting
+    assert budget.is_full(1)  # twice the room, and not four times
+    waiting = asyncio.create_task(budget.reserve(KB))
+    await asyncio.sleep(0)
+    budget.widen()
+    await waiting
+    assert (budget.used_bytes, budget.is_full(1)) == (budget.limit_bytes, True)
+    held.release()
+    hold.release()
+
+
+async def test_room_to_begin_with_is_never_more_than_the_limit() -> None:
+    budget = ByteBudget(KB, first_bytes=8 * KB)
+    await budget.reserve(KB)
+    assert budget.is_full(1)

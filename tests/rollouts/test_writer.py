@@ -82,6 +82,27 @@ async def test_collecting_waits_for_a_disk_that_stands_still_and_loses_nothing(
     assert len(open_rollouts(tmp_path)) == 8
 
 
+async def test_there_is_more_room_after_a_disk_has_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It caught up, and had nothing to do: with more room, more would have been collected."""
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.FIRST_BYTES", 700 * KB)
+    disk, filled = Gate(), []
+    async with await RolloutWriter.open(tmp_path, buffer_bytes=8192 * KB, disk=disk) as writer:
+        for stall in range(20):  # the second time, but for a thread that is slow to look
+            disk.opened.clear()
+            running = [asyncio.create_task(run_episode(writer, f"{stall}-{n}", 4, "x" * 300 * KB))
+                       for n in range(8)]  # fmt: skip
+            while writer.budget.waiting < 2:
+                await asyncio.sleep(0)
+            filled.append(writer.budget.used_bytes)
+            disk.opened.set()
+            await asyncio.gather(*running)
+            if filled[-1] > 700 * KB:
+                break
+    assert filled[0] <= 700 * KB < filled[-1]
+
+
 async def test_whole_episodes_can_be_put(tmp_path: Path) -> None:
     async with await RolloutWriter.open(tmp_path) as writer:
         await writer.put(episode("a", steps=4))
