@@ -3,10 +3,11 @@
 
 Every error of the operating system becomes one of `errors`, which names the file.
 
-What is large *passes through* the page cache: it is written back as it comes, and dropped when more
-comes or when it is synced. Otherwise a rollout of gigabytes pushes everybody else's files out of
-memory, holds the disk for seconds when it is written back in one go, and counts against the cap of
-the rollout's memory: there, 12.8 GB made the loop 20 ms late (p99), and passing through 5 to 8.
+What is large *passes*: it goes past the page cache (`past_cache`), or, where the file system cannot
+do that, through it: written back as it comes, and dropped when more comes or when it is synced.
+Otherwise a rollout of gigabytes pushes everybody else's files out of memory, holds the disk for
+seconds when it is written back in one go, counts against the cap of the rollout's memory, and takes
+new pages all the time, which a virtual machine has to get from its host.
 """
 
 from __future__ import annotations
@@ -14,13 +15,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from ..episodes import BytesLike
 from ..errors import of_os_error
+from .past_cache import PastCache
 
 BLOCK_BYTES = 1 << 20  # of a copy
+DIGESTED_BESIDE_BYTES = 256 << 10  # another thread's turn costs as much as a digest of 64 kB
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
+
+
+class Digest(Protocol):
+    """What `hashlib` makes."""
+
+    def update(self, data: BytesLike, /) -> None: ...
 
 
 @contextlib.contextmanager
@@ -35,20 +46,31 @@ def typed(path: Path) -> Iterator[None]:
 class Disk:
     """Writes, and makes sure of what was written."""
 
+    _past_cache: PastCache | None = None
+    _digesting: ThreadPoolExecutor | None = None
     keeps_cached = False  # also of a subclass that knows nothing of it
 
     def __init__(self, *, keep_cached: bool = False) -> None:
         """`keep_cached`: nothing passes through, for a reader who comes at once."""
         self.keeps_cached = keep_cached
 
-    def append(self, path: Path, chunks: Sequence[BytesLike], *, passes: bool = False) -> None:
-        """At the end of the file, which is made when there is none; a large one `passes`."""
-        with typed(path):
+    def append(
+        self,
+        path: Path,
+        chunks: Sequence[BytesLike],
+        *,
+        passes: bool = False,
+        digest: Digest | None = None,
+    ) -> None:
+        """At the end of the file, which is made when there is none; a large one `passes`. The
+        `digest` takes it in meanwhile."""
+        with typed(path), self._digested(chunks, digest):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                self.write(descriptor, chunks)
-                if passes:
-                    self._pass_through(descriptor)
+                if passes and not self.keeps_cached:
+                    self._append_past_the_cache(descriptor, chunks)
+                else:
+                    self.write(descriptor, chunks)
             finally:
                 os.close(descriptor)
 
@@ -88,13 +110,38 @@ class Disk:
         self.rename(fresh, path)
         self.sync(path.parent)
 
+    @contextlib.contextmanager
+    def _digested(self, chunks: Sequence[BytesLike], digest: Digest | None) -> Iterator[None]:
+        """Much of it by a thread of its own, while this one waits for the medium."""
+        if digest is None:
+            yield
+            return
+        if sum(map(len, chunks)) < DIGESTED_BESIDE_BYTES:
+            yield
+            _take_in(digest, chunks)
+            return
+        if self._digesting is None:
+            self._digesting = ThreadPoolExecutor(1, thread_name_prefix="rollout-digest")
+        taken_in = self._digesting.submit(_take_in, digest, chunks)
+        try:
+            yield
+        finally:
+            taken_in.result()
+
+    def _append_past_the_cache(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        if self._past_cache is None:
+            self._past_cache = PastCache()
+        if not self._past_cache.append(descriptor, chunks, self.write):
+            self._pass_through(descriptor)
+
     def _pass_through(self, descriptor: int) -> None:
-        """Linux begins to write back what is new of the file, and drops the rest, unless all is to
-        stay. A wish: no error.
-        """
-        if hasattr(os, "posix_fadvise") and not self.keeps_cached:  # macOS has none
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not self.keeps_cached:
+            drop_cached(descriptor)
+
+
+def _take_in(digest: Digest, chunks: Sequence[BytesLike]) -> None:
+    for chunk in chunks:
+        digest.update(chunk)
 
 
 def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
@@ -105,6 +152,15 @@ def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
             written -= len(rest.pop(0))
         if written:
             rest[0] = rest[0][written:]
+
+
+def drop_cached(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
+    """Linux begins to write back what is new of that stretch of a file (0: to its end), and drops
+    the rest from its cache. A wish: no error.
+    """
+    if hasattr(os, "posix_fadvise"):  # macOS has none
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def blocks(path: Path) -> Iterator[bytes]:

@@ -12,16 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import FileIO
 
+from .disk import drop_cached
+
+DROPPED_BYTES = 4 << 20  # of what was read and passes, each time
 BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
 
 
-def lines(file: FileIO, offset: int, size_bytes: int) -> Iterator[bytes]:
-    """Without their ends. Where the file is shorter than the stretch, there are fewer."""
+def lines(file: FileIO, offset: int, size_bytes: int, *, passes: bool = False) -> Iterator[bytes]:
+    """Without their ends. Where the file is shorter than the stretch, there are fewer. What
+    `passes` does not stay in the page cache."""
     file.seek(offset)
     buffer = bytearray(min(BLOCK_BYTES, size_bytes))
+    read_bytes = 0
     kept = 0  # of a line whose end is yet to come
     while got := file.readinto(memoryview(buffer)[kept : kept + size_bytes]):
         size_bytes -= got
+        read_bytes += got
+        if passes and (read_bytes % DROPPED_BYTES < got or not size_bytes):
+            drop_cached(file.fileno(), offset, read_bytes)  # what straddled, too
         view, begin, end = memoryview(buffer), 0, kept + got
         while (stop := buffer.find(b"\n", max(begin, kept), end)) >= 0:
             yield bytes(view[begin:stop])

@@ -65,10 +65,8 @@ class PartialFile:
         """At its end. Nothing makes no file."""
         if not chunks:
             return
-        self._disk.append(partial(self.path), chunks)
-        for chunk in chunks:
-            self._digest.update(chunk)
-            self.size_bytes += len(memoryview(chunk).cast("B"))
+        self._disk.append(partial(self.path), chunks, digest=self._digest)
+        self.size_bytes += sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
 
     def finished(self) -> PartFile:
         """How the manifest tells of it."""

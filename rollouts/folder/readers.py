@@ -51,6 +51,7 @@ from .lines import lines
 from .manifest import Known
 from .open_files import Recent, mapped, opened, present, readable
 from .rows import LineRow, MappedArray, Row, StepRow
+from .spool import OWN_PART_BYTES
 
 MOST_MAPPED = 16  # files of arrays; each has a descriptor
 
@@ -74,7 +75,7 @@ class EpisodeRow:
 class Rollouts:
     """A folder of rollouts, as it was when this was made. May be handed to other processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
         self.folder = folder
         known = _known(folder)
         parts = dict(known.parts)
@@ -82,7 +83,9 @@ class Rollouts:
             growing = known.growing
             parts[growing.part] = Part(growing.part, (), growing.episode_ids, growing.steps)
         groups, maps = Recent(MOST_GROUPS), Recent(MOST_MAPPED)
-        self._readers = [_PartReader(folder, parts[n], groups, maps) for n in sorted(parts)]
+        self._readers = [
+            _PartReader(folder, parts[n], groups, maps, keep_cached) for n in sorted(parts)
+        ]
 
     def __len__(self) -> int:
         return sum(len(reader.part.episode_ids) for reader in self._readers)
@@ -149,8 +152,9 @@ class Rollouts:
         }
 
 
-def open_rollouts(folder: Path | str) -> Rollouts:
-    """What is finished in a folder.
+def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
+    """What is finished in a folder. Who reads it once, and does not `keep_cached` what it has
+    read, leaves the page cache to others: the lines of large episodes pass through it.
 
     Raises:
         OutputDamaged: there are no rollouts, or they cannot be understood.
@@ -158,7 +162,7 @@ def open_rollouts(folder: Path | str) -> Rollouts:
     folder = Path(folder).absolute()  # whoever has it may be elsewhere by then
     if not ((folder / MANIFEST).exists() or (folder / JOURNAL).exists()):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
-    return Rollouts(folder)
+    return Rollouts(folder, keep_cached=keep_cached)
 
 
 def _known(folder: Path) -> Known:
@@ -184,8 +188,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 class _PartReader:
     """The files of one part, opened when they are needed. A growing part has none that is whole."""
 
-    def __init__(self, folder: Path, part: Part, groups: Recent, maps: Recent) -> None:
+    def __init__(
+        self, folder: Path, part: Part, groups: Recent, maps: Recent, keep_cached: bool
+    ) -> None:
         self.part = part
+        self._keep_cached = keep_cached
         self._folder = folder
         self._groups = groups
         self._maps = maps
@@ -237,7 +244,8 @@ class _PartReader:
             return
         with file, readable(Path(file.name)):
             offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
-            found = lines(file, offset, size_bytes)
+            passes = not self._keep_cached and size_bytes >= OWN_PART_BYTES
+            found = lines(file, offset, size_bytes, passes=passes)
             for at in range(count):
                 if (line := next(found, None)) is None:
                     raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")

@@ -20,7 +20,8 @@ from .layout import ARRAYS, STEPS, array_row, padding, step_row
 
 JOIN_BYTES = 32 << 10  # a smaller row is one object in memory instead of seven
 LARGE_BYTES = 256 << 10  # an episode never has more in memory
-OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part; such a file is not cached
+OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part
+PASSES_BYTES = 1 << 20  # of an episode that will likely be one: its files are not cached
 _ZEROS = bytes(64)
 
 
@@ -59,9 +60,8 @@ class Stream:
         """What is in memory goes to the disk. Its checksum is taken on the way."""
         if not self.chunks:
             return
-        disk.append(self.path, self.chunks, passes=self.size_bytes >= OWN_PART_BYTES)
-        for chunk in self.chunks:
-            self.digest.update(chunk)
+        passes = self.size_bytes >= PASSES_BYTES
+        disk.append(self.path, self.chunks, passes=passes, digest=self.digest)
         self.on_disk_bytes += self.in_memory_bytes
         self.chunks, self.in_memory_bytes = [], 0
 

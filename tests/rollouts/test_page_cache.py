@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.folder.disk import Disk
+from openenvd.rollouts.folder import past_cache
+from openenvd.rollouts.folder.disk import Digest, Disk
 from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.spool import OWN_PART_BYTES
@@ -25,10 +26,17 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class PromptDisk(Disk):
     """Has written back whatever it was given: the kernel's own pace is nobody's to know."""
 
-    def append(self, path: Path, chunks: Sequence[BytesLike], *, passes: bool = False) -> None:
+    def append(
+        self,
+        path: Path,
+        chunks: Sequence[BytesLike],
+        *,
+        passes: bool = False,
+        digest: Digest | None = None,
+    ) -> None:
         if path.exists():
             self.sync(path)
-        super().append(path, chunks, passes=passes)
+        super().append(path, chunks, passes=passes, digest=digest)
 
 
 def cached_bytes(path: Path) -> int:
@@ -76,6 +84,21 @@ def appended(path: Path, disk: Disk, *, passes: bool) -> int:
     return cached_bytes(path)
 
 
+@pytest.fixture
+def no_way_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system where everything goes through the cache."""
+    monkeypatch.setattr(past_cache, "DIRECT", 0)
+
+
+def test_what_passes_is_never_cached(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError as exc:
+        pytest.skip(f"the file system here cannot write past its cache: {exc}")
+    assert appended(tmp_path / "file", Disk(), passes=True) == 0
+
+
+@pytest.mark.usefixtures("no_way_past")
 def test_what_passes_is_dropped_when_more_comes(tmp_path: Path) -> None:
     assert BLOCK <= appended(tmp_path / "file", PromptDisk(), passes=True) < 8 * BLOCK
 
@@ -85,6 +108,7 @@ def test_what_does_not_pass_stays(tmp_path: Path) -> None:
     assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), passes=True) == 8 * BLOCK
 
 
+@pytest.mark.usefixtures("no_way_past")
 def test_one_that_is_synced_has_passed(tmp_path: Path) -> None:
     disk = Disk()
     appended(tmp_path / "file", disk, passes=True)
@@ -101,6 +125,22 @@ def test_a_disk_of_ones_own_need_not_know_of_it(tmp_path: Path) -> None:
         finish(output, "large", text="x" * OWN_PART_BYTES)
         output.close()
     open_rollouts(tmp_path / "out").verify()
+
+
+@pytest.mark.parametrize("keep_cached", [False, True])
+def test_large_episodes_are_read_and_pass_or_stay(tmp_path: Path, keep_cached: bool) -> None:
+    with Output(tmp_path / "out", disk=Disk(keep_cached=True)) as output:
+        finish(output, "large", steps=24, text="x" * (OWN_PART_BYTES // 8))
+        finish(output, "small", text="x" * (OWN_PART_BYTES // 8))
+        output.close()
+    large = next((tmp_path / "out").glob("steps-00001.jsonl"))
+    small = next((tmp_path / "out").glob("steps-00000.jsonl"))
+    rollouts = open_rollouts(tmp_path / "out", keep_cached=keep_cached)
+    seen = {episode.id: [step.number for step in episode.steps()] for episode in rollouts}
+    assert seen == {"large": list(range(24)), "small": [0, 1, 2]}
+    size_bytes = large.stat().st_size
+    assert cached_bytes(large) >= size_bytes if keep_cached else cached_bytes(large) < BLOCK
+    assert cached_bytes(small) >= small.stat().st_size
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])
