@@ -10,8 +10,8 @@ between can grow without it. Those who wait are served in order. Something large
 budget passes alone. Queues between threads need no bound of their own then.
 
 A disk that is slower than the environments fills whatever room there is, and is no faster for it.
-So a budget may begin small, and opens when its room was too little: when somebody had waited, and
-yet the disk ran out of work.
+So a budget may begin small, and opens where its room is too little: where somebody waits, or has
+waited, and yet the disk has run out of work.
 
 The lock guards the figures and the line of those who wait; it is never held across a wait.
 """
@@ -36,7 +36,7 @@ def admits(used_bytes: int, size_bytes: int, limit_bytes: int) -> bool:
 class ByteBudget:
     """`limit_bytes` of room, reserved on event loops and given back from any thread.
 
-    With `first_bytes` it begins with so much, and `widen` opens it further.
+    With `first_bytes` it begins with so much, and opens as `idle` tells.
     """
 
     def __init__(self, limit_bytes: int, first_bytes: int | None = None) -> None:
@@ -44,7 +44,8 @@ class ByteBudget:
             raise ValueError(f"a budget needs room: {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
         self._open_bytes = min(limit_bytes, first_bytes or limit_bytes)
-        self._was_short = False
+        self._was_short = False  # somebody has waited since there was nothing to do
+        self._is_idle = False
         self.peak_bytes = 0
         self._used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
@@ -85,18 +86,23 @@ class ByteBudget:
         for waiter in waiting:
             waiter.wake(error)
 
-    def widen(self) -> None:
+    def idle(self) -> None:
         """From any thread: whoever works on what was reserved has run out of it. Where somebody has
-        waited meanwhile, there is twice the room from now on.
+        waited meanwhile, there is twice the room from now on; until `busy`, there is as much as
+        anybody asks for.
         """
-        if not self._was_short or self._open_bytes == self.limit_bytes:
-            return
         with self._lock:
-            self._was_short = False
-            self._open_bytes = min(self.limit_bytes, self._open_bytes * 2)
+            self._is_idle = True
+            if self._was_short:
+                self._was_short = False
+                self._open()
             admitted = self._admit()
         for waiter in admitted:
             waiter.wake()
+
+    def busy(self) -> None:
+        """From any thread: there is work again."""
+        self._is_idle = False
 
     def change(self, difference_bytes: int) -> None:
         """What a hold took more, or gave back."""
@@ -112,7 +118,7 @@ class ByteBudget:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if not self._waiting and admits(self._used_bytes, size_bytes, self._open_bytes):
+            if not self._waiting and self._fits(size_bytes):
                 self._take(size_bytes)
                 return None
             self._was_short = True
@@ -142,14 +148,25 @@ class ByteBudget:
     def _admit(self) -> list[_Waiter]:
         """Let in whom there is room for, in order. Under the lock; the caller wakes them."""
         admitted = []
-        while self._waiting and admits(
-            self._used_bytes, self._waiting[0].size_bytes, self._open_bytes
-        ):
+        while self._waiting and self._fits(self._waiting[0].size_bytes):
             waiter = self._waiting.popleft()
             waiter.admitted = True
             self._take(waiter.size_bytes)
             admitted.append(waiter)
         return admitted
+
+    def _fits(self, size_bytes: int) -> bool:
+        """Under the lock. While there is nothing to do, no room is kept back."""
+        while not (fits := admits(self._used_bytes, size_bytes, self._open_bytes)):
+            if not (self._is_idle and self._open()):
+                break
+        return fits
+
+    def _open(self) -> bool:
+        """Twice as far; whether it could be."""
+        before_bytes = self._open_bytes
+        self._open_bytes = min(self.limit_bytes, 2 * before_bytes)
+        return self._open_bytes > before_bytes
 
     def _take(self, size_bytes: int) -> None:
         self._used_bytes += size_bytes

@@ -15,23 +15,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from ..episodes import BytesLike
 from ..errors import of_os_error
 from .past_cache import PastCache
 
 BLOCK_BYTES = 1 << 20  # of a copy
-DIGESTED_BESIDE_BYTES = 256 << 10  # another thread's turn costs as much as a digest of 64 kB
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
-
-
-class Digest(Protocol):
-    """What `hashlib` makes."""
-
-    def update(self, data: BytesLike, /) -> None: ...
 
 
 @contextlib.contextmanager
@@ -46,8 +37,6 @@ def typed(path: Path) -> Iterator[None]:
 class Disk:
     """Writes, and makes sure of what was written."""
 
-    _past_cache: PastCache | None = None
-    _digesting: ThreadPoolExecutor | None = None
     keeps_cached = False  # also of a subclass that knows nothing of it
 
     def __init__(self, *, keep_cached: bool = False) -> None:
@@ -55,22 +44,17 @@ class Disk:
         self.keeps_cached = keep_cached
 
     def append(
-        self,
-        path: Path,
-        chunks: Sequence[BytesLike],
-        *,
-        passes: bool = False,
-        digest: Digest | None = None,
+        self, path: Path, chunks: Sequence[BytesLike], *, past: PastCache | None = None
     ) -> None:
-        """At the end of the file, which is made when there is none; a large one `passes`. The
-        `digest` takes it in meanwhile."""
-        with typed(path), self._digested(chunks, digest):
+        """At the end of the file, which is made when there is none; `past` the page cache, unless
+        all is to stay there."""
+        with typed(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                if passes and not self.keeps_cached:
-                    self._append_past_the_cache(descriptor, chunks)
-                else:
+                if past is None or self.keeps_cached:
                     self.write(descriptor, chunks)
+                elif not past.append(descriptor, chunks, self.write):
+                    self._pass_through(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -110,38 +94,9 @@ class Disk:
         self.rename(fresh, path)
         self.sync(path.parent)
 
-    @contextlib.contextmanager
-    def _digested(self, chunks: Sequence[BytesLike], digest: Digest | None) -> Iterator[None]:
-        """Much of it by a thread of its own, while this one waits for the medium."""
-        if digest is None:
-            yield
-            return
-        if sum(map(len, chunks)) < DIGESTED_BESIDE_BYTES:
-            yield
-            _take_in(digest, chunks)
-            return
-        if self._digesting is None:
-            self._digesting = ThreadPoolExecutor(1, thread_name_prefix="rollout-digest")
-        taken_in = self._digesting.submit(_take_in, digest, chunks)
-        try:
-            yield
-        finally:
-            taken_in.result()
-
-    def _append_past_the_cache(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
-        if self._past_cache is None:
-            self._past_cache = PastCache()
-        if not self._past_cache.append(descriptor, chunks, self.write):
-            self._pass_through(descriptor)
-
     def _pass_through(self, descriptor: int) -> None:
         if not self.keeps_cached:
             drop_cached(descriptor)
-
-
-def _take_in(digest: Digest, chunks: Sequence[BytesLike]) -> None:
-    for chunk in chunks:
-        digest.update(chunk)
 
 
 def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:

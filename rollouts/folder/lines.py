@@ -9,32 +9,37 @@ Here a line is copied once, so that whoever keeps it keeps nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from io import FileIO
 
 from .disk import drop_cached
 
 DROPPED_BYTES = 4 << 20  # of what was read and passes, each time
+READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
 BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
 
 
-def lines(file: FileIO, offset: int, size_bytes: int, *, passes: bool = False) -> Iterator[bytes]:
+def lines(file: FileIO, offset: int, size_bytes: int, *, passes: bool = False) -> Generator[bytes]:
     """Without their ends. Where the file is shorter than the stretch, there are fewer. What
-    `passes` does not stay in the page cache."""
+    `passes` does not stay in the page cache, also where the reader stops in the middle."""
     file.seek(offset)
     buffer = bytearray(min(BLOCK_BYTES, size_bytes))
     read_bytes = 0
     kept = 0  # of a line whose end is yet to come
-    while got := file.readinto(memoryview(buffer)[kept : kept + size_bytes]):
-        size_bytes -= got
-        read_bytes += got
-        if passes and (read_bytes % DROPPED_BYTES < got or not size_bytes):
-            drop_cached(file.fileno(), offset, read_bytes)  # what straddled, too
-        view, begin, end = memoryview(buffer), 0, kept + got
-        while (stop := buffer.find(b"\n", max(begin, kept), end)) >= 0:
-            yield bytes(view[begin:stop])
-            begin = stop + 1
-        buffer, kept = _with_room(buffer, view[begin:end]), end - begin
+    try:
+        while got := file.readinto(memoryview(buffer)[kept : kept + size_bytes]):
+            size_bytes -= got
+            read_bytes += got
+            if passes and read_bytes % DROPPED_BYTES < got:
+                drop_cached(file.fileno(), offset, read_bytes)  # what straddled, too
+            view, begin, end = memoryview(buffer), 0, kept + got
+            while (stop := buffer.find(b"\n", max(begin, kept), end)) >= 0:
+                yield bytes(view[begin:stop])
+                begin = stop + 1
+            buffer, kept = _with_room(buffer, view[begin:end]), end - begin
+    finally:
+        if passes and read_bytes:
+            drop_cached(file.fileno(), offset, read_bytes + READ_AHEAD_BYTES)
     if kept:
         yield bytes(buffer[:kept])
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 from ..episodes import BytesLike, Episode, Step
 from ..errors import EpisodeRefused, OutputBusy
 from . import manifest
+from .appender import Appender
 from .asides import Asides
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
@@ -58,6 +59,7 @@ class Output:
         self.folder = folder
         self._form = form
         self._disk = disk or Disk()
+        self._appender = Appender(self._disk)
         self._part_bytes = part_bytes
         self._spool_bytes = spool_bytes
         self._spools: dict[str, Spool] = {}
@@ -174,6 +176,7 @@ class Output:
     def release(self) -> None:
         """Others may write here again. What was not checkpointed is gone."""
         self._syncing.shutdown()
+        self._appender.close()
         self._lock.close()
 
     def _begin(self) -> None:
@@ -231,7 +234,7 @@ class Output:
         for episode_id in chosen:
             other = self._spools[episode_id]
             self._in_memory_bytes -= other.in_memory_bytes
-            other.spill(self._disk)
+            other.spill(self._appender)
 
     def _ended(self, episode: Episode, verdict: Verdict) -> Spool:
         """All steps of an episode that may be finished."""
@@ -252,6 +255,7 @@ class Output:
         parts = [self._new_part() for _ in large]
         for part, one in zip(parts, large, strict=True):
             self._in_memory_bytes -= one[0].in_memory_bytes
+            one[0].spill(self._appender)
             part.adopt(*one)
         if small:
             parts.append(self._new_part())

@@ -42,8 +42,7 @@ class PartialFile:
 
     @classmethod
     def adopt(cls, stream: Stream, path: Path, disk: Disk) -> PartialFile:
-        """An episode's file becomes a part's as it is."""
-        stream.spill(disk)
+        """An episode's file, with all it has, becomes a part's as it is."""
         file = cls(path, disk)
         disk.rename(stream.path, partial(path))
         file.size_bytes, file._digest = stream.on_disk_bytes, stream.digest
@@ -65,8 +64,10 @@ class PartialFile:
         """At its end. Nothing makes no file."""
         if not chunks:
             return
-        self._disk.append(partial(self.path), chunks, digest=self._digest)
-        self.size_bytes += sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
+        self._disk.append(partial(self.path), chunks)
+        for chunk in chunks:
+            self._digest.update(chunk)
+            self.size_bytes += len(memoryview(chunk).cast("B"))
 
     def finished(self) -> PartFile:
         """How the manifest tells of it."""
@@ -130,7 +131,7 @@ class OpenPart:
         self._note(episode, block, verdict)
 
     def adopt(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
-        """A finished episode whose files become this part's; the only one."""
+        """A finished episode whose files, all on disk, become this part's; the only one."""
         block = self._block(spool)
         for kind, stream in ((STEPS, spool.rows), (ARRAYS, spool.arrays)):
             if stream.size_bytes:

@@ -22,10 +22,13 @@ from collections.abc import Callable, Sequence
 
 from ..episodes import BytesLike
 
-BLOCK_BYTES = 4096  # of the cache; no medium's blocks are larger
+BLOCK_BYTES = 4096  # of most media and of most caches; others refuse
 GATHERED_BYTES = 1 << 20
 LEAST_BYTES = 64 << 10  # of whole blocks: less is not worth the calls
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 DIRECT = getattr(os, "O_DIRECT", 0)  # macOS has none
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked process has its own
 
 Write = Callable[[int, Sequence[BytesLike]], None]
 
@@ -34,7 +37,7 @@ class PastCache:
     """Of one thread: the memory serves one append after the other."""
 
     def __init__(self) -> None:
-        self._gathered = memoryview(mmap.mmap(-1, GATHERED_BYTES))
+        self._gathered = memoryview(mmap.mmap(-1, GATHERED_BYTES, flags=_PRIVATE))
         self._can = bool(DIRECT)
 
     def append(self, descriptor: int, chunks: Sequence[BytesLike], write: Write) -> bool:
@@ -46,11 +49,13 @@ class PastCache:
         if not self._can or block_bytes < LEAST_BYTES:
             write(descriptor, chunks)
             return False
-        write(descriptor, pieces.take(before_bytes))
+        if before_bytes:
+            write(descriptor, pieces.take(before_bytes))
         self._can = _set_direct(descriptor, True)
         self._append_blocks(descriptor, pieces, block_bytes, write)
         _set_direct(descriptor, False)
-        write(descriptor, pieces.take(pieces.left_bytes))
+        if pieces.left_bytes:
+            write(descriptor, pieces.take(pieces.left_bytes))
         return self._can
 
     def _append_blocks(
@@ -63,7 +68,7 @@ class PastCache:
             try:
                 write(descriptor, [blocks])
             except OSError as exc:
-                if exc.errno != errno.EINVAL or not self._can:
+                if exc.errno not in REFUSED or not self._can:
                     raise
                 self._can = _set_direct(descriptor, False)
                 write(descriptor, [blocks[os.fstat(descriptor).st_size - was_bytes :]])
@@ -102,7 +107,7 @@ def _set_direct(descriptor: int, wanted: bool) -> bool:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | DIRECT if wanted else flags & ~DIRECT)
     except OSError as exc:
-        if exc.errno != errno.EINVAL:
+        if exc.errno not in REFUSED:
             raise
         return False
     return wanted

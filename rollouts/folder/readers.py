@@ -22,6 +22,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
@@ -153,8 +154,9 @@ class Rollouts:
 
 
 def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
-    """What is finished in a folder. Who reads it once, and does not `keep_cached` what it has
-    read, leaves the page cache to others: the lines of large episodes pass through it.
+    """What is finished in a folder. Who reads it once, and does not `keep_cached` what was read,
+    leaves the page cache to others: lines of large episodes (4 MB) pass through it. Mapped arrays
+    stay.
 
     Raises:
         OutputDamaged: there are no rollouts, or they cannot be understood.
@@ -245,11 +247,11 @@ class _PartReader:
         with file, readable(Path(file.name)):
             offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
             passes = not self._keep_cached and size_bytes >= OWN_PART_BYTES
-            found = lines(file, offset, size_bytes, passes=passes)
-            for at in range(count):
-                if (line := next(found, None)) is None:
-                    raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")
-                yield LineRow(line)
+            with closing(lines(file, offset, size_bytes, passes=passes)) as found:
+                for at in range(count):
+                    if (line := next(found, None)) is None:
+                        raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")
+                    yield LineRow(line)
 
     def _lines_file(self, kind: str) -> FileIO | None:
         """None: it is in columns, by now."""

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..episodes import Array, BytesLike, Step
-from .disk import Disk, blocks
+from .appender import Appender
+from .disk import blocks
 from .layout import ARRAYS, STEPS, array_row, padding, step_row
 
 JOIN_BYTES = 32 << 10  # a smaller row is one object in memory instead of seven
 LARGE_BYTES = 256 << 10  # an episode never has more in memory
-OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part
-PASSES_BYTES = 1 << 20  # of an episode that will likely be one: its files are not cached
+OWN_PART_BYTES = 4 << 20  # of an episode whose files become a part: they are not cached
+LIKELY_BYTES = 512 << 10  # of a step: eight of them are a part
 _ZEROS = bytes(64)
 
 
@@ -56,12 +57,11 @@ class Stream:
         self.chunks += chunks
         self.in_memory_bytes += sum(map(_length, chunks))
 
-    def spill(self, disk: Disk) -> None:
-        """What is in memory goes to the disk. Its checksum is taken on the way."""
+    def spill(self, appender: Appender, *, passes: bool) -> None:
+        """What is in memory goes to the disk."""
         if not self.chunks:
             return
-        passes = self.size_bytes >= PASSES_BYTES
-        disk.append(self.path, self.chunks, passes=passes, digest=self.digest)
+        appender.append(self.path, self.chunks, self.digest, passes=passes)
         self.on_disk_bytes += self.in_memory_bytes
         self.chunks, self.in_memory_bytes = [], 0
 
@@ -118,10 +118,11 @@ class Spool:
         self.arrays.append([memoryview(array.data).cast("B")])
         return row
 
-    def spill(self, disk: Disk) -> None:
-        """Out of memory."""
-        self.rows.spill(disk)
-        self.arrays.spill(disk)
+    def spill(self, appender: Appender) -> None:
+        """Out of memory. What would be copied into a part stays in the page cache until then."""
+        passes = self.size_bytes >= OWN_PART_BYTES or self.in_memory_bytes >= LIKELY_BYTES
+        self.rows.spill(appender, passes=passes)
+        self.arrays.spill(appender, passes=passes)
 
     def forget(self) -> None:
         """Its files are gone."""

@@ -10,7 +10,7 @@
 What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
 were woken for every step, the two threads would spend their time on waiting for each other's lock.
 The queue needs no bound: everything in it has its room in the budget. That opens beyond
-`FIRST_BYTES` only where the thread ran out of work while somebody had to wait for room.
+`FIRST_BYTES` only where the thread has run out of work and somebody has to wait for room.
 
 When the disk fails, the thread keeps what was finished (`Output.save`), everyone who waits or comes
 later is told the error, and what is still queued is dropped with its room.
@@ -97,9 +97,9 @@ class RolloutWriter:
         keep_cached: bool = False,
         disk: Disk | None = None,
     ) -> Self:
-        """The folder, put in order after whatever happened to an earlier writer. Large files
-        of lines leave the page cache as they are written, unless `keep_cached`; a `disk` of one's
-        own decides that itself.
+        """The folder, put in order after whatever happened to an earlier writer. Large episodes are
+        written past the page cache, unless `keep_cached` (or in columns, which are made from lines
+        that are read again); a `disk` of one's own decides that itself.
 
         Raises:
             OutputBusy: another one writes there.
@@ -112,7 +112,7 @@ class RolloutWriter:
             return Output(
                 folder,
                 form=form,
-                disk=disk or Disk(keep_cached=keep_cached or form != JSONL),  # it is read again
+                disk=disk or Disk(keep_cached=keep_cached or form != JSONL),
                 part_bytes=part_bytes,
                 spool_bytes=spool_bytes,
             )
@@ -223,6 +223,7 @@ class RolloutWriter:
             self._timer.cancel()
             self._timer = None
         if self._batch:
+            self.budget.busy()
             self._jobs.put(self._batch)
             self._batch, self._batch_bytes = [], 0
 
@@ -265,13 +266,15 @@ class RolloutWriter:
         """Empty: it is time for a checkpoint. With nothing new to make certain it waits for ever;
         the last job wakes it."""
         if self._jobs.empty():
-            self.budget.widen()
-        if checkpoint_at is None:
-            return self._jobs.get()
+            self.budget.idle()
         try:
+            if checkpoint_at is None:
+                return self._jobs.get()
             return self._jobs.get(timeout=max(0.0, checkpoint_at - time.monotonic()))
         except queue.Empty:
             return []
+        finally:
+            self.budget.busy()  # it was given some after it had looked
 
     def _do(self, job: _Job) -> None:
         job.settle(self._failure or self._attempt(job.run))

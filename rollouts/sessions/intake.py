@@ -3,8 +3,9 @@
 
 Of 256 sessions whose answers of a megabyte come at once, each is readable in the same turn of the
 loop, which then is 200 ms late for everybody else. So `AT_ONCE_BYTES` are received in one turn, and
-no more once it has taken `AT_ONCE_SECONDS`; the connections that have something after that take a
-taste of it, and are not read from until it is their turn. See `turns` for what is sent.
+in one that has taken `AT_ONCE_SECONDS`, whatever for, only one message more. The connections that
+have something after that take a taste of it, and are not read from until it is their turn. See
+`turns` for what is sent.
 
 A megabyte takes a quarter of a millisecond to receive, and fifteen times that into memory whose
 pages are new (on a virtual machine whose host has to find them): by bytes alone, turns of the first
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 
 AT_ONCE_BYTES = 1 << 20  # what a turn of the loop receives
-AT_ONCE_SECONDS = 0.001  # of a turn; whoever reads when they are over reads on to his message's end
+AT_ONCE_SECONDS = 0.001  # of a turn, from its begin
 LEAST_BYTES = 16 << 10  # what somebody who waits is taken to have
 
 

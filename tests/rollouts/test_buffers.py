@@ -146,46 +146,48 @@ async def test_even_nothing_takes_some_room() -> None:
 async def test_a_budget_opens_when_its_room_was_too_little() -> None:
     budget = ByteBudget(8 * KB, first_bytes=KB)
     first = await budget.reserve(KB)
-    waiting = [asyncio.create_task(budget.reserve(KB)) for _ in range(3)]
+    waiting = asyncio.create_task(budget.reserve(KB))
     await asyncio.sleep(0)
-    assert budget.waiting == 3
-    budget.widen()  # two have room at once
-    await asyncio.sleep(0)
-    assert (budget.waiting, budget.used_bytes) == (2, 2 * KB)
+    assert budget.waiting == 1  # there is work: more room would be a longer queue
     first.release()
-    await asyncio.sleep(0)
-    assert (budget.waiting, budget.used_bytes) == (1, 2 * KB)
-    (await waiting[0]).release()
-    (await waiting[1]).release()
-    (await waiting[2]).release()
+    (await waiting).release()
+    budget.idle()
+    budget.busy()
+    holds = [await budget.reserve(KB) for _ in range(2)]
+    assert budget.is_full(1)  # twice the room
+    budget.idle()
+    budget.busy()
+    assert budget.is_full(1)  # nobody has waited since
+    for hold in holds:
+        hold.release()
 
 
 async def test_a_budget_whose_room_was_enough_stays_as_it_is() -> None:
     budget = ByteBudget(8 * KB, first_bytes=KB)
     for _ in range(5):
         (await budget.reserve(KB)).release()
-        budget.widen()
+        budget.idle()
+        budget.busy()
     await budget.reserve(KB)
     assert budget.is_full(KB)
 
 
-async def test_a_budget_opens_by_one_step_for_each_time_it_was_short() -> None:
-    """And never beyond its limit."""
-    budget = ByteBudget(3 * KB, first_bytes=KB)
-    held = await budget.reserve(KB)
-    waiting = asyncio.create_task(budget.reserve(KB))
+@pytest.mark.parametrize("idle_before", [False, True])
+async def test_a_budget_keeps_no_room_back_while_there_is_nothing_to_do(idle_before: bool) -> None:
+    """Whoever reserves much ahead would wait for ever. And never beyond the limit."""
+    budget = ByteBudget(7 * KB, first_bytes=KB)
+    if idle_before:
+        budget.idle()
+    reserving = [asyncio.create_task(budget.reserve(KB)) for _ in range(9)]
     await asyncio.sleep(0)
-    for _ in range(3):
-        budget.widen()
-    hold = await waiting
-    assert budget.is_full(1)  # twice the room, and not four times
-    waiting = asyncio.create_task(budget.reserve(KB))
-    await asyncio.sleep(0)
-    budget.widen()
-    await waiting
-    assert (budget.used_bytes, budget.is_full(1)) == (budget.limit_bytes, True)
-    held.release()
-    hold.release()
+    if not idle_before:
+        assert budget.waiting == 8
+        budget.idle()
+    holds = await asyncio.gather(*reserving[:7])
+    assert (budget.waiting, budget.used_bytes) == (2, 7 * KB)
+    for hold in holds:
+        hold.release()
+    await asyncio.gather(*reserving[7:])
 
 
 async def test_room_to_begin_with_is_never_more_than_the_limit() -> None:

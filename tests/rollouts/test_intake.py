@@ -70,6 +70,18 @@ async def test_a_turn_that_has_taken_long_is_over_however_little_has_come() -> N
     assert intake.admits(1)
 
 
+async def test_each_turn_has_its_own_time_while_somebody_waits() -> None:
+    """The clock of the turn before would let one message pass in each."""
+    now = 0.0
+    intake = Intake(at_once_bytes=10 * LEAST_BYTES, clock=lambda: now)
+    intake.admits(11 * LEAST_BYTES)
+    for _ in range(20):
+        intake.wait(1, lambda: None)
+    now += 10 * AT_ONCE_SECONDS
+    await asyncio.sleep(0)
+    assert [intake.admits(1), intake.admits(1), intake.admits(1)] == [True, True, True]
+
+
 async def test_answers_that_wait_arrive_whole(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

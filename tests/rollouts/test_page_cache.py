@@ -7,16 +7,19 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder import past_cache
-from openenvd.rollouts.folder.disk import Digest, Disk
+from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.past_cache import PastCache
 from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.rows import StepRow
 from openenvd.rollouts.folder.spool import OWN_PART_BYTES
 
 from .made import finish
@@ -30,16 +33,11 @@ class PromptDisk(Disk):
     """Has written back whatever it was given: the kernel's own pace is nobody's to know."""
 
     def append(
-        self,
-        path: Path,
-        chunks: Sequence[BytesLike],
-        *,
-        passes: bool = False,
-        digest: Digest | None = None,
+        self, path: Path, chunks: Sequence[BytesLike], *, past: PastCache | None = None
     ) -> None:
         if path.exists():
             self.sync(path)
-        super().append(path, chunks, passes=passes, digest=digest)
+        super().append(path, chunks, past=past)
 
 
 def cached_bytes(path: Path) -> int:
@@ -73,8 +71,9 @@ def droppable(tmp_path: Path) -> None:
 
 def appended(path: Path, disk: Disk, *, passes: bool) -> int:
     """Eight blocks, one after the other; what is cached of them."""
+    past = PastCache() if passes else None
     for _ in range(8):
-        disk.append(path, [bytes(BLOCK)], passes=passes)
+        disk.append(path, [bytes(BLOCK)], past=past)
     return cached_bytes(path)
 
 
@@ -135,6 +134,20 @@ def test_large_episodes_are_read_and_pass_or_stay(tmp_path: Path, keep_cached: b
     size_bytes = large.stat().st_size
     assert cached_bytes(large) >= size_bytes if keep_cached else cached_bytes(large) < BLOCK
     assert cached_bytes(small) >= small.stat().st_size
+
+
+def test_a_reader_that_passes_leaves_little_behind_wherever_it_is(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", disk=Disk(keep_cached=True)) as output:
+        finish(output, "large", steps=40, text="x" * BLOCK)
+        output.close()
+    [large] = (tmp_path / "out").glob("steps-*.jsonl")
+    [episode] = open_rollouts(tmp_path / "out", keep_cached=False)
+    steps = cast(Generator[StepRow], episode.steps())
+    for _ in range(35):
+        next(steps)
+    assert cached_bytes(large) < 20 * BLOCK
+    steps.close()
+    assert cached_bytes(large) < 2 * BLOCK
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +14,13 @@ import pytest
 
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder import past_cache
-from openenvd.rollouts.folder.disk import DIGESTED_BESIDE_BYTES, Disk
+from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.past_cache import (
     BLOCK_BYTES,
     DIRECT,
     GATHERED_BYTES,
     LEAST_BYTES,
+    REFUSED,
     PastCache,
 )
 
@@ -101,8 +101,11 @@ def test_nothing_is_nothing(path: Path) -> None:
     assert path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("code", REFUSED)
 @pytest.mark.parametrize("taken_bytes", [0, BLOCK_BYTES, 3 * BLOCK_BYTES])
-def test_a_file_system_that_refuses_when_it_is_written_to(path: Path, taken_bytes: int) -> None:
+def test_a_file_system_that_refuses_when_it_is_written_to(
+    path: Path, taken_bytes: int, code: int
+) -> None:
     """It may have taken some of it."""
     refused = []
 
@@ -110,7 +113,7 @@ def test_a_file_system_that_refuses_when_it_is_written_to(path: Path, taken_byte
         if is_direct(descriptor):
             refused.append(len(chunks[0]))
             Disk().write(descriptor, [memoryview(chunks[0])[:taken_bytes]])
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(code, os.strerror(code))
         Disk().write(descriptor, chunks)
 
     past = PastCache()
@@ -144,11 +147,26 @@ def test_other_errors_are_told(path: Path, code: int) -> None:
         append(PastCache(), path, [some(GATHERED_BYTES)], write)
 
 
-@pytest.mark.parametrize("size", [10, DIGESTED_BESIDE_BYTES, 5 * GATHERED_BYTES])
-def test_the_digest_has_taken_in_what_was_appended(path: Path, size: int) -> None:
-    disk, digest = Disk(), hashlib.sha256()
-    for seed in range(3):
-        content = memoryview(some(size, seed))
-        disk.append(path, [content[:7], content[7:]], passes=seed != 1, digest=digest)
-    assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert path.stat().st_size == 3 * size
+def test_a_forked_process_gathers_in_memory_of_its_own(tmp_path: Path) -> None:
+    past = PastCache()
+    append(past, tmp_path / "before", [some(GATHERED_BYTES)])
+    going, gone = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.read(going[0], 1)
+            append(past, tmp_path / "child", [b"c" * GATHERED_BYTES])
+            os.write(gone[1], b".")
+        finally:
+            os._exit(0)
+
+    def write(descriptor: int, chunks: Sequence[BytesLike]) -> None:
+        os.write(going[1], b".")
+        os.read(gone[0], 1)
+        Disk().write(descriptor, chunks)
+
+    append(past, tmp_path / "parent", [b"p" * GATHERED_BYTES], write)
+    os.waitpid(child, 0)
+    for descriptor in (*going, *gone):
+        os.close(descriptor)
+    assert (tmp_path / "parent").read_bytes() == b"p" * GATHERED_BYTES
+    assert (tmp_path / "child").read_bytes() == b"c" * GATHERED_BYTES

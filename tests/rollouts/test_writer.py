@@ -24,7 +24,8 @@ from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.layout import FORMATS
 from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
-from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.rollouts.folder.spool import LIKELY_BYTES
+from openenvd.rollouts.folder.writer import FIRST_BYTES, RolloutWriter
 
 from .made import episode, step
 
@@ -34,7 +35,7 @@ KB = 1024
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    assert "rollout-writer" not in {thread.name for thread in threading.enumerate()}
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("rollout-")]
 
 
 async def run_episode(writer: RolloutWriter, name: str, steps: int = 3, text: str = "x") -> None:
@@ -101,6 +102,30 @@ async def test_there_is_more_room_after_a_disk_has_stood_still(
             if filled[-1] > 700 * KB:
                 break
     assert filled[0] <= 700 * KB < filled[-1]
+
+
+async def test_room_can_be_reserved_ahead(tmp_path: Path) -> None:
+    """All that is configured, though nothing is written yet that would give any back."""
+    async with await RolloutWriter.open(tmp_path, buffer_bytes=FIRST_BYTES * 4) as writer:
+        rooms = [await writer.reserve(1 << 20) for _ in range(writer.budget.limit_bytes >> 20)]
+        assert writer.budget.used_bytes > FIRST_BYTES
+        for room in rooms:
+            room.release()
+
+
+async def test_several_writers_share_a_disk(tmp_path: Path) -> None:
+    disk, text = Disk(), LIKELY_BYTES * "x"
+
+    async def write(name: str) -> None:
+        async with await RolloutWriter.open(tmp_path / name, disk=disk) as writer:
+            episodes = (run_episode(writer, f"{name}{n}", 9, name + text) for n in range(4))
+            await asyncio.gather(*episodes)
+
+    await asyncio.gather(*map(write, "abc"))
+    for name in "abc":
+        rollouts = open_rollouts(tmp_path / name)
+        rollouts.verify()
+        assert {s.observation["text"] for e in rollouts for s in e.steps()} == {name + text}
 
 
 async def test_whole_episodes_can_be_put(tmp_path: Path) -> None:
