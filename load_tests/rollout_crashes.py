@@ -27,6 +27,8 @@ PATIENCE_SECONDS = 240.0
 LOOK_SECONDS = 0.02
 STEP_SECONDS = 0.01  # so that there is a middle to be killed in
 LEAK_LIMIT = "120M"
+POLICY_LEAKS_BYTES = 160 << 20  # in all steps together: killed when some have finished
+ENVIRONMENT_LEAKS_BYTES = 320 << 20  # several times
 LEAKY_ENVIRONMENT = "load_tests.envs_for_load.leaky_environment:LeakyEnvironment"
 
 
@@ -38,6 +40,10 @@ class Home:
     folder: Path
     episodes: int
     steps: int
+
+    def leak(self, all_bytes: int) -> tuple[str, str]:
+        """Words of a command: what each step is to keep."""
+        return "-e", f"LEAK_BYTES={all_bytes // (self.episodes * self.steps)}"
 
     def openenv(self, *words: str) -> Any:
         """The JSON answer of a command, whatever its exit code."""
@@ -141,9 +147,10 @@ def kill_daemon(home: Home) -> Counted:
 
 def leak_in_policy(home: Home) -> Counted:
     """Killed for memory and told so; what was finished is kept; `--retry-oom` finishes the rest."""
-    first = home.wait(home.rollout("policy", "--memory", LEAK_LIMIT, policy="leaking"))
+    words = ("--memory", LEAK_LIMIT, *home.leak(POLICY_LEAKS_BYTES))
+    first = home.wait(home.rollout("policy", *words, policy="leaking"))
     kept = home.finished("policy")
-    request_id = home.rollout("policy", "--memory", LEAK_LIMIT, "--retry-oom", policy="leaking")
+    request_id = home.rollout("policy", *words, "--retry-oom", policy="leaking")
     final = home.wait(request_id)
     told = count(home, "policy")
     told.notes = {
@@ -158,7 +165,8 @@ def leak_in_policy(home: Home) -> Counted:
 
 def leak_in_environment(home: Home) -> Counted:
     """The replica is killed for memory and told so; a new one serves the episodes tried again."""
-    home.openenv("launch", LEAKY_ENVIRONMENT, "--name", "leaky", "--memory", LEAK_LIMIT)
+    leak = home.leak(ENVIRONMENT_LEAKS_BYTES)
+    home.openenv("launch", LEAKY_ENVIRONMENT, "--name", "leaky", "--memory", LEAK_LIMIT, *leak)
     final = home.wait(home.rollout("leaky", "--retries", "20", environment="leaky"))
     for _ in range(5):
         if final["state"] == "SUCCEEDED" and home.finished("leaky") == home.episodes:

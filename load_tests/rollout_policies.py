@@ -2,6 +2,7 @@
 """Policies for `rollouts.py`, as `openenv rollout --policy load_tests.rollout_policies:…` has them.
 
 How large an answer and how long a step they ask for is in `ROLLOUT_STEP`: `{"answer_bytes": 100}`.
+What a leaking one keeps of each step is in `LEAK_BYTES`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-
-LEAK_BYTES = 256 << 10  # a step
 
 _leaked: list[bytes] = []
 
@@ -23,5 +22,5 @@ def plain(observation: Any) -> dict[str, Any]:
 
 def leaking(observation: Any) -> dict[str, Any]:
     """The same, and some memory is never given back."""
-    _leaked.append(os.urandom(LEAK_BYTES))
+    _leaked.append(os.urandom(int(os.environ["LEAK_BYTES"])))
     return plain(observation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from openenvd.envs.benchmark.environment import BenchmarkEnvironment
 
-LEAK_BYTES = 512 << 10
+LEAK_BYTES = int(os.environ["LEAK_BYTES"])  # a step
 
 _leaked: list[bytes] = []
 

@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
 
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed
@@ -25,6 +26,7 @@ from .session import CONNECT_SECONDS, Session
 from .wire import Receiving
 
 PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
+LEAVE_AT_ONCE = 8
 GOOD_BYE_SECONDS = 1.0  # at the end, for what a server is slow to read
 RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all together
 
@@ -115,19 +117,23 @@ class SessionPool:
 
     async def close(self) -> None:
         """Let go of all of them. None is left behind, also when this is cancelled."""
-        for session in itertools.chain.from_iterable(self._idle.values()):
-            self._leave(session)
-        self._idle.clear()
-        for session in itertools.chain.from_iterable(self._in_use.values()):
-            session.abort()
-        self._in_use.clear()
+        _abort(self._in_use.values())
         try:
+            await self._leave_idle()
             if self._leaving:
                 leaving = [session.ended for session in self._leaving]
                 await asyncio.wait(leaving, timeout=GOOD_BYE_SECONDS)
         finally:
-            for session in self._leaving:
-                session.abort()
+            _abort([*self._idle.values(), self._leaving])
+
+    async def _leave_idle(self) -> None:
+        """A few in each turn of the loop: all of 256 took 13 ms."""
+        for number in itertools.count(1):
+            if not (sessions := next(filter(None, self._idle.values()), None)):
+                return
+            self._leave(sessions.pop())
+            if number % LEAVE_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _make_room(self) -> None:
         """Of several environments, those that idle give way."""
@@ -148,6 +154,11 @@ class SessionPool:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _abort(sessions: Iterable[Collection[Session]]) -> None:
+    for session in itertools.chain.from_iterable(sessions):
+        session.abort()
 
 
 def is_for_want_of_room(exc: EpisodeFailed) -> bool:
