@@ -18,7 +18,7 @@ from openenvd.rollouts.errors import LoopLagged, NoEnvironment
 from openenvd.rollouts.policies.policy import Decision, Turn
 from openenvd.rollouts.sessions import session_pool
 from openenvd.rollouts.sessions.message_memory import MessageMemory
-from openenvd.rollouts.sessions.session_pool import SessionPool
+from openenvd.rollouts.sessions.session_pool import LEAVE_AT_ONCE, SessionPool
 
 from .conftest import Serve, address_of, lines_of
 from .relay import Relay
@@ -337,6 +337,29 @@ async def test_a_connection_that_is_given_up_leaves_no_error_behind(
             await collecting
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_idle_sessions_leave_a_few_at_a_time_and_all_of_them(
+    serve: Serve, cancelled: bool
+) -> None:
+    host = serve()
+    pool = SessionPool(64, MessageMemory(1 << 20), reuse=True)
+    taken = [await pool.take(address_of(host)) for _ in range(3 * LEAVE_AT_ONCE)]
+    sessions = [session for session, _ in taken]
+    for session in sessions:
+        pool.give_back(address_of(host), session)
+    closing = asyncio.create_task(pool.close())
+    await asyncio.sleep(0)
+    assert sum(session.is_open for session in sessions) == 2 * LEAVE_AT_ONCE
+    if cancelled:
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    else:
+        await closing
+    assert not any(session.is_open for session in sessions)
+    await asyncio.to_thread(host.emptied)
 
 
 async def test_a_session_that_the_server_closed_meanwhile_is_replaced(serve: Serve) -> None:
