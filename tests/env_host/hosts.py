@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -101,8 +101,12 @@ class Host:
         The notes of the number do not tell: one that has changed back before the host looked, as
         on a busy machine, is not told.
         """
+        self.until(lambda capacity: not capacity["sessions"])
+
+    def until(self, is_so: Callable[[Json], bool]) -> None:
+        """Look at `/capacity`, which any shard answers, for as long as one waits for anything."""
         deadline = time.monotonic() + WAIT_SECONDS
-        while (capacity := self.http("GET", "/capacity")[1])["sessions"]:
+        while not is_so(capacity := self.http("GET", "/capacity")[1]):
             assert time.monotonic() < deadline, capacity
             time.sleep(0.01)
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -193,12 +193,6 @@ def test_a_first_shard_without_room_for_its_process_fails_the_host(start: StartH
     assert host.process.wait(WAIT_SECONDS) == 3
 
 
-def wait_until(host: Host, is_so: Callable[[dict[str, Any]], bool]) -> None:
-    """Look at `/capacity`, which any shard answers."""
-    while not is_so(host.http("GET", "/capacity")[1]):
-        time.sleep(0.01)
-
-
 def handed_over(capacity: dict[str, Any]) -> int:
     return sum(shard["totals"]["handed_over"] for shard in capacity["shards"])
 
@@ -217,12 +211,12 @@ def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: Start
         second.ask("step", {"what": "stop_when_free"})
         os.kill(doomed, signal.SIGSTOP)
         waiting = pool.submit(lambda: host.open().__enter__())
-        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        host.until(lambda capacity: capacity["waiting"] == 1)
         second.send("close")
         os.kill(doomed, signal.SIGCONT)
         while psutil.Process(doomed).status() != psutil.STATUS_STOPPED:
             time.sleep(0.001)  # it must not be asked meanwhile: it would not answer
-        wait_until(host, lambda capacity: handed_over(capacity) == 1)
+        host.until(lambda capacity: handed_over(capacity) == 1)
         assert not waiting.done()
         os.kill(doomed, signal.SIGKILL)
         third = waiting.result(WAIT_SECONDS)
@@ -239,7 +233,7 @@ def test_who_waits_in_a_shard_that_dies_waits_in_its_successor(
     with host.open() as first, ThreadPoolExecutor(3) as pool:
         first.ask("reset")
         waiting = [pool.submit(begin_and_leave, host) for _ in range(3)]
-        wait_until(host, lambda capacity: capacity["waiting"] == 3)
+        host.until(lambda capacity: capacity["waiting"] == 3)
         first.send("step", {"what": what})
         assert [each.result(WAIT_SECONDS) for each in waiting] == ["observation"] * 3
         assert how in last_word(first)[0]["data"]["message"]
@@ -262,7 +256,7 @@ def test_who_waits_in_a_shard_that_dies_is_let_in_by_another(start: StartHost) -
         assert doomed != other
         os.kill(other, signal.SIGSTOP)
         waiting = pool.submit(lambda: host.open().__enter__())
-        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        host.until(lambda capacity: capacity["waiting"] == 1)
         os.kill(other, signal.SIGCONT)
         os.kill(doomed, signal.SIGKILL)
         third = waiting.result(WAIT_SECONDS)
@@ -279,7 +273,7 @@ def test_who_waits_for_a_process_of_his_own_does_so_elsewhere_when_the_front_die
     with host.open() as first, ThreadPoolExecutor(1) as pool:
         isolated = pid_of(first)
         waiting = pool.submit(begin_and_leave, host)
-        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        host.until(lambda capacity: capacity["waiting"] == 1)
         [front] = [process for process in shards(host) if process.pid != isolated]
         front.kill()
         first.send("close")
@@ -294,7 +288,7 @@ def test_who_says_more_while_he_waits_is_told_when_his_shard_dies(start: StartHo
         first.ask("reset")
         hasty.settimeout(WAIT_SECONDS)
         hasty.sendall(HANDSHAKE)
-        wait_until(host, lambda capacity: capacity["waiting"] == 1)
+        host.until(lambda capacity: capacity["waiting"] == 1)
         hasty.sendall(b"more")
         host.http("GET", "/health")  # it has been read by now
         first.send("step", {"what": "kill"})

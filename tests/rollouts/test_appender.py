@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -115,16 +114,6 @@ class Watching(Disk):
         else:
             self.through_bytes += size_bytes
         super().write(descriptor, chunks)
-
-
-@pytest.fixture
-def direct(tmp_path: Path) -> None:
-    """A file system that can."""
-    try:
-        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | DIRECT))
-    except OSError as exc:
-        pytest.skip(f"the file system here cannot write past its cache: {exc}")
-    (tmp_path / "probe").unlink()
 
 
 @pytest.mark.usefixtures("direct")
