@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..system.loop_lag import LoopState
 from .board import MICROSECONDS, Board, Slot, Word
-from .lag import LoopState
 
 UNRESPONSIVE_SECONDS = 5.0  # the watchdog's thread beats once a second
 HELD = frozenset({"wedged", "unresponsive"})

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from . import futures
+from ..system import futures
 
 STACK_BYTES = 1 << 20  # below the size of a huge page
 POOL_THREADS = 64

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from ..system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from .acceptor import Acceptor, Arrival
 from .admission import Waiting
 from .affinity import Siblings
@@ -25,7 +26,6 @@ from .board import Board, Word, now_microseconds
 from .errors import CapacityReached
 from .handover import Message, Post
 from .isolated_session import IsolatedSession
-from .lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from .orders import Orders
 from .process import Process
 from .shared_state import WorldFactory, connect_world

@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..processes.identity import ProcessIdentity
 from ..processes.tree import stop_tree
+from ..system.process_identity import ProcessIdentity
 from .errors import PreparationFailed, with_last_lines
 from .layout import Layout, make_private
 from .package_index import uv_variables

@@ -14,7 +14,7 @@ from typing import Any
 from ..processes.exit_reason import ExitKind, ExitReason
 from ..processes.explain import explain_exit, of_cgroup, telling_line
 from ..processes.oom_evidence import kernel_log_kills
-from ..processes.tail import last_lines
+from ..system.file_tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
 from .pool import PooledWorker, Run, StopReason
 from .watchdog import Offence

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..processes.fresh_process import close_all_but
+from ..system.after_fork import close_all_but
 from .sources import threads_of_this_process, worker_environment
 from .zygote import become_zygote, preload
 

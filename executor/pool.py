@@ -28,7 +28,7 @@ from .messages import LONG, SHORT, Task, WorkerStatus
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from ..processes.cgroups import Cgroup
+    from ..system.cgroups import Cgroup
     from .sources import Exited
     from .watchdog import Offence
 

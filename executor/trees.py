@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import signal
 
-from ..processes.identity import ProcessIdentity
 from ..processes.tree import stop_tree, tree_of
+from ..system.process_identity import ProcessIdentity
 from .pool import PooledWorker
 from .sources import signal_group
 

@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from openenvd.env_host.lag import EventLoopLagMonitor
+from openenvd.system.loop_lag import EventLoopLagMonitor
 
 WINDOW_SECONDS = 3600.0
 

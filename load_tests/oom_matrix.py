@@ -42,8 +42,8 @@ from openenvd.executor.messages import (
     Succeeded,
     Task,
 )
-from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.system.cgroups import CgroupManager
 
 MB = 2**20
 WORKER_BYTES = 96 * MB

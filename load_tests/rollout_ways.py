@@ -35,13 +35,13 @@ import uvloop
 from websockets.asyncio.client import connect
 
 from openenvd.env_host import heap
-from openenvd.env_host.lag import EventLoopLagMonitor
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages.grouping import GroupSink
+from openenvd.system.loop_lag import EventLoopLagMonitor
 
 GROUP = 8
 NAIVE_THREADS = 512

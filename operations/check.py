@@ -77,7 +77,7 @@ def _limits() -> Json:
 
 
 def _cgroups() -> Json:
-    from ..processes.cgroups import CgroupManager
+    from ..system.cgroups import CgroupManager
 
     manager = CgroupManager("check")
     manager.remove()

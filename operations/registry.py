@@ -36,7 +36,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
 PRELOAD: tuple[str, ...] = (
     __name__,
     "openenvd.environments.providers.local",
-    "openenvd.processes.cgroups",
+    "openenvd.system.cgroups",
     "openenvd.processes.limits",
 )
 

@@ -57,7 +57,8 @@ import signal
 import sys
 import time
 
-from .identity import ProcessIdentity
+from ..system.process_identity import ProcessIdentity
+from ..system.signal_pipe import watch_signals
 from .keeper_clients import Client, Clients
 from .keeper_ending import GONE_SECONDS, Home
 from .keeper_files import (
@@ -76,7 +77,6 @@ from .keeper_group import enter_keepers_group, leave_keepers_group
 from .keeper_wire import DEFAULT_GRACE_SECONDS, Json, encode_line, error_line, read_order
 from .server_child import become_subreaper, set_own_oom_score_adj
 from .server_life import ServerLife
-from .signal_pipe import watch_signals
 
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from .cgroups import Cgroup, CgroupManager
+from ..system.cgroups import Cgroup, CgroupManager
 
 GROUPS_NAME = "replicas"  # the cgroup manager's name
 KEEPERS = "keepers"

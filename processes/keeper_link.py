@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .cgroups import Cgroup
-from .detached import spawn_detached
-from .identity import ProcessIdentity
+from ..system.cgroups import Cgroup
+from ..system.detached import spawn_detached
+from ..system.process_identity import ProcessIdentity
 from .keeper_files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,

@@ -18,8 +18,8 @@ import os
 import signal
 import socket
 
-from .cgroups import Cgroup, CgroupManager
-from .identity import ProcessIdentity
+from ..system.cgroups import Cgroup, CgroupManager
+from ..system.process_identity import ProcessIdentity
 from .keeper_files import (
     LISTEN_FD_VARIABLE,
     NOTIFY_FD_VARIABLE,

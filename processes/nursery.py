@@ -52,11 +52,12 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from . import fresh_process, keeper
+from ..system import after_fork
+from ..system.signal_pipe import watch_signals
+from . import keeper
 from .keeper_files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .keeper_group import enter_keepers_group, leave_keepers_group
 from .server_child import set_own_oom_score_adj
-from .signal_pipe import watch_signals
 
 MAX_MESSAGE_BYTES = 65_536
 MAX_FDS = 3
@@ -190,14 +191,14 @@ def _become_keeper(
     """In the child: never back into the nursery's loop, whatever happens."""
     try:
         os.setsid()
-        fresh_process.reset_signals()
-        fresh_process.write_output_to(log)
+        after_fork.reset_signals()
+        after_fork.write_output_to(log)
         kept = [control] if listener is None else [control, listener]
-        fresh_process.close_all_but(kept)
+        after_fork.close_all_but(kept)
         os.environ[CONTROL_FD_VARIABLE] = str(control)
         if listener is not None:
             os.environ[LISTEN_FD_VARIABLE] = str(listener)
-        fresh_process.be_called(title)
+        after_fork.be_called(title)
         keeper.keep(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
@@ -233,12 +234,12 @@ def main() -> NoReturn:
     # As a keeper: what it is started by may be a worker, capped and to be killed first.
     set_own_oom_score_adj(0)
     group = enter_keepers_group()
-    fresh_process.close_all_but([config["listen"]])
+    after_fork.close_all_but([config["listen"]])
     listener = socket.socket(fileno=config["listen"])
     listener.setblocking(False)
     os.set_inheritable(config["listen"], False)
     nursery = Nursery(listener, config["lock"], config["idle_seconds"])
-    fresh_process.be_called("openenvd: nursery")
+    after_fork.be_called("openenvd: nursery")
     gc.disable()
     preload(config["preload"])
     gc.collect()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .detached import spawn_detached
+from ..system.detached import spawn_detached
 from .nursery import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Never
 
-from .cgroups import Cgroup
+from ..system.cgroups import Cgroup
 
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -127,13 +127,13 @@ def _call(
     fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
 ) -> Never:
     """What `exec` would have done; closes the pipe on which a failure to start is told."""
-    from . import fresh_process
+    from ..system import after_fork
 
-    fresh_process.reset_signals()
-    fresh_process.live_in(environ, argv)
-    fresh_process.be_called(fork_into.title)
-    fresh_process.close_all_but(keep_fds)
-    fresh_process.run_and_exit(fork_into.entry)
+    after_fork.reset_signals()
+    after_fork.live_in(environ, argv)
+    after_fork.be_called(fork_into.title)
+    after_fork.close_all_but(keep_fds)
+    after_fork.run_and_exit(fork_into.entry)
 
 
 def _die_with(parent: int) -> None:

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from .cgroups import Cgroup
+from ..system.cgroups import Cgroup
 from .keeper_wire import Json
 from .oom_evidence import OomCounters, read_oom_counters
 

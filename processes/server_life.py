@@ -20,7 +20,8 @@ import selectors
 import time
 from collections.abc import Callable
 
-from .cgroups import CgroupManager
+from ..system.cgroups import CgroupManager
+from ..system.file_tail import last_lines
 from .keeper_ending import Ending, Step
 from .keeper_status import ServerStatus
 from .keeper_wire import Json
@@ -28,7 +29,6 @@ from .kept_server import KeptServer
 from .log_bound import BUSY_LOOK_SECONDS, BoundedLog
 from .notify_pipe import NotifyPipe
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
-from .tail import last_lines
 
 LOG_TAIL_LINES = 20
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .cgroups import Cgroup
+from ..system.cgroups import Cgroup
 from .exit_reason import Detector, ExitKind, ExitReason
 from .explain import evidence_after, explain_exit
 from .oom_evidence import OomCounters

@@ -18,8 +18,8 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 
-from .cgroups import Cgroup
-from .identity import IS_LINUX, ProcessIdentity, ProcessStat, read_stat
+from ..system.cgroups import Cgroup
+from ..system.process_identity import IS_LINUX, ProcessIdentity, ProcessStat, read_stat
 
 KILL_WAIT_SECONDS = 5.0  # after SIGKILL; longer only for a process stuck in the kernel
 _KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from ..env_host.futures import settle, tell_loop
+from ..system.futures import settle, tell_loop
 
 LEAST_BYTES = 512  # a step is never smaller than its own objects
 

@@ -29,7 +29,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..env_host.lag import EventLoopLagMonitor
+from ..system.loop_lag import EventLoopLagMonitor
 from .batches import BatchSink
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError

@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from ..env_host.lag import LagSnapshot
+from ..system.loop_lag import LagSnapshot
 from .choosing import ChosenSink, Say
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id

@@ -40,7 +40,6 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..env_host.lag import EventLoopLagMonitor
 from ..executor import (
     BurstableExecutor,
     FirstZygote,
@@ -49,7 +48,6 @@ from ..executor import (
     sweep_orphans,
 )
 from ..operations import registry
-from ..processes.identity import ProcessIdentity
 from ..processes.keeper_files import remove_if_empty
 from ..processes.limits import Limits, read_limits
 from ..processes.nursery_link import end_nurseries
@@ -59,6 +57,8 @@ from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
+from ..system.loop_lag import EventLoopLagMonitor
+from ..system.process_identity import ProcessIdentity
 from .api import create_app
 from .dispatcher import Dispatcher
 from .errors import DaemonError

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..env_host.lag import LagSnapshot
 from ..executor.messages import ExecutorStatus
 from ..requests_db.records import Json
+from ..system.loop_lag import LagSnapshot
 
 Sample = tuple[Mapping[str, str], float]
 

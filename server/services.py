@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ..env_host.lag import EventLoopLagMonitor
 from ..executor import BurstableExecutor
 from ..requests_db.async_store import AsyncStore
+from ..system.loop_lag import EventLoopLagMonitor
 from .dispatcher import Dispatcher
 from .hub import EventHub
 from .log_streams import LogWatcher

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import time
 
-from ..env_host.lag import LagSnapshot
 from ..processes.exit_reason import ExitReason
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import ReplicaState, RequestState
+from ..system.loop_lag import LagSnapshot
 from .dispatcher import label_of
 from .serving import serving_view, shard_exit_view
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.cgroup_tree import locate
+from openenvd.system.cgroup_tree import locate
 
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
 # that down to the commands that are interrupted here.

@@ -27,7 +27,7 @@ from ...processes.limits import available_memory_bytes, read_limits
 from ...processes.memory import replica_bytes
 from ...processes.process_room import HINT as ROOM_HINT
 from ...processes.process_room import ProcessRoom, no_room_text, process_room, tells_no_room
-from ...processes.tail import last_lines
+from ...system.file_tail import last_lines
 from .. import gpus, run_files
 from ..child_environment import child_environment
 from ..errors import (

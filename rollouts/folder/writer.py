@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ...env_host.futures import settle, tell_loop
+from ...system.futures import settle, tell_loop
 from ..buffers import ByteBudget, Hold
 from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
-from ...env_host.futures import settle, tell_loop
+from ...system.futures import settle, tell_loop
 from ..errors import PolicyHangs
 from . import call_clock
 

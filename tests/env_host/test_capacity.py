@@ -16,8 +16,8 @@ import pytest
 from openenvd.env_host.board import MICROSECONDS, Board, Slot, Word
 from openenvd.env_host.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
 from openenvd.env_host.gpus import device_of
-from openenvd.env_host.lag import LoopState
 from openenvd.env_host.metrics import render
+from openenvd.system.loop_lag import LoopState
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

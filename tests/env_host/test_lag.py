@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from openenvd.env_host.lag import (
+from openenvd.system.loop_lag import (
     EventLoopLagMonitor,
     LagSnapshot,
     LagWindow,
@@ -167,7 +167,7 @@ class Told(logging.Handler):
 def told() -> Iterator[Told]:
     """What `env_host.lag` logs."""
     handler = Told()
-    logger = logging.getLogger("openenvd.env_host.lag")
+    logger = logging.getLogger("openenvd.system.loop_lag")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
@@ -246,7 +246,7 @@ def test_a_thread_that_has_ended_is_named_all_the_same() -> None:
 
 
 def test_it_stands_alone(child: Callable[[str], str]) -> None:
-    modules = child("import openenvd.env_host.lag, sys; print(*sys.modules)")
+    modules = child("import openenvd.system.loop_lag, sys; print(*sys.modules)")
     assert not {"pydantic", "uvicorn", "fastapi", "psutil"} & set(modules.split())
 
 

@@ -26,10 +26,10 @@ from openenvd.executor.messages import (
     Succeeded,
 )
 from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ
-from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind
-from openenvd.processes.identity import ProcessIdentity
 from openenvd.processes.process_room import HINT, NO_ROOM
+from openenvd.system.cgroups import CgroupManager
+from openenvd.system.process_identity import ProcessIdentity
 
 from .executor_bench import Bench, make_plan, wait_gone
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.keeper_link import (
     KeeperGone,
     KeeperLink,
@@ -32,6 +31,7 @@ from openenvd.processes.server_child import (
     adopted_children,
     become_subreaper,
 )
+from openenvd.system.cgroups import CgroupManager
 
 WAIT_SECONDS = 30.0
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="keepers are forked on Linux alone")

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from openenvd.processes.identity import ProcessIdentity, parse_stat, read_stat
+from openenvd.system.process_identity import ProcessIdentity, parse_stat, read_stat
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 

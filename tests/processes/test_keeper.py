@@ -20,9 +20,7 @@ import pytest
 
 from openenvd.env_host import protocol
 from openenvd.processes import keeper_files
-from openenvd.processes.cgroups import CgroupManager
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.processes.identity import ProcessIdentity
 from openenvd.processes.keeper_files import is_missing
 from openenvd.processes.keeper_link import (
     KeeperGone,
@@ -35,6 +33,8 @@ from openenvd.processes.keeper_link import (
 from openenvd.processes.oom_evidence import kernel_log_kills
 from openenvd.processes.server_exit import EXIT_CANNOT_START
 from openenvd.processes.tree import wait_until_dead
+from openenvd.system.cgroups import CgroupManager
+from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import WAIT_SECONDS, Replica
 

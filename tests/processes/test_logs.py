@@ -14,7 +14,7 @@ from openenvd.processes.log_bound import (
     keep_newest_half,
     next_look_seconds,
 )
-from openenvd.processes.tail import last_lines
+from openenvd.system.file_tail import last_lines
 
 
 def test_last_lines_are_the_last_ones(tmp_path: Path) -> None:

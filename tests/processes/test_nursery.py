@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from openenvd.processes import nursery_link
-from openenvd.processes.identity import ProcessIdentity
 from openenvd.processes.nursery import is_idle
 from openenvd.processes.nursery_link import end_nurseries, may_fork, start_environment
 from openenvd.processes.tree import wait_until_dead
+from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
 

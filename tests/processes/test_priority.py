@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.priority import OWN_SESSION, prefer_own_session
+from openenvd.system.priority import OWN_SESSION, prefer_own_session
 
 SET_AND_SHOW = """
-from openenvd.processes.priority import OWN_SESSION, prefer_own_session
+from openenvd.system.priority import OWN_SESSION, prefer_own_session
 print(prefer_own_session(7), OWN_SESSION.read_text())
 """
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.cgroups import CgroupManager
-from openenvd.processes.identity import ProcessIdentity, ProcessStat
 from openenvd.processes.tree import (
     descendants,
     set_oom_score_adj,
@@ -20,6 +18,8 @@ from openenvd.processes.tree import (
     tree_of,
     wait_until_dead,
 )
+from openenvd.system.cgroups import CgroupManager
+from openenvd.system.process_identity import ProcessIdentity, ProcessStat
 
 # A parent and a child; each prints its pid once it is set up, then sleeps.
 PROGRAM = """

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from openenvd.environments import restart_policy, run_files
-from openenvd.processes.identity import ProcessIdentity
 from openenvd.processes.keeper_link import read_status_file
 from openenvd.processes.keeper_wire import decode_line
 from openenvd.requests_db.async_store import AsyncStore
@@ -42,6 +41,7 @@ from openenvd.server import observations, replica_watch
 from openenvd.server.hub import EventHub
 from openenvd.server.reconciler import Reconciler
 from openenvd.server.settings import Paths
+from openenvd.system.process_identity import ProcessIdentity
 
 from ..processes.conftest import Replica as KeptServer
 from .conftest import WAIT_SECONDS, until
