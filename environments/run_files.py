@@ -2,7 +2,7 @@
 """Run files: what was started, written down before it was started, found again by anyone.
 
 One folder per local replica below `runs`, with the run file that its keeper reads
-(`processes.keeper`). A replica exists as long as its folder does: whoever stops it removes the
+(`shim`). A replica exists as long as its folder does: whoever stops it removes the
 folder last, so that no crash in between can lose one.
 
 Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..processes.keeper_link import (
-    KeeperGone,
-    KeeperLink,
-    clean_up_after_keeper,
-    read_run_file,
-    start_keeper,
-)
+from ..shim.client import KeeperGone, KeeperLink, clean_up_after_keeper, read_run_file, start_keeper
 
 Json = dict[str, Any]
 

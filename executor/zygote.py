@@ -44,7 +44,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ..processes.server_child import adopted_children
+from ..shim.server_child import adopted_children
 from .sources import threads_of_this_process
 from .worker import serve
 

@@ -21,7 +21,7 @@ from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
 from ..environments import run_files
 from ..environments.asking import address_by_name, ask
 from ..environments.layout import Layout, make_private
-from ..processes.keeper_link import KeeperGone, KeeperLink
+from ..shim.client import KeeperGone, KeeperLink
 from . import base
 
 if TYPE_CHECKING:

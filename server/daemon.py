@@ -48,15 +48,15 @@ from ..executor import (
     sweep_orphans,
 )
 from ..operations import registry
-from ..processes.keeper_files import remove_if_empty
 from ..processes.limits import Limits, read_limits
-from ..processes.nursery_link import end_nurseries
 from ..processes.process_room import is_no_room, no_room_text
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
+from ..shim.files import remove_if_empty
+from ..shim.fork_server_client import end_nurseries
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.process_identity import ProcessIdentity
 from .api import create_app

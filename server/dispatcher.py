@@ -60,12 +60,12 @@ from ..executor.messages import (
     Task,
     TaskError,
 )
-from ..processes.log_bound import keep_newest_half
 from ..requests_db.errors import DatabaseError
 from ..requests_db.records import Event, Expectation, PeakSample, Request, Retry
 from ..requests_db.results import Claim
 from ..requests_db.states import ErrorKind, Schedule
 from ..requests_db.store import DispatchStore
+from ..shim.log_rotation import keep_newest_half
 from .expectations import Expectations, asked_bytes, left_bytes
 from .log_retention import logs_of, to_remove
 from .memory_deaths import Circumstances, payload_of, reason_of, retry_of, what_happened

@@ -21,10 +21,10 @@ from ..environments import run_files
 from ..environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ..environments.run_files import RunFile
 from ..processes.exit_reason import ExitKind, ExitReason
-from ..processes.keeper_link import read_status_file
-from ..processes.keeper_wire import decode_line, encode_line
 from ..requests_db.records import Json, Replica
 from ..requests_db.states import ReplicaState
+from ..shim.client import read_status_file
+from ..shim.wire import decode_line, encode_line
 from ..system.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)

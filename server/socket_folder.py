@@ -4,7 +4,7 @@ is too long a path.
 
     made        by each daemon that starts (`held`)
     removed     by the daemon that ends, when no keeper has a socket there; by the last keeper of a
-                home that was removed (`processes.keeper_files.remove_if_empty`)
+                home that was removed (`shim.files.remove_if_empty`)
     collected   by the next daemon of any home of the same user, when nobody listens there any more:
                 daemons and keepers that are killed take nothing with them (`collect_abandoned`)
 

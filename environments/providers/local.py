@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
 from ...processes.exit_reason import ExitReason
-from ...processes.keeper_link import KeeperGone, KeeperLink, start_keeper
 from ...processes.limits import available_memory_bytes, read_limits
 from ...processes.memory import replica_bytes
 from ...processes.process_room import HINT as ROOM_HINT
 from ...processes.process_room import ProcessRoom, no_room_text, process_room, tells_no_room
+from ...shim.client import KeeperGone, KeeperLink, start_keeper
 from ...system.file_tail import last_lines
 from .. import gpus, run_files
 from ..child_environment import child_environment

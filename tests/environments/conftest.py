@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from openenvd.environments.layout import Layout
-from openenvd.processes.nursery_link import end_nurseries
+from openenvd.shim.fork_server_client import end_nurseries
 
 GRACE_SECONDS = 10.0
 

@@ -34,9 +34,9 @@ from openenvd.environments.providers.local import (
 )
 from openenvd.environments.sources import resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
-from openenvd.processes.keeper_link import KeeperLink, read_status_file
 from openenvd.processes.limits import read_limits
 from openenvd.processes.process_room import ProcessRoom
+from openenvd.shim.client import KeeperLink, read_status_file
 
 TIMEOUT_SECONDS = 60.0
 LAUNCH_ID = "0123456789abcdef"

@@ -21,7 +21,7 @@ from openenvd.environments.layout import Layout
 from openenvd.executor.worker import find_operation
 from openenvd.operations import registry
 from openenvd.operations.check import problems
-from openenvd.processes.keeper_link import KeeperLink
+from openenvd.shim.client import KeeperLink
 
 LAUNCH_ID = "0123456789abcdef"
 FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"

@@ -19,18 +19,9 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.keeper_link import (
-    KeeperGone,
-    KeeperLink,
-    clean_up_after_keeper,
-    start_keeper,
-)
-from openenvd.processes.nursery_link import end_nurseries
-from openenvd.processes.server_child import (
-    _PR_SET_CHILD_SUBREAPER,
-    adopted_children,
-    become_subreaper,
-)
+from openenvd.shim.client import KeeperGone, KeeperLink, clean_up_after_keeper, start_keeper
+from openenvd.shim.fork_server_client import end_nurseries
+from openenvd.shim.server_child import _PR_SET_CHILD_SUBREAPER, adopted_children, become_subreaper
 from openenvd.system.cgroups import CgroupManager
 
 WAIT_SECONDS = 30.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.log_bound import (
+from openenvd.shim.log_rotation import (
     BUSY_LOOK_SECONDS,
     LOOK_SECONDS,
     keep_newest_half,

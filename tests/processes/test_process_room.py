@@ -24,7 +24,7 @@ from openenvd.processes.process_room import (
     tells_no_room,
     why_not_started,
 )
-from openenvd.processes.server_exit import why_no_server
+from openenvd.shim.server_exit import why_no_server
 
 MOUNTS = "39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n"
 REFUSED = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

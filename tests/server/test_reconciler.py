@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from openenvd.environments import restart_policy, run_files
-from openenvd.processes.keeper_link import read_status_file
-from openenvd.processes.keeper_wire import decode_line
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
@@ -41,6 +39,8 @@ from openenvd.server import observations, replica_watch
 from openenvd.server.hub import EventHub
 from openenvd.server.reconciler import Reconciler
 from openenvd.server.settings import Paths
+from openenvd.shim.client import read_status_file
+from openenvd.shim.wire import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
 from ..processes.conftest import Replica as KeptServer

@@ -16,10 +16,10 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RunFile
-from openenvd.processes.keeper_wire import encode_line
 from openenvd.requests_db.records import Replica
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.replica_watch import ReplicaWatch
+from openenvd.shim.wire import encode_line
 
 TIMEOUT_SECONDS = 20.0
 

@@ -12,7 +12,7 @@ Light: a keeper imports it.
 
 from __future__ import annotations
 
-from .keeper_wire import Json
+from .wire import Json
 
 
 class ServerStatus:

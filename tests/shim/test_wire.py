@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from openenvd.processes.keeper_wire import (
+from openenvd.shim.wire import (
     DEFAULT_GRACE_SECONDS,
     decode_line,
     encode_line,

@@ -23,10 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..processes.tree import stop_tree
 from ..system.cgroups import Cgroup
 from ..system.detached import spawn_detached
 from ..system.process_identity import ProcessIdentity
-from .keeper_files import (
+from .files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     RUN_FILE_NAME,
@@ -34,9 +35,8 @@ from .keeper_files import (
     open_control_socket,
     write_json,
 )
-from .keeper_wire import Json, decode_line, encode_line
-from .nursery_link import fork_keeper
-from .tree import stop_tree
+from .fork_server_client import fork_keeper
+from .wire import Json, decode_line, encode_line
 
 __all__ = [
     "KeeperGone",
@@ -47,7 +47,7 @@ __all__ = [
     "start_keeper",
 ]
 
-_RUN_KEEPER = Path(__file__).with_name("run_keeper.py")
+_RUN_KEEPER = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
 
 

@@ -59,9 +59,9 @@ import time
 
 from ..system.process_identity import ProcessIdentity
 from ..system.signal_pipe import watch_signals
-from .keeper_clients import Client, Clients
-from .keeper_ending import GONE_SECONDS, Home
-from .keeper_files import (
+from .cgroup import enter_keepers_group, leave_keepers_group
+from .clients import Client, Clients
+from .files import (
     CONTROL_FD_VARIABLE,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
@@ -73,10 +73,10 @@ from .keeper_files import (
     remove_if_empty,
     write_json,
 )
-from .keeper_group import enter_keepers_group, leave_keepers_group
-from .keeper_wire import DEFAULT_GRACE_SECONDS, Json, encode_line, error_line, read_order
 from .server_child import become_subreaper, set_own_oom_score_adj
-from .server_life import ServerLife
+from .server_state import ServerLife
+from .shutdown_policy import GONE_SECONDS, Home
+from .wire import DEFAULT_GRACE_SECONDS, Json, encode_line, error_line, read_order
 
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 
@@ -231,7 +231,7 @@ class Keeper:
 
 
 def main() -> None:
-    """`python -m openenvd.processes.keeper <run_dir>` (`run_keeper.py` is the lighter way in)."""
+    """`python -m openenvd.shim.loop <run_dir>` (`__main__.py` is the lighter way in)."""
     with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
         os.setsid()
     keep(sys.argv[1])

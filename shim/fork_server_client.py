@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.detached import spawn_detached
-from .nursery import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
+from .fork_server import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
 
 Json = dict[str, Any]
 
@@ -127,7 +127,7 @@ def _spawn(listen_fd: int, nursery: Json, environ: Mapping[str, str]) -> None:
         "preload": nursery["preload"],
         "idle_seconds": IDLE_SECONDS,
     }
-    argv = [sys.executable, "-P", "-m", "openenvd.processes.nursery", json.dumps(config)]
+    argv = [sys.executable, "-P", "-m", "openenvd.shim.fork_server", json.dumps(config)]
     # Otherwise a new title is written over the environment that `ps e` shows.
     spawn_detached(
         argv,

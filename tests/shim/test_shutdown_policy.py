@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.processes.keeper_ending import CLEAR_SECONDS, GONE_SECONDS, Ending, Home, Step
+from openenvd.shim.shutdown_policy import CLEAR_SECONDS, GONE_SECONDS, Ending, Home, Step
 
 NOW = 1000.0
 

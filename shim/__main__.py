@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The light way into a keeper: `python -I -S run_keeper.py <run_dir>`.
+"""The light way into a keeper: `python -I -S shim/__main__.py <run_dir>`.
 
 Run by path, so that neither `site` nor site-packages nor `runpy` is needed (3 MB and 20 ms):
 the package is made importable from where this file lies, and nothing else of it is loaded.
@@ -14,6 +14,6 @@ package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 sys.modules["openenvd"] = package
 
 if __name__ == "__main__":
-    from openenvd.processes.keeper import main
+    from openenvd.shim.loop import main
 
     main()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..processes.exit_reason import Detector, ExitKind, ExitReason
+from ..processes.explain import evidence_after, explain_exit
+from ..processes.oom_evidence import OomCounters
 from ..system.cgroups import Cgroup
-from .exit_reason import Detector, ExitKind, ExitReason
-from .explain import evidence_after, explain_exit
-from .oom_evidence import OomCounters
 
 
 def told_of_shard(

@@ -11,7 +11,7 @@ import os
 import selectors
 from collections.abc import Callable, Iterator
 
-from .keeper_wire import Json, decode_line
+from .wire import Json, decode_line
 
 MAX_LINE_BYTES = 256 * 1024
 _READ_BYTES = 65536

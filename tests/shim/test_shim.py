@@ -19,10 +19,11 @@ import psutil
 import pytest
 
 from openenvd.env_host import protocol
-from openenvd.processes import keeper_files
 from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.processes.keeper_files import is_missing
-from openenvd.processes.keeper_link import (
+from openenvd.processes.oom_evidence import kernel_log_kills
+from openenvd.processes.tree import wait_until_dead
+from openenvd.shim import files
+from openenvd.shim.client import (
     KeeperGone,
     KeeperLink,
     clean_up_after_keeper,
@@ -30,13 +31,12 @@ from openenvd.processes.keeper_link import (
     read_status_file,
     start_keeper,
 )
-from openenvd.processes.oom_evidence import kernel_log_kills
-from openenvd.processes.server_exit import EXIT_CANNOT_START
-from openenvd.processes.tree import wait_until_dead
+from openenvd.shim.files import is_missing
+from openenvd.shim.server_exit import EXIT_CANNOT_START
 from openenvd.system.cgroups import CgroupManager
 from openenvd.system.process_identity import ProcessIdentity
 
-from .conftest import WAIT_SECONDS, Replica
+from ..processes.conftest import WAIT_SECONDS, Replica
 
 Make = Callable[..., Replica]
 MB = 1 << 20
@@ -57,8 +57,8 @@ def _exit_of(status: dict[str, object]) -> ExitReason:
 
 
 def test_its_variables_are_those_of_the_protocol() -> None:
-    assert keeper_files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
-    assert keeper_files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
+    assert files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
+    assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
 
 
 def test_ready_carries_what_the_server_said_and_who_it_is(replica: Make) -> None:
@@ -430,7 +430,7 @@ def test_keepers_of_one_environment_share_one_socket(replica: Make) -> None:
 def test_second_keeper_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
     one = replica().ready()
     run = subprocess.run(
-        [sys.executable, "-m", "openenvd.processes.keeper", str(one.run_dir)],
+        [sys.executable, "-m", "openenvd.shim.loop", str(one.run_dir)],
         capture_output=True,
         text=True,
         check=False,

@@ -54,9 +54,9 @@ from typing import Any, NoReturn
 
 from ..system import after_fork
 from ..system.signal_pipe import watch_signals
-from . import keeper
-from .keeper_files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
-from .keeper_group import enter_keepers_group, leave_keepers_group
+from . import loop
+from .cgroup import enter_keepers_group, leave_keepers_group
+from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .server_child import set_own_oom_score_adj
 
 MAX_MESSAGE_BYTES = 65_536
@@ -199,7 +199,7 @@ def _become_keeper(
         if listener is not None:
             os.environ[LISTEN_FD_VARIABLE] = str(listener)
         after_fork.be_called(title)
-        keeper.keep(run_dir, is_forked=True)
+        loop.keep(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
         print(exc, file=sys.stderr, flush=True)  # noqa: T201  another keeper has it
@@ -226,7 +226,7 @@ def _why_not_fork() -> str | None:
 
 
 def main() -> NoReturn:
-    """`python -P -m openenvd.processes.nursery CONFIG`: JSON with `listen` (a descriptor), `lock`
+    """`python -P -m openenvd.shim.fork_server CONFIG`: JSON with `listen` (a descriptor), `lock`
     (the socket's folder), `preload` (modules), `idle_seconds`."""
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -18,13 +18,13 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.processes import nursery_link
-from openenvd.processes.nursery import is_idle
-from openenvd.processes.nursery_link import end_nurseries, may_fork, start_environment
 from openenvd.processes.tree import wait_until_dead
+from openenvd.shim import fork_server_client
+from openenvd.shim.fork_server import is_idle
+from openenvd.shim.fork_server_client import end_nurseries, may_fork, start_environment
 from openenvd.system.process_identity import ProcessIdentity
 
-from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
+from ..processes.conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
 
 pytestmark = ON_LINUX
 Make = Callable[..., Replica]
@@ -155,7 +155,7 @@ def test_one_that_hangs_is_done_without_and_replaced(
     nursery.suspend()
     try:
         with monkeypatch.context() as impatient:
-            impatient.setattr(nursery_link, "REPLY_SECONDS", 0.2)
+            impatient.setattr(fork_server_client, "REPLY_SECONDS", 0.2)
             make().ready()  # as a program
         assert _nurseries(folder) == []
         assert _nursery_of(make().ready()).pid != nursery.pid
@@ -190,7 +190,7 @@ def test_idle_is_who_has_no_keeper_and_heard_nothing(
 def test_an_idle_one_ends_by_itself(
     make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nursery_link, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(fork_server_client, "IDLE_SECONDS", 0.1)
     one = make().ready()
     nursery = _nursery_of(one)
     one.link.send("stop", grace_seconds=0.0)
@@ -210,7 +210,9 @@ def test_a_nursery_that_cannot_start_makes_way_for_a_program(make: Make, folder:
     way = forked(folder)
     nursery = way["nursery"] | {"log_path": str(folder / "kept_server.py" / "no_folder")}
     one = make(nursery=nursery).ready()
-    assert "run_keeper.py" in " ".join(psutil.Process(one.link.status["keeper"]["pid"]).cmdline())
+    assert "shim/__main__.py" in " ".join(
+        psutil.Process(one.link.status["keeper"]["pid"]).cmdline()
+    )
 
 
 def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folder: Path) -> None:
@@ -220,7 +222,9 @@ def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folde
     )
     nursery = forked(folder)["nursery"] | {"preload": ["threaded"]}
     one = make(nursery=nursery).ready()
-    assert "run_keeper.py" in " ".join(psutil.Process(one.link.status["keeper"]["pid"]).cmdline())
+    assert "shim/__main__.py" in " ".join(
+        psutil.Process(one.link.status["keeper"]["pid"]).cmdline()
+    )
 
 
 def test_a_module_that_cannot_be_imported_is_told_and_passed_over(make: Make, folder: Path) -> None:

@@ -20,15 +20,9 @@ import socket
 
 from ..system.cgroups import Cgroup, CgroupManager
 from ..system.process_identity import ProcessIdentity
-from .keeper_files import (
-    LISTEN_FD_VARIABLE,
-    NOTIFY_FD_VARIABLE,
-    inherited_socket,
-    listen,
-    open_log,
-)
-from .keeper_wire import Json
+from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_socket, listen, open_log
 from .server_child import ForkInto, adopted_children, spawn
+from .wire import Json
 
 
 class KeptServer:
