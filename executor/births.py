@@ -21,7 +21,7 @@ import selectors
 import time
 from typing import Protocol
 
-from ..processes.memory import anonymous_bytes
+from ..processes.resources.memory import anonymous_bytes
 from . import trees
 from .alarm import Alarm
 from .decisions import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds

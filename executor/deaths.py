@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..processes.exit_reason import ExitKind, ExitReason
-from ..processes.explain import explain_exit, of_cgroup, telling_line
-from ..processes.oom_evidence import kernel_log_kills
+from ..processes.exits.diagnose import explain_exit, of_cgroup, telling_line
+from ..processes.exits.exit_reason import ExitKind, ExitReason
+from ..processes.exits.oom_evidence import kernel_log_kills
 from ..system.file_tail import last_lines
 from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
 from .pool import PooledWorker, Run, StopReason

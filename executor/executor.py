@@ -69,7 +69,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..processes.memory import anonymous_bytes
+from ..processes.resources.memory import anonymous_bytes
 from .admission import FreeMemory
 from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import math
 
-from ..processes.limits import available_memory_bytes
-from ..processes.memory import tree_bytes
+from ..processes.resources.limits import available_memory_bytes
+from ..processes.resources.memory import tree_bytes
 from . import deaths
 from .alarm import Alarm
 from .plan import Plan

@@ -24,7 +24,7 @@ from .errors import PlanError
 from .messages import LONG, SHORT
 
 if TYPE_CHECKING:
-    from ..processes.limits import Limits
+    from ..processes.resources.limits import Limits
 
 MB = 2**20
 

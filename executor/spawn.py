@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import deque
 
-from ..processes.process_room import why_not_started
+from ..processes.resources.pids_limit import why_not_started
 from .sources import Exited, Forked, Refused, SourceEvent, worker_environment
 
 _DEATH_SECONDS = 1.0  # from the end of a process's files to its being reaped

@@ -47,8 +47,8 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ..processes import process_room
-from ..processes.memory import private_bytes
+from ..processes.resources import pids_limit
+from ..processes.resources.memory import private_bytes
 from . import frames
 from .errors import FrameError, TaskCancelled
 from .lifeline import tie_to_lifeline
@@ -322,8 +322,8 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
     message = message_of(exc)
-    if process_room.is_no_room(exc):
-        message, hint = f"{message}: {process_room.no_room_text()}", process_room.HINT
+    if pids_limit.is_no_room(exc):
+        message, hint = f"{message}: {pids_limit.no_room_text()}", pids_limit.HINT
     return {
         "type": qualified_name(type(exc)),
         "message": sendable(message, MOST_MESSAGE_CHARS),

@@ -93,7 +93,9 @@ class Zygote:
         try:
             self._fork(name)
         except OSError as exc:
-            from ..processes.process_room import why_not_started  # which workers need not share
+            from ..processes.resources.pids_limit import (
+                why_not_started,  # which workers need not share
+            )
 
             self.tell({"refused": name, "error": why_not_started(exc)})
         return True

@@ -19,7 +19,7 @@ from load_tests.operations import worker_path
 from load_tests.seed_arrangements import connect
 from openenvd.executor import BurstableExecutor, plan_workers
 from openenvd.executor.messages import LONG, SHORT
-from openenvd.processes.limits import read_limits
+from openenvd.processes.resources.limits import read_limits
 from openenvd.requests_db import submitting
 from openenvd.requests_db.connections import Link
 from openenvd.requests_db.migrate import open_database

@@ -42,7 +42,7 @@ from openenvd.executor.messages import (
     Succeeded,
     Task,
 )
-from openenvd.processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
 from openenvd.system.cgroups import CgroupManager
 
 MB = 2**20

@@ -71,7 +71,7 @@ def problems(found: Json) -> Iterator[Json]:
 
 
 def _limits() -> Json:
-    from ..processes.limits import read_limits
+    from ..processes.resources.limits import read_limits
 
     return asdict(read_limits())
 

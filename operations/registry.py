@@ -37,7 +37,7 @@ PRELOAD: tuple[str, ...] = (
     __name__,
     "openenvd.environments.providers.local",
     "openenvd.system.cgroups",
-    "openenvd.processes.limits",
+    "openenvd.processes.resources.limits",
 )
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}

@@ -116,8 +116,8 @@ def _check_floor(settings: Settings) -> None:
         DaemonError: a daemon and two workers do not fit.
     """
     from ..operations.registry import expected_bytes
-    from ..processes.limits import read_limits
-    from ..processes.process_room import process_room
+    from ..processes.resources.limits import read_limits
+    from ..processes.resources.pids_limit import process_room
     from .planning import check_process_room, plan_for
 
     check_process_room(process_room())

@@ -48,8 +48,8 @@ from ..executor import (
     sweep_orphans,
 )
 from ..operations import registry
-from ..processes.limits import Limits, read_limits
-from ..processes.process_room import is_no_room, no_room_text
+from ..processes.resources.limits import Limits, read_limits
+from ..processes.resources.pids_limit import is_no_room, no_room_text
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database

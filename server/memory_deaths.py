@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..environments.names import name_of_source
 from ..executor.messages import Died, Raised
-from ..processes.exit_reason import ExitReason
+from ..processes.exits.exit_reason import ExitReason
 from ..requests_db.records import Json, Request, Retry
 
 MB = 2**20

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from ..processes.exit_reason import ExitKind, ExitReason
-from ..processes.process_room import HINT, tells_no_room
+from ..processes.exits.exit_reason import ExitKind, ExitReason
+from ..processes.resources.pids_limit import HINT, tells_no_room
 from ..requests_db.records import Outcome, RequestError
 from ..requests_db.states import ErrorKind, RequestState
 from .memory_deaths import Circumstances, advice, reason_of, story

@@ -15,8 +15,8 @@ from .errors import DaemonError
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..processes.limits import Limits
-    from ..processes.process_room import ProcessRoom
+    from ..processes.resources.limits import Limits
+    from ..processes.resources.pids_limit import ProcessRoom
 
 DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,

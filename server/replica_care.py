@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..environments import run_files
 from ..environments.run_files import RunFile
-from ..processes.exit_reason import ExitReason
+from ..processes.exits.exit_reason import ExitReason
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.records import Environment, Json, Replica, RequestError
 from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState

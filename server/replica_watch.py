@@ -20,7 +20,7 @@ from typing import Protocol
 from ..environments import run_files
 from ..environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ..environments.run_files import RunFile
-from ..processes.exit_reason import ExitKind, ExitReason
+from ..processes.exits.exit_reason import ExitKind, ExitReason
 from ..requests_db.records import Json, Replica
 from ..requests_db.states import ReplicaState
 from ..shim.client import read_status_file

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..env_host.capacity import HELD
-from ..processes.exit_reason import ExitReason
+from ..processes.exits.exit_reason import ExitReason
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 
-from ..processes.exit_reason import ExitReason
+from ..processes.exits.exit_reason import ExitReason
 from ..requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ..requests_db.states import ReplicaState, RequestState
 from ..system.loop_lag import LagSnapshot

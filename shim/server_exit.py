@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from ..processes.oom_evidence import OomCounters, read_oom_counters
+from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
 from ..system.cgroups import Cgroup
 from .wire import Json
 
@@ -63,7 +63,7 @@ class ExitEvidence:
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
         try:
-            from ..processes.explain import evidence_after, explain_exit
+            from ..processes.exits.diagnose import evidence_after, explain_exit
 
             evidence = evidence_after(
                 self._counters[0], self._cgroup, pid, since_monotonic=self._since
@@ -117,7 +117,7 @@ def why_no_server(exc: OSError) -> str:
     """Why it could not be started: which file, which address, or which limit."""
     if exc.errno == errno.EAGAIN:
         with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
-            from ..processes.process_room import no_room_text
+            from ..processes.resources.pids_limit import no_room_text
 
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..processes.exit_reason import Detector, ExitKind, ExitReason
-from ..processes.explain import evidence_after, explain_exit
-from ..processes.oom_evidence import OomCounters
+from ..processes.exits.diagnose import evidence_after, explain_exit
+from ..processes.exits.exit_reason import Detector, ExitKind, ExitReason
+from ..processes.exits.oom_evidence import OomCounters
 from ..system.cgroups import Cgroup
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
-from ...processes.exit_reason import ExitReason
-from ...processes.limits import available_memory_bytes, read_limits
-from ...processes.memory import replica_bytes
-from ...processes.process_room import HINT as ROOM_HINT
-from ...processes.process_room import ProcessRoom, no_room_text, process_room, tells_no_room
+from ...processes.exits.exit_reason import ExitReason
+from ...processes.resources.limits import available_memory_bytes, read_limits
+from ...processes.resources.memory import replica_bytes
+from ...processes.resources.pids_limit import HINT as ROOM_HINT
+from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
 from ...shim.client import KeeperGone, KeeperLink, start_keeper
 from ...system.file_tail import last_lines
 from .. import gpus, run_files

@@ -34,8 +34,8 @@ from openenvd.environments.providers.local import (
 )
 from openenvd.environments.sources import resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
-from openenvd.processes.limits import read_limits
-from openenvd.processes.process_room import ProcessRoom
+from openenvd.processes.resources.limits import read_limits
+from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.shim.client import KeeperLink, read_status_file
 
 TIMEOUT_SECONDS = 60.0

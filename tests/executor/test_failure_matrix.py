@@ -26,8 +26,8 @@ from openenvd.executor.messages import (
     Succeeded,
 )
 from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ
-from openenvd.processes.exit_reason import Detector, ExitKind
-from openenvd.processes.process_room import HINT, NO_ROOM
+from openenvd.processes.exits.exit_reason import Detector, ExitKind
+from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.system.cgroups import CgroupManager
 from openenvd.system.process_identity import ProcessIdentity
 

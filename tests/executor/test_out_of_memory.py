@@ -15,7 +15,7 @@ from openenvd.executor import deaths, memory_watch
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
 from openenvd.executor.watchdog import Usage, offence_of
 from openenvd.executor.worker_cgroups import WorkerCgroups
-from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 from openenvd.system.cgroups import CgroupManager
 
 from .executor_bench import Bench, make_plan

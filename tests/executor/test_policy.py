@@ -17,7 +17,7 @@ from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES
 from openenvd.executor.pool import StopReason
 from openenvd.executor.worker_cgroups import CgroupReading
-from openenvd.processes.exit_reason import Certainty, Detector, ExitKind
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 
 MB = 2**20
 

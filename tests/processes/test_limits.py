@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.processes.limits import Limits, available_memory_bytes, read_limits
+from openenvd.processes.resources.limits import Limits, available_memory_bytes, read_limits
 
 MB = 1 << 20
 GB = 1 << 30

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from openenvd.processes.memory import proportional_bytes, replica_bytes
+from openenvd.processes.resources.memory import proportional_bytes, replica_bytes
 from openenvd.system.cgroups import CgroupManager
 
 from .conftest import Replica, forked

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
-from openenvd.processes.process_room import ProcessRoom
+from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.server.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.settings import Paths
 

@@ -15,7 +15,7 @@ import pytest
 from openenvd.executor import BurstableExecutor
 from openenvd.executor.admission import FreeMemory
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
-from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.connections import Link
 from openenvd.requests_db.migrate import open_database

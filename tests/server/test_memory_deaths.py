@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.executor.messages import Died, Raised, TaskError
-from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.server.memory_deaths import Circumstances, advice, more_memory, retry_of, story

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.processes.process_room import HINT, NO_ROOM
+from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
 from openenvd.server.outcomes import outcome_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exit_reason import ExitKind, ExitReason
+from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
 from openenvd.server.serving import serving_view, shard_exit_view
 
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from openenvd.env_host import protocol
-from openenvd.processes.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.processes.oom_evidence import kernel_log_kills
+from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.processes.exits.oom_evidence import kernel_log_kills
 from openenvd.processes.tree import wait_until_dead
 from openenvd.shim import files
 from openenvd.shim.client import (

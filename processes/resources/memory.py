@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..system.cgroups import Cgroup
+from ...system.cgroups import Cgroup
 
 _MOST_DEPTH = 16  # of a tree of processes
 

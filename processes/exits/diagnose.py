@@ -16,7 +16,7 @@ import os
 import signal
 from typing import NamedTuple, TypedDict
 
-from ..system.cgroups import Cgroup
+from ...system.cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
 from .oom_evidence import (
     OomCounters,

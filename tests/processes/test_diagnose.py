@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.explain import explain_exit, of_cgroup, telling_line
-from openenvd.processes.oom_evidence import killed_process
+from openenvd.processes.exits.diagnose import explain_exit, of_cgroup, telling_line
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.processes.exits.oom_evidence import killed_process
 
 PID = 41233
 KILLED = int(signal.SIGKILL)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..system.cgroup_tree import V1, Location, locate, read_keyed, read_text
+from ...system.cgroup_tree import V1, Location, locate, read_keyed, read_text
 
 # v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
 _UNLIMITED_BYTES = 1 << 60
