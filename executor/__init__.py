@@ -49,24 +49,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import ExecutorError, NoRoom, NotRunning, PlanError, TaskCancelled
     from .executor import BurstableExecutor
-    from .first_zygote import FirstZygote, fork_first_zygote
-    from .orphans import sweep_orphans
-    from .plan import Plan, plan_workers
-    from .task_log import settle_leftovers
+    from .policy.plan import Plan, plan_workers
+    from .spawning.preforked_zygote import FirstZygote, fork_first_zygote
+    from .supervisor.orphans import sweep_orphans
+    from .worker.task_log import settle_leftovers
 
 _HOMES = {
     "BurstableExecutor": "executor",
     "ExecutorError": "errors",
-    "FirstZygote": "first_zygote",
+    "FirstZygote": "spawning.preforked_zygote",
     "NoRoom": "errors",
     "NotRunning": "errors",
-    "Plan": "plan",
+    "Plan": "policy.plan",
     "PlanError": "errors",
     "TaskCancelled": "errors",
-    "fork_first_zygote": "first_zygote",
-    "plan_workers": "plan",
-    "settle_leftovers": "task_log",
-    "sweep_orphans": "orphans",
+    "fork_first_zygote": "spawning.preforked_zygote",
+    "plan_workers": "policy.plan",
+    "settle_leftovers": "worker.task_log",
+    "sweep_orphans": "supervisor.orphans",
 }
 
 __all__ = [

@@ -70,21 +70,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..processes.resources.memory import anonymous_bytes
-from .admission import FreeMemory
-from .cgroup_factory import ExecutorCgroups
 from .errors import NoRoom, NotRunning
-from .machine_gauge import MachineGauge
 from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Started, Task, WorkerStatus
-from .plan import Plan
-from .pool import Pool, Pools, Run, StopReason, task_frame
-from .sources import FORK_IS_SAFE, SourceFactory, WorkerSource
-from .spawn import Spawner
-from .supervisor import Supervisor
-from .worker_cgroups import WorkerCgroups
-from .zygote_link import ZygoteLink
+from .policy.admission import FreeMemory
+from .policy.plan import Plan
+from .spawning.source import FORK_IS_SAFE, SourceFactory, WorkerSource
+from .spawning.subprocess_source import Spawner
+from .spawning.zygote_client import ZygoteLink
+from .supervisor.available_memory import MachineGauge
+from .supervisor.cgroup_factory import ExecutorCgroups
+from .supervisor.loop import Supervisor
+from .supervisor.pool import Pool, Pools, Run, StopReason, task_frame
+from .supervisor.worker_cgroups import WorkerCgroups
 
 if TYPE_CHECKING:
-    from .first_zygote import FirstZygote
+    from .spawning.preforked_zygote import FirstZygote
 
 
 class BurstableExecutor:

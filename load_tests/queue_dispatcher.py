@@ -37,7 +37,7 @@ from load_tests.report import Report, parse_arguments, percentile
 from load_tests.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
 from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import SHORT, Task
-from openenvd.executor.plan import BURST_SHORT_PER_CPU
+from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU
 from openenvd.requests_db import submitting
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import Link

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from setproctitle import getproctitle
 
-from ..executor.sources import FORK_IS_SAFE
+from ..executor.spawning.source import FORK_IS_SAFE
 from ..processes.tree import set_oom_score_adj
 from ..system.after_fork import close_all_but
 from ..system.priority import prefer_own_session
@@ -89,7 +89,7 @@ def _fork_zygote(paths: Paths) -> FirstZygote | None:
     """None where fork is not safe; the executor then finds another way."""
     if not FORK_IS_SAFE:
         return None
-    from ..executor.first_zygote import fork_first_zygote
+    from ..executor.spawning.preforked_zygote import fork_first_zygote
     from ..operations.registry import PRELOAD
 
     with contextlib.suppress(OSError):  # told by `daemon.run`

@@ -9,7 +9,7 @@
 
 The queue *is* the table. A turn first writes what the executor reported (one transaction), then
 claims as many pending requests as there is room for, in one statement per schedule, SHORT first.
-Where memory is short, it looks at the head of the queue, has `executor.admission` choose, and
+Where memory is short, it looks at the head of the queue, has `executor.policy.admission` choose, and
 claims what was chosen; the others stay in the queue, and `shortages` says what they wait for.
 The thread sleeps until somebody wakes it: an insert, an executor event, `stop`, or the time of the
 next look: at old requests, at long logs, at memory when somebody waits for it.
@@ -47,7 +47,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..executor import BurstableExecutor, NoRoom
-from ..executor.admission import Need, Shortage, admit
 from ..executor.errors import FrameError
 from ..executor.messages import (
     Cancelled,
@@ -60,6 +59,7 @@ from ..executor.messages import (
     Task,
     TaskError,
 )
+from ..executor.policy.admission import Need, Shortage, admit
 from ..requests_db.errors import DatabaseError
 from ..requests_db.records import Event, Expectation, PeakSample, Request, Retry
 from ..requests_db.results import Claim

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..executor.errors import PlanError
-from ..executor.plan import Plan, plan_workers
+from ..executor.policy.plan import Plan, plan_workers
 from .errors import DaemonError
 from .settings import Settings
 

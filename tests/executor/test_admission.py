@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from openenvd.executor.admission import (
+from openenvd.executor.messages import LONG, SHORT
+from openenvd.executor.policy.admission import (
     LONE_PATIENCE_SECONDS,
     PATIENCE_SECONDS,
     FreeMemory,
     Need,
     admit,
 )
-from openenvd.executor.messages import LONG, SHORT
 
 from .executor_bench import Bench, make_plan
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.executor import NoRoom, NotRunning, births, handover, sweep_orphans
+from openenvd.executor import NoRoom, NotRunning, sweep_orphans
 from openenvd.executor.messages import (
     LONG,
     SHORT,
@@ -25,7 +25,8 @@ from openenvd.executor.messages import (
     Started,
     Succeeded,
 )
-from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ
+from openenvd.executor.supervisor import assignment, starting
+from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.exits.exit_reason import Detector, ExitKind
 from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.system.cgroups import CgroupManager
@@ -329,7 +330,7 @@ def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
 def test_a_burst_worker_that_has_nothing_to_do_leaves(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "BURST_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(assignment, "BURST_IDLE_SECONDS", 0.05)
     bench = make_bench()
     gate = bench.home / "gate"
     running = [bench.submit("wait_for", {"path": str(gate)}, schedule=LONG) for _ in range(4)]
@@ -348,7 +349,7 @@ def test_a_worker_that_has_worked_and_rested_makes_way_for_a_fresh_one(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SkyPilot kept 3 GB after a burst: whoever has worked has pages of its own."""
-    monkeypatch.setattr(handover, "BURST_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(assignment, "BURST_IDLE_SECONDS", 0.05)
     bench = make_bench()
     worked = bench.run("context").result["pid"]
     wait_gone(worked)
@@ -434,7 +435,7 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     zygote = zygote_of(bench)
     os.kill(zygote, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr(births, "SILENCE_SECONDS", 0.2)
+        impatient.setattr(starting, "SILENCE_SECONDS", 0.2)
         task_id = bench.submit("echo", schedule=LONG)
         wait_gone(zygote)
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from openenvd.executor import deaths, memory_watch
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
-from openenvd.executor.watchdog import Usage, offence_of
-from openenvd.executor.worker_cgroups import WorkerCgroups
+from openenvd.executor.policy.memory_caps import Usage, offence_of
+from openenvd.executor.supervisor import memory_watch, outcomes
+from openenvd.executor.supervisor.worker_cgroups import WorkerCgroups
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 from openenvd.system.cgroups import CgroupManager
 
@@ -70,7 +70,7 @@ def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None
 @pytest.fixture
 def untold(capped: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """As in a container: the kernel log cannot be read."""
-    monkeypatch.setattr(deaths, "kernel_log_kills", lambda _since: [])
+    monkeypatch.setattr(outcomes, "kernel_log_kills", lambda _since: [])
     return capped
 
 

@@ -13,7 +13,7 @@ from openenvd.executor.messages import (
     RoomFreed,
     Started,
 )
-from openenvd.executor.outbox import Outbox
+from openenvd.executor.supervisor.event_buffer import Outbox
 
 
 def test_what_another_thread_noted_is_told_before_what_is_heard_after_it() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from openenvd.executor import PlanError, plan_workers
-from openenvd.executor.deaths import Evidence, explain
-from openenvd.executor.decisions import back_off_seconds, reason_to_recycle, workers_wanted
 from openenvd.executor.errors import FrameError
 from openenvd.executor.frames import FrameReader, encode_frame
 from openenvd.executor.messages import LONG, SHORT
-from openenvd.executor.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES
-from openenvd.executor.pool import StopReason
-from openenvd.executor.worker_cgroups import CgroupReading
+from openenvd.executor.policy.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES
+from openenvd.executor.policy.scaling import back_off_seconds, reason_to_recycle, workers_wanted
+from openenvd.executor.supervisor.outcomes import Evidence, explain
+from openenvd.executor.supervisor.pool import StopReason
+from openenvd.executor.supervisor.worker_cgroups import CgroupReading
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 
 MB = 2**20

@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.executor import settle_leftovers
 from openenvd.executor.messages import LONG, SHORT, Died
-from openenvd.executor.task_log import scratch_path
+from openenvd.executor.worker.task_log import scratch_path
 
 from .executor_bench import Bench
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from openenvd.bench.errors import InvalidPlan
 from openenvd.environments.errors import NotAnswering
-from openenvd.executor.worker import find_operation
+from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.benchmark import BenchmarkPayload
 

@@ -18,7 +18,7 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.errors import EnvironmentsError
 from openenvd.environments.layout import Layout
-from openenvd.executor.worker import find_operation
+from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.check import problems
 from openenvd.shim.client import KeeperLink

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from openenvd.executor.worker import find_operation
+from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.base import Operation
 from openenvd.operations.launch import LaunchPayload

@@ -17,7 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.executor.errors import TaskCancelled
-from openenvd.executor.worker import print_traceback
+from openenvd.executor.worker.main import print_traceback
 from openenvd.operations.base import OperationContext
 from openenvd.operations.rollout import Rollout, RolloutPayload
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError

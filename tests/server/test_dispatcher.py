@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from openenvd.executor import BurstableExecutor
-from openenvd.executor.admission import FreeMemory
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
+from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.connections import Link

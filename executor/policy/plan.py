@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import PlanError
-from .messages import LONG, SHORT
+from ..errors import PlanError
+from ..messages import LONG, SHORT
 
 if TYPE_CHECKING:
-    from ..processes.resources.limits import Limits
+    from ...processes.resources.limits import Limits
 
 MB = 2**20
 

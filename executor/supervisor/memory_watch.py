@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import math
 
-from ..processes.resources.limits import available_memory_bytes
-from ..processes.resources.memory import tree_bytes
-from . import deaths
-from .alarm import Alarm
-from .plan import Plan
+from ...processes.resources.limits import available_memory_bytes
+from ...processes.resources.memory import tree_bytes
+from ..policy.memory_caps import WATCH_SECONDS, Usage, offence_of
+from ..policy.plan import Plan
+from . import outcomes
 from .pool import PooledWorker, Pools
-from .watchdog import WATCH_SECONDS, Usage, offence_of
+from .wakeup import Alarm
 from .worker_cgroups import LOOK_SECONDS, WorkerCgroups
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class MemoryWatch:
     def _look_at_cgroups(self, now: float) -> None:
         """Note what was counted; twice more after the last task, so that it is no later one's."""
         workers = self._pools.workers()
-        self._cgroups.look(workers, deaths.machine_oom_kills())
+        self._cgroups.look(workers, outcomes.machine_oom_kills())
         with self._pools.lock:
             is_busy = any(worker.run is not None for worker in workers)
             self._look_at = now + LOOK_SECONDS if is_busy or self._was_busy else math.inf

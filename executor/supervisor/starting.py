@@ -21,12 +21,9 @@ import selectors
 import time
 from typing import Protocol
 
-from ..processes.resources.memory import anonymous_bytes
-from . import trees
-from .alarm import Alarm
-from .decisions import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
-from .pool import Pool, PooledWorker, Pools
-from .sources import (
+from ...processes.resources.memory import anonymous_bytes
+from ..policy.scaling import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
+from ..spawning.source import (
     Exited,
     Forked,
     Ready,
@@ -36,6 +33,9 @@ from .sources import (
     Unsafe,
     WorkerSource,
 )
+from . import process_trees
+from .pool import Pool, PooledWorker, Pools
+from .wakeup import Alarm
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _newcomer(forked: Forked, pools: Pools, source_number: int) -> PooledWorker:
         ordinal=ordinal,
         guaranteed=ordinal <= pool.guaranteed,
         pid=forked.pid,
-        started_at=trees.started_at(forked.pid),
+        started_at=process_trees.started_at(forked.pid),
         pipe=forked.pipe,
         sentinel=forked.sentinel,
         source_number=source_number,

@@ -21,8 +21,8 @@ it ends, also in a container whose pid 1 reaps nothing.
 
 There are two ways into it. The first zygote of a daemon is forked from the daemon itself while that
 has one thread and little memory (`first_zygote.py`), so that both share what both have imported.
-One that has to be replaced is run as `python -P -m openenvd.executor.zygote CONFIG`, since a daemon
-with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors), `home`,
+One that has to be replaced is run as `python -P -m openenvd.executor.spawning.zygote CONFIG`, since a
+daemon with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors), `home`,
 `preload` (modules).
 """
 
@@ -44,9 +44,9 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ..shim.server_child import adopted_children
-from .sources import threads_of_this_process
-from .worker import serve
+from ...shim.server_child import adopted_children
+from ..worker.main import serve
+from .source import threads_of_this_process
 
 MOST_MESSAGE_BYTES = 65_536
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -93,9 +93,7 @@ class Zygote:
         try:
             self._fork(name)
         except OSError as exc:
-            from ..processes.resources.pids_limit import (
-                why_not_started,  # which workers need not share
-            )
+            from ...processes.resources.pids_limit import why_not_started
 
             self.tell({"refused": name, "error": why_not_started(exc)})
         return True

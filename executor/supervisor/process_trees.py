@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import signal
 
-from ..processes.tree import stop_tree, tree_of
-from ..system.process_identity import ProcessIdentity
+from ...processes.tree import stop_tree, tree_of
+from ...system.process_identity import ProcessIdentity
+from ..spawning.source import signal_group
 from .pool import PooledWorker
-from .sources import signal_group
 
 
 def started_at(pid: int) -> float:

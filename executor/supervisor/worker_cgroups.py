@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..system.cgroups import Cgroup
+from ...system.cgroups import Cgroup
 from .pool import PooledWorker
 
 log = logging.getLogger(__name__)

@@ -32,19 +32,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .alarm import Alarm
-from .births import Births
-from .burials import Burials
-from .conclusions import Conclusions
-from .dismissals import Dismissals
-from .handover import Handover
+from ..messages import EventSink, ExecutorEvent, Started
+from ..policy.plan import Plan
+from ..spawning.source import Exited, SourceFactory
+from .assignment import Handover
+from .channels import Wires
+from .event_buffer import Outbox
 from .memory_watch import MemoryWatch
-from .messages import EventSink, ExecutorEvent, Started
-from .outbox import Outbox
-from .plan import Plan
 from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
-from .sources import Exited, SourceFactory
-from .wires import Wires
+from .reaping import Burials
+from .results import Conclusions
+from .starting import Births
+from .stopping import Dismissals
+from .wakeup import Alarm
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)

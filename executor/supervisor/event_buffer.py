@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from .messages import EventSink, ExecutorEvent, RoomFreed
+from ..messages import EventSink, ExecutorEvent, RoomFreed
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..system.after_fork import close_all_but
-from .sources import threads_of_this_process, worker_environment
+from ...system.after_fork import close_all_but
+from .source import threads_of_this_process, worker_environment
 from .zygote import become_zygote, preload
 
 

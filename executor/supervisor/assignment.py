@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 import time
 
-from . import deaths
-from .alarm import Alarm
-from .decisions import BURST_IDLE_SECONDS
+from ..messages import LONG, Started
+from ..policy.scaling import BURST_IDLE_SECONDS
+from . import outcomes
+from .channels import Wires
+from .event_buffer import Outbox
 from .memory_watch import MemoryWatch
-from .messages import LONG, Started
-from .outbox import Outbox
 from .pool import Pool, PooledWorker, Pools, Run, Stage
-from .wires import Wires
+from .wakeup import Alarm
 from .worker_cgroups import WorkerCgroups
 
 
@@ -63,7 +63,7 @@ class Handover:
             self._cgroups.apply_limit(worker, run.task.memory_bytes)
         if worker.cgroup is None and run.task.schedule == LONG:
             # Too dear for SHORT tasks; where there are cgroups they tell better.
-            run.machine_oom_kills = deaths.machine_oom_kills()
+            run.machine_oom_kills = outcomes.machine_oom_kills()
         self._memory.note_busy(worker, now)
         if not pool.assign(worker, run, now):
             self._wires.unclog(worker)
@@ -73,7 +73,7 @@ class Handover:
     def refuse_waiting(self, why: str, *, stopped: bool) -> None:
         """Tell the tasks that wait, rather than let them hang."""
         for run in self._take_waiting():
-            self._outbox.add(deaths.never_started(run, why, stopped=stopped))
+            self._outbox.add(outcomes.never_started(run, why, stopped=stopped))
 
     def _take_waiting(self) -> list[Run]:
         with self._pools.lock:

@@ -22,15 +22,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .decisions import KEPT_WORKERS, workers_wanted
-from .frames import FrameReader, encode_frame
-from .messages import LONG, SHORT, Task, WorkerStatus
-from .plan import Plan
+from ..frames import FrameReader, encode_frame
+from ..messages import LONG, SHORT, Task, WorkerStatus
+from ..policy.plan import Plan
+from ..policy.scaling import KEPT_WORKERS, workers_wanted
 
 if TYPE_CHECKING:
-    from ..system.cgroups import Cgroup
-    from .sources import Exited
-    from .watchdog import Offence
+    from ...system.cgroups import Cgroup
+    from ..policy.memory_caps import Offence
+    from ..spawning.source import Exited
 
 
 class Stage(enum.Enum):

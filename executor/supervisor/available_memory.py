@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..processes.resources.limits import available_memory_bytes
+from ...processes.resources.limits import available_memory_bytes
 
 LOOK_SECONDS = 0.1
 

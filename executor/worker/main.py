@@ -47,11 +47,11 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ..processes.resources import pids_limit
-from ..processes.resources.memory import private_bytes
-from . import frames
-from .errors import FrameError, TaskCancelled
-from .lifeline import tie_to_lifeline
+from ...processes.resources import pids_limit
+from ...processes.resources.memory import private_bytes
+from .. import frames
+from ..errors import FrameError, TaskCancelled
+from .parent_death import tie_to_lifeline
 from .task_log import TaskLog
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]

@@ -23,9 +23,9 @@ from collections import deque
 from functools import partial
 from typing import Any, Protocol
 
-from .alarm import Alarm
-from .errors import FrameError
+from ..errors import FrameError
 from .pool import PooledWorker
+from .wakeup import Alarm
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ import signal
 import socket
 import time
 
-from . import trees
-from .alarm import Alarm
+from ..spawning.source import signal_group
+from . import process_trees
 from .pool import PooledWorker, Pools, Run, Stage, StopReason
-from .sources import signal_group
+from .wakeup import Alarm
 
 LEAVE_SECONDS = 1.0  # a worker that has nothing to do and is told to go
 
@@ -67,7 +67,7 @@ class Dismissals:
         """SIGKILL to the whole tree; its death is heard of as any other."""
         with self._pools.lock:
             self._pools.of(worker).enter(worker, Stage.KILLED)
-        trees.kill_tree(worker)
+        process_trees.kill_tree(worker)
 
     def stop_all(self, now: float, deadline: float) -> None:
         """Tell every task to stop by the deadline, and who has none to go."""

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from collections import deque
 
-from ..processes.resources.pids_limit import why_not_started
-from .sources import Exited, Forked, Refused, SourceEvent, worker_environment
+from ...processes.resources.pids_limit import why_not_started
+from .source import Exited, Forked, Refused, SourceEvent, worker_environment
 
 _DEATH_SECONDS = 1.0  # from the end of a process's files to its being reaped
 
@@ -80,7 +80,7 @@ class Spawner:
         }
         with workers:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "openenvd.executor.worker", json.dumps(config)],
+                [sys.executable, "-P", "-m", "openenvd.executor.worker.main", json.dumps(config)],
                 pass_fds=(workers.fileno(), self._lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

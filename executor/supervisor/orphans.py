@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..processes.tree import stop_tree
-from ..system.process_identity import ProcessIdentity
+from ...processes.tree import stop_tree
+from ...system.process_identity import ProcessIdentity
 
 
 def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:

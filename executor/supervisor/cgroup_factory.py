@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from ..system.cgroups import CgroupManager
+from ...system.cgroups import CgroupManager
 from .worker_cgroups import CgroupFactory
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ from __future__ import annotations
 import logging
 import time
 
-from . import deaths
-from .births import Births
-from .decisions import reason_to_recycle
-from .dismissals import Dismissals
-from .handover import Handover
-from .messages import Died, ExecutorEvent, Progressed
-from .outbox import Outbox
+from ..messages import Died, ExecutorEvent, Progressed
+from ..policy.scaling import reason_to_recycle
+from . import outcomes
+from .assignment import Handover
+from .event_buffer import Outbox
 from .pool import PooledWorker, Pools, Run, Stage
+from .starting import Births
+from .stopping import Dismissals
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Conclusions:
         self._outbox = outbox
         self._log_tail_lines = log_tail_lines
 
-    def on_frame(self, worker: PooledWorker, frame: deaths.Frame) -> None:
+    def on_frame(self, worker: PooledWorker, frame: outcomes.Frame) -> None:
         """The worker says something.
 
         Raises:
@@ -73,10 +73,10 @@ class Conclusions:
         else:
             self._dismissals.see_off(worker)
 
-    def _conclude(self, worker: PooledWorker, run: Run, frame: deaths.Frame) -> ExecutorEvent:
+    def _conclude(self, worker: PooledWorker, run: Run, frame: outcomes.Frame) -> ExecutorEvent:
         """Tell the outcome, and note what the task did to its worker."""
         cgroup = self._cgroups.reading(worker, always=frame["kind"] == "raised")
-        event = deaths.conclusion(worker, run, frame, cgroup, self._log_tail_lines)
+        event = outcomes.conclusion(worker, run, frame, cgroup, self._log_tail_lines)
         self._outbox.add(event)
         self._outbox.add_room(worker.schedule)
         self._births.count_success()

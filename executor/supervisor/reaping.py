@@ -17,16 +17,16 @@ from __future__ import annotations
 import logging
 import time
 
-from . import deaths, trees
-from .alarm import Alarm
-from .births import Births
-from .dismissals import LEAVE_SECONDS
-from .messages import SHORT
-from .outbox import Outbox
+from ..messages import SHORT
+from ..spawning.source import Exited
+from ..worker.task_log import scratch_path, settle
+from . import outcomes, process_trees
+from .channels import Wires
+from .event_buffer import Outbox
 from .pool import PooledWorker, Pools, Run, Stage
-from .sources import Exited
-from .task_log import scratch_path, settle
-from .wires import Wires
+from .starting import Births
+from .stopping import LEAVE_SECONDS
+from .wakeup import Alarm
 from .worker_cgroups import WorkerCgroups
 
 log = logging.getLogger(__name__)
@@ -86,12 +86,12 @@ class Burials:
         """Hear its last words, end what it left, tell how it died, take it off the books."""
         self._mark_dead(worker)
         self._wires.hear_the_rest(worker)
-        left = trees.end_survivors(worker)
+        left = process_trees.end_survivors(worker)
         cgroup = self._cgroups.reading(worker, always=worker.run is not None)
         run = self._strike_off(worker)
         _settle_log(worker, run)
         if run is not None:
-            self._outbox.add(deaths.death(worker, run, cgroup, self._log_tail_lines))
+            self._outbox.add(outcomes.death(worker, run, cgroup, self._log_tail_lines))
             self._outbox.add_room(worker.schedule)
         elif worker.died_idle and worker.tasks_run == 0:
             self._births.count_failure(f"worker {worker.name} died before its first task")

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .sources import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
+from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
-    from .first_zygote import FirstZygote
+    from .preforked_zygote import FirstZygote
 
 _MOST_MESSAGE_BYTES = 65_536
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
@@ -64,7 +64,13 @@ class ZygoteLink:
         }
         with zygotes:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "openenvd.executor.zygote", json.dumps(config)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "openenvd.executor.spawning.zygote",
+                    json.dumps(config),
+                ],
                 pass_fds=(zygotes.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

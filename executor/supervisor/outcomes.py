@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..processes.exits.diagnose import explain_exit, of_cgroup, telling_line
-from ..processes.exits.exit_reason import ExitKind, ExitReason
-from ..processes.exits.oom_evidence import kernel_log_kills
-from ..system.file_tail import last_lines
-from .messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
+from ...processes.exits.diagnose import explain_exit, of_cgroup, telling_line
+from ...processes.exits.exit_reason import ExitKind, ExitReason
+from ...processes.exits.oom_evidence import kernel_log_kills
+from ...system.file_tail import last_lines
+from ..messages import Cancelled, Died, ExecutorEvent, Raised, Succeeded, TaskError
+from ..policy.memory_caps import Offence
 from .pool import PooledWorker, Run, StopReason
-from .watchdog import Offence
 from .worker_cgroups import CgroupReading
 
 Frame = dict[str, Any]

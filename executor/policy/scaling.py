@@ -7,7 +7,7 @@ memory suffices for a task is `admission.py`.
 
 from __future__ import annotations
 
-from .messages import SHORT
+from ..messages import SHORT
 
 # How many workers of a schedule stay when there is nothing to do, once it has had something to do.
 # The other guaranteed ones are places whose memory is set aside: a fork fills one in 2 ms, and idle

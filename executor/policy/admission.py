@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .messages import SHORT
+from ..messages import SHORT
 
 MB = 2**20
 
