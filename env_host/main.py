@@ -24,9 +24,9 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Never
 
-from . import gradio_guard
+from .environment import gradio_stub
 from .errors import ConfigError, LoadError, ShardFailed, StartError
-from .notify import Notifier
+from .ipc.notify import Notifier
 from .protocol import (
     EXIT_FAILED_TO_START,
     FAILURE_LOG_LINES,
@@ -41,9 +41,9 @@ from .protocol import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .board import Board
-    from .definition import Definition
-    from .orders import Orders
+    from .environment.definition import Definition
+    from .ipc.child_config import Orders
+    from .ipc.scoreboard import Board
 
 # Files whose frames say nothing about an environment that does not import.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
@@ -109,13 +109,13 @@ def read_doors() -> Doors:
 def _run(doors: Doors, notifier: Notifier) -> None:
     config = doors.config
     sys.path[:0] = config.import_paths
-    if not config.serve_as_is and not gradio_guard.is_wanted():
-        gradio_guard.keep_out()
+    if not config.serve_as_is and not gradio_stub.is_wanted():
+        gradio_stub.keep_out()
     definition, app = None, None
     try:
         definition, app = _load(config)
     except LoadError as exc:
-        if gradio_guard.was_missed(exc):
+        if gradio_stub.was_missed(exc):
             _start_again_with_gradio(doors)
         raise
     if definition is None:
@@ -129,10 +129,10 @@ def _run(doors: Doors, notifier: Notifier) -> None:
 def _load(config: HostConfig) -> tuple[Definition | None, Any]:
     """What to serve: a definition, or an app that is served as it is."""
     if config.env_class is not None:
-        from .definition import definition_of_class
+        from .environment.definition import definition_of_class
 
         return definition_of_class(config.env_class, config.name, config.import_paths), None
-    from .project import import_app, load_project
+    from .environment.upstream_project import import_app, load_project
 
     if config.serve_as_is:
         return None, import_app(config.app_candidates)
@@ -144,7 +144,7 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
 
 def _serve_as_it_is(doors: Doors, notifier: Notifier, app: Any) -> None:
     """One process and no shards: it may keep what it knows in memory."""
-    from .serve import run_loop, serve
+    from .serving.uvicorn_server import run_loop, serve
 
     serving = serve(
         app,
@@ -156,20 +156,20 @@ def _serve_as_it_is(doors: Doors, notifier: Notifier, app: Any) -> None:
 
 def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
-    from . import fds
-    from .limits import plan_of, supports_concurrency, this_machine
-    from .preload import preload
-    from .shared_state import shares_state
-    from .zygote import Host
+    from .environment.plan import plan_of, supports_concurrency, this_machine
+    from .shared_state.setup import shares_state
+    from .startup import fd_limit
+    from .startup.preload import preload
+    from .supervisor.supervisor import Host
 
     preload()
     config = doors.config
-    max_fds = fds.raise_limit()
+    max_fds = fd_limit.raise_limit()
     is_concurrent, class_name = supports_concurrency(definition)
     machine = this_machine(config, max_fds)
     plan = plan_of(config, machine, is_concurrent=is_concurrent, class_name=class_name)
     if config.max_sessions is not None:
-        fds.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
+        fd_limit.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
 
     def serve_as(orders: Orders, board: Board, head: bytes) -> Never:
         sys.exit(_serve_here(config, definition, orders, board, head))
@@ -181,15 +181,15 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
 
 def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
     """A process that was started rather than forked: `programs.what_forbids_forking`."""
-    from . import child, fds
-    from .board import Board
-    from .orders import Orders
-    from .shared_state_process import STATE_ORDERS, serve_as_ordered
+    from .ipc.child_config import Orders
+    from .ipc.scoreboard import Board
+    from .shared_state.process import STATE_ORDERS, serve_as_ordered
+    from .startup import after_fork, fd_limit
 
     if STATE_ORDERS in told:
         serve_as_ordered(definition.env_class, told[STATE_ORDERS])
-    child.die_with(os.getppid())
-    fds.raise_limit()
+    after_fork.die_with(os.getppid())
+    fd_limit.raise_limit()
     head = base64.b64decode(told.pop("head"))
     orders = Orders.from_json(told)
     for fd in orders.fds:
@@ -202,10 +202,10 @@ def _serve_here(
     config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
 ) -> int:
     """Serve as one of the host's children; the exit code."""
-    from . import gpus
-    from .handover import Message, send
-    from .serve import run_loop
-    from .shard import run_process
+    from .ipc.fd_messages import Message, send
+    from .serving.uvicorn_server import run_loop
+    from .shard.shard import run_process
+    from .startup import gpus
 
     gpus.pin(orders.index, config.gpus)
 
@@ -248,7 +248,7 @@ def _start_again_with_gradio(doors: Doors) -> None:
     for fd in (doors.notify_fd, doors.listen_fd):
         if fd is not None:
             os.set_inheritable(fd, True)
-    os.environ[gradio_guard.ALLOW_VARIABLE] = "1"
+    os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again
 
 

@@ -21,7 +21,7 @@ HOST_PROGRAM = Path(__file__).resolve().parent.parent / "env_host" / "__main__.p
 # The same without exec, where its modules have been imported: a host in our own Python.
 HOST_ENTRY = "openenvd.env_host.main:main"
 HOST_PRELOAD = (
-    "openenvd.env_host.preload",
+    "openenvd.env_host.startup.preload",
     "openenvd.envs.echo.environment",
     "openenvd.envs.benchmark.environment",
 )

@@ -29,8 +29,8 @@ from load_tests import brigade_state, sleep_polled_memory
 from load_tests.brigade_servers import Trial, serve, sing
 from load_tests.brigade_singers import PACKET_SAMPLES
 from load_tests.report import Measure, Report, parse_arguments, share
-from openenvd.env_host.shared_state import connect_world, start_state_process
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.setup import connect_world, start_state_process
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 TARGET = 1000  # singers, of the state process alone

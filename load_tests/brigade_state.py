@@ -23,9 +23,9 @@ import uvloop
 
 from load_tests.brigade_singers import PACKET_SAMPLES, PACKET_SECONDS
 from load_tests.report import percentile
-from openenvd.env_host.shared_state import connect_world, start_state_process
-from openenvd.env_host.shared_state_link import StateLink
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.reconnect import StateLink
+from openenvd.env_host.shared_state.setup import connect_world, start_state_process
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 from openenvd.envs.brigade.opus import SAMPLE_RATE

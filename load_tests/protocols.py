@@ -3,7 +3,7 @@
 
     python -m load_tests.protocols [--json FILE]
 
-ours      `env_host.ws_protocol` behind a door that reads the handshake
+ours      `env_host.websocket.protocol` behind a door that reads the handshake
 sansio    `websockets`' `ServerProtocol`, which uvicorn's sans-I/O protocol stands on as well
 picows    `picows` on its own transport; `picows-uvloop`, on uvloop's
 
@@ -33,10 +33,10 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from load_tests.report import Report, parse_arguments
-from openenvd.env_host import heap
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.env_host.ws_handshake import END_OF_HEAD, acceptance, parse_upgrade
-from openenvd.env_host.ws_protocol import WebSocketProtocol
+from openenvd.env_host.startup import malloc_tuning
+from openenvd.env_host.websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
+from openenvd.env_host.websocket.protocol import WebSocketProtocol
 
 BACKLOG = 4096
 KINDS = ("ours", "sansio", "picows", "picows-uvloop")
@@ -129,7 +129,7 @@ async def _picows(listener: socket.socket, *, own_transport: bool) -> Any:
 
 async def serve(kind: str) -> None:
     """One server, until its standard input ends."""
-    heap.keep_pages()
+    malloc_tuning.keep_pages()
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     factories: dict[str, Callable[[], asyncio.Protocol]] = {"ours": Door, "sansio": SansIo}

@@ -34,7 +34,7 @@ import numpy as np
 import uvloop
 from websockets.asyncio.client import connect
 
-from openenvd.env_host import heap
+from openenvd.env_host.startup import malloc_tuning
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
@@ -249,7 +249,7 @@ def main() -> None:
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive}[way]
     if way == "ours":
-        heap.keep_pages()  # as the operation does
+        malloc_tuning.keep_pages()  # as the operation does
     uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ..env_host import heap
+from ..env_host.startup import malloc_tuning
 from ..environments.asking import address_by_name
 from ..environments.layout import Layout
 from . import base
@@ -227,7 +227,7 @@ class Rollout:
         order = payload.order(addresses_of(payload.names, context.home))
         base.say(f"{_episodes(order.episodes)} at {', '.join(order.environments.values())}")
         folder = Path(payload.cwd) if payload.cwd else None
-        with importable(folder), _variables(payload.env), heap.kept_pages():
+        with importable(folder), _variables(payload.env), malloc_tuning.kept_pages():
             result = run_on_thread(roll_out(order, teller.tell, base.say))
         teller.finish(result)
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..env_host.capacity import HELD
+from ..env_host.ipc.capacity import HELD
 from ..processes.exits.exit_reason import ExitReason
 
 Json = dict[str, Any]

@@ -16,8 +16,14 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...env_host.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
-from ...env_host.shared_state_world import World
+from ...env_host.environment.interfaces import (
+    Action,
+    Environment,
+    EnvironmentMetadata,
+    Observation,
+    State,
+)
+from ...env_host.shared_state.proxy import World
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 

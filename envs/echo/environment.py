@@ -8,7 +8,13 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...env_host.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
+from ...env_host.environment.interfaces import (
+    Action,
+    Environment,
+    EnvironmentMetadata,
+    Observation,
+    State,
+)
 
 _REWARD_PER_CHARACTER = 0.1
 _MAX_REWARD = 1.0

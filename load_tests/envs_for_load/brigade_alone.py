@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from openenvd.env_host.shared_state_methods import methods_of
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state.methods import methods_of
+from openenvd.env_host.shared_state.proxy import World
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 

@@ -7,7 +7,7 @@ test and a call inside the host meet without sleeping.
 
 SAMPLES = '''
 import asyncio, os, random, signal, sqlite3, sys, threading
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 def pass_gate(name):
     """Tell the test that we are here, and wait until it lets us go."""
@@ -96,7 +96,7 @@ class Stopping(Counter):
     """Stops its process in the very turn of the loop in which a slot becomes free."""
 
     def do_stop_when_free(self, action):
-        from openenvd.env_host.sessions import SessionTable
+        from openenvd.env_host.sessions.table import SessionTable
         release = SessionTable.release
 
         def release_and_stop(table, session, **how):

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host.affinity import Siblings, body_of
 from openenvd.env_host.errors import SessionError
+from openenvd.env_host.sessions.routing import Siblings, body_of
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 TOOLS = """
 import os
 from types import SimpleNamespace as Tool
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Server:
     def __init__(self):

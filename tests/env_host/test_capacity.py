@@ -13,10 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.board import MICROSECONDS, Board, Slot, Word
-from openenvd.env_host.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
-from openenvd.env_host.gpus import device_of
-from openenvd.env_host.metrics import render
+from openenvd.env_host.ipc.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
+from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Board, Slot, Word
+from openenvd.env_host.serving.metrics import render
+from openenvd.env_host.startup.gpus import device_of
 from openenvd.system.loop_lag import LoopState
 
 from .conftest import StartHost

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.creation import MOST_STALLS, Maker, Place, Seen, next_place
+from openenvd.env_host.environment.factory import MOST_STALLS, Maker, Place, Seen, next_place
 from openenvd.envs.benchmark.environment import BenchmarkEnvironment, SyncBenchmarkEnvironment
 
 QUICK, SLOW = 0.001, 1.0

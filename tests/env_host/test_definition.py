@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from openenvd.env_host import frames, gradio_guard
-from openenvd.env_host.calls import Calls, keep_accepted
-from openenvd.env_host.definition import AnyAction, Definition, definition_of_class
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
-from openenvd.env_host.limits import supports_concurrency
+from openenvd.env_host.environment import gradio_stub
+from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.plan import supports_concurrency
+from openenvd.env_host.environment.signatures import Calls, keep_accepted
 from openenvd.env_host.protocol import HostConfig
+from openenvd.env_host.serving import messages
 from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 
 
@@ -124,7 +125,7 @@ def test_keyword_arguments_are_filtered_by_signature() -> None:
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', f'{{"a": {2**70}}}', '{"a": "\\ud800"}'])
 def test_json_is_read_as_the_standard_library_reads_it(text: str) -> None:
-    assert repr(frames.decode(text)) == repr(json.loads(text))
+    assert repr(messages.decode(text)) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_json_is_read_as_the_standard_library_reads_it(text: str) -> None:
 )
 def test_a_malformed_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        frames.data_of(message)
+        messages.data_of(message)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_malformed_message_is_refused(message: dict[str, Any]) -> None:
     [{"type": "reset"}, {"type": "state"}, {"type": "close"}, {"type": "mcp", "data": {}}],
 )
 def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) -> None:
-    assert frames.data_of(message) == {}
+    assert messages.data_of(message) == {}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) ->
 def test_gradio_is_wanted_when_the_web_interface_is_on(
     environ: dict[str, str], is_wanted: bool
 ) -> None:
-    assert gradio_guard.is_wanted(environ) is is_wanted
+    assert gradio_stub.is_wanted(environ) is is_wanted
 
 
 def test_the_configuration_survives_its_json_form() -> None:

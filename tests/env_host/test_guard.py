@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 
-from openenvd.env_host.acceptor import Arrival
-from openenvd.env_host.board import Board
-from openenvd.env_host.guard import Guard
-from openenvd.env_host.handover import Message, Post, close_all, packet_pair, receive
-from openenvd.env_host.heads import Owner
+from openenvd.env_host.ipc.fd_messages import Message, Post, close_all, packet_pair, receive
+from openenvd.env_host.ipc.scoreboard import Board
+from openenvd.env_host.shard.acceptor import Arrival
+from openenvd.env_host.shard.connection_registry import Guard
+from openenvd.env_host.shard.request_head import Owner
 
 HEAD = b"GET /ws HTTP/1.1\r\n\r\n"
 

@@ -16,7 +16,7 @@ import asyncio, sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import ModuleType
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class MCPEnvironment(Environment[Action, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from openenvd.env_host.session_cgroup import SessionGroups
+from openenvd.env_host.supervisor.session_cgroup import SessionGroups
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -7,22 +7,22 @@ import uuid
 
 import pytest
 
-from openenvd.env_host.acceptor import BATCH, SLACK, fair_share
-from openenvd.env_host.admission import FAIR_SECONDS, place_of
-from openenvd.env_host.board import ALIVE_SECONDS, MICROSECONDS, Board, Word
+from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
 from openenvd.env_host.errors import NotConcurrent
-from openenvd.env_host.fds import SPARE_FDS
-from openenvd.env_host.heads import Head, Owner, new_session_id, owner_of, read_head
-from openenvd.env_host.last_words import how_it_died
-from openenvd.env_host.limits import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
+from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Board, Word
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
-from openenvd.env_host.succession import (
+from openenvd.env_host.shard.acceptor import BATCH, SLACK, fair_share
+from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
+from openenvd.env_host.shard.request_head import Head, Owner, new_session_id, owner_of, read_head
+from openenvd.env_host.startup.fd_limit import SPARE_FDS
+from openenvd.env_host.supervisor.close_notices import how_it_died
+from openenvd.env_host.supervisor.orphaned_connections import heir_of
+from openenvd.env_host.supervisor.restart_backoff import (
     MAX_BACK_OFF_SECONDS,
     YOUNG_SECONDS,
     Succession,
     back_off_seconds,
 )
-from openenvd.env_host.unanswered import heir_of
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)

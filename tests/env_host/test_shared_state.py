@@ -16,17 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host import shared_state_limits as limits
-from openenvd.env_host.interfaces import State
-from openenvd.env_host.shared_state import (
-    WorldFactory,
-    connect_world,
-    shares_state,
-    start_state_process,
-)
-from openenvd.env_host.shared_state_bodies import DOORBELL_BYTES
-from openenvd.env_host.shared_state_connection import socket_name
-from openenvd.env_host.shared_state_errors import (
+from openenvd.env_host.environment.interfaces import State
+from openenvd.env_host.shared_state import limits as limits
+from openenvd.env_host.shared_state.connection import socket_name
+from openenvd.env_host.shared_state.errors import (
     BodyTooLarge,
     StateFailed,
     WorldBusy,
@@ -35,9 +28,16 @@ from openenvd.env_host.shared_state_errors import (
     WorldLost,
     WorldTimeout,
 )
-from openenvd.env_host.shared_state_link import StateLink
-from openenvd.env_host.shared_state_process import StateProcess, restart_delay
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state.process import StateProcess, restart_delay
+from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.reconnect import StateLink
+from openenvd.env_host.shared_state.setup import (
+    WorldFactory,
+    connect_world,
+    shares_state,
+    start_state_process,
+)
+from openenvd.env_host.shared_state.shm_ring import DOORBELL_BYTES
 
 from .worlds import ROOT, LedgerWorld, ShardProcess
 
@@ -121,7 +121,7 @@ async def test_bodies_that_find_no_place_in_shared_memory_come_back_too(world: W
 async def test_a_body_that_is_too_large_is_not_sent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenvd.env_host.shared_state_wire.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("openenvd.env_host.shared_state.frames.MAX_BODY_BYTES", 1000)
     with pytest.raises(BodyTooLarge):
         await world.length(bytes(1001))
     assert await world.length(bytes(1000)) == 1000
@@ -339,7 +339,7 @@ def test_a_class_without_create_state_says_so() -> None:
 
 _HOST = """
 import os, sys
-from openenvd.env_host.shared_state import start_state_process
+from openenvd.env_host.shared_state.setup import start_state_process
 from tests.env_host.worlds import LedgerWorld
 print(start_state_process(LedgerWorld).pid, flush=True)
 sys.stdin.read()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host import shared_state_limits as limits
-from openenvd.env_host import shared_state_wire as wire
-from openenvd.env_host.shared_state import connect_world, start_state_process
-from openenvd.env_host.shared_state_connection import socket_name
-from openenvd.env_host.shared_state_errors import WorldError, WorldLost
-from openenvd.env_host.shared_state_link import StateLink
-from openenvd.env_host.shared_state_process import StateProcess
-from openenvd.env_host.shared_state_wire import BODY_IN_RING, HAS_BODY, Kind
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state import frames as wire
+from openenvd.env_host.shared_state import limits as limits
+from openenvd.env_host.shared_state.connection import socket_name
+from openenvd.env_host.shared_state.errors import WorldError, WorldLost
+from openenvd.env_host.shared_state.frames import BODY_IN_RING, HAS_BODY, Kind
+from openenvd.env_host.shared_state.process import StateProcess
+from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.reconnect import StateLink
+from openenvd.env_host.shared_state.setup import connect_world, start_state_process
 
 from .worlds import LedgerWorld
 
@@ -104,7 +104,7 @@ async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
 async def test_a_peer_that_says_nothing_is_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenvd.env_host.shared_state_server.GREETING_SECONDS", 0.05)
+    monkeypatch.setattr("openenvd.env_host.shared_state.server.GREETING_SECONDS", 0.05)
     process = start_state_process(LedgerWorld)
     assert await asyncio.to_thread(talk, process.address) == b""
     process.stop()

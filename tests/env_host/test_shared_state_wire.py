@@ -9,11 +9,11 @@ from collections import deque
 
 import pytest
 
-from openenvd.env_host import shared_state_bodies as bodies
-from openenvd.env_host import shared_state_wire as wire
-from openenvd.env_host.shared_state_errors import BodyTooLarge, WireError
-from openenvd.env_host.shared_state_limits import MAX_BYTES, MAX_CALLS, has_room
-from openenvd.env_host.shared_state_wire import Incoming, Kind
+from openenvd.env_host.shared_state import frames as wire
+from openenvd.env_host.shared_state import shm_ring as bodies
+from openenvd.env_host.shared_state.errors import BodyTooLarge, WireError
+from openenvd.env_host.shared_state.frames import Incoming, Kind
+from openenvd.env_host.shared_state.limits import MAX_BYTES, MAX_CALLS, has_room
 
 
 def call(number: int, body: bytes | None) -> bytes:

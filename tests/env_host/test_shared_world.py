@@ -19,7 +19,7 @@ from .hosts import Client, Host
 WORLD = '''
 import os
 from typing import Any
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Board:
     """Everybody writes on one board."""

@@ -148,7 +148,7 @@ sys.argv = ["host"]
 program = runpy.run_path({str(PROGRAM)!r}, run_name="not_main")
 sys.modules.pop("openenvd", None)
 program["make_package_known"]()
-import openenvd.env_host.main, openenvd.env_host.asgi
+import openenvd.env_host.main, openenvd.env_host.serving.app
 root = {str(PROGRAM.parents[1])!r}
 assert root not in sys.path, sys.path
 heavy = {{"fastapi", "starlette", "sqlalchemy", "httpx", "click.testing"}} & set(sys.modules)

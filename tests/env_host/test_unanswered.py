@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from openenvd.env_host.handover import close_all, copy_all
-from openenvd.env_host.unanswered import Fate, Traffic, fate_of, traffic_of
+from openenvd.env_host.ipc.fd_messages import close_all, copy_all
+from openenvd.env_host.supervisor.orphaned_connections import Fate, Traffic, fate_of, traffic_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone counts these")
 

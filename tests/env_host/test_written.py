@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 from pydantic_core import PydanticSerializationError
 
-from openenvd.env_host import frames, written
-from openenvd.env_host.calls import serialize
-from openenvd.env_host.interfaces import Observation, State
+from openenvd.env_host.environment.interfaces import Observation, State
+from openenvd.env_host.environment.signatures import serialize
+from openenvd.env_host.serving import messages, serialization
 
 
 class Color(enum.Enum):
@@ -67,7 +67,7 @@ class OwnDump(Observation):
 
 
 def two_passes(observation: Any) -> Any:
-    return json.loads(frames.to_json(serialize(observation)))
+    return json.loads(messages.to_json(serialize(observation)))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def two_passes(observation: Any) -> Any:
     ids=lambda observation: type(observation).__name__,
 )
 def test_one_pass_says_what_two_say(observation: Observation) -> None:
-    assert json.loads(written.observation_data(observation)) == two_passes(observation)
+    assert json.loads(serialization.observation_data(observation)) == two_passes(observation)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_one_pass_says_what_two_say(observation: Observation) -> None:
 def test_only_classes_with_nothing_special_are_written_in_one_pass(
     model: type, is_plain: bool
 ) -> None:
-    assert (written._find_writer(model) is not None) is is_plain
+    assert (serialization._find_writer(model) is not None) is is_plain
 
 
 def test_what_has_no_json_form_fails_in_upstreams_words() -> None:
     with pytest.raises(PydanticSerializationError, match="Unable to serialize unknown type"):
-        written.observation_data(Plain(anything=object()))
+        serialization.observation_data(Plain(anything=object()))
     with pytest.raises(AttributeError, match="model_dump"):
-        written.observation_data(None)
+        serialization.observation_data(None)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_what_has_no_json_form_fails_in_upstreams_words() -> None:
     ],
 )
 def test_a_state_is_its_fields(state: Any, data: dict[str, Any]) -> None:
-    assert json.loads(written.state_data(state)) == data
+    assert json.loads(serialization.state_data(state)) == data

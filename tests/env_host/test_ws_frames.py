@@ -8,8 +8,8 @@ import os
 import pytest
 from websockets.frames import Frame, Opcode
 
-from openenvd.env_host import ws_frames
-from openenvd.env_host.ws_frames import (
+from openenvd.env_host.websocket import frames
+from openenvd.env_host.websocket.frames import (
     BINARY,
     CLOSE,
     PING,
@@ -21,7 +21,7 @@ from openenvd.env_host.ws_frames import (
     code_of_close,
     head_of_frame,
 )
-from openenvd.env_host.ws_handshake import acceptance, parse_upgrade
+from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
 
 LIMIT = 1 << 20
 SIZES = (0, 1, 125, 126, 65535, 65536, 300_000)
@@ -141,7 +141,7 @@ def test_a_close_frame_may_say_nothing() -> None:
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
 def test_without_the_librarys_speedups_unmasking_is_the_same(size: int) -> None:
     data, mask = os.urandom(size), os.urandom(4)
-    assert ws_frames._mask_in_python(data, mask) == ws_frames.unmask(data, mask)
+    assert frames._mask_in_python(data, mask) == frames.unmask(data, mask)
 
 
 def test_a_handshake_is_read_and_answered_as_the_rfc_has_it() -> None:

@@ -15,13 +15,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from openenvd.env_host.definition import definition_of_class
-from openenvd.env_host.mcp import Mcp
-from openenvd.env_host.session_socket import Service, SessionSocket
-from openenvd.env_host.session_watch import SessionWatch
-from openenvd.env_host.sessions import SessionTable
-from openenvd.env_host.ws_frames import PING, PONG, head_of_frame
-from openenvd.env_host.ws_protocol import WebSocketProtocol
+from openenvd.env_host.environment.definition import definition_of_class
+from openenvd.env_host.serving.mcp import Mcp
+from openenvd.env_host.serving.ws_session import Service, SessionSocket
+from openenvd.env_host.sessions.keepalive import SessionWatch
+from openenvd.env_host.sessions.table import SessionTable
+from openenvd.env_host.websocket.frames import PING, PONG, head_of_frame
+from openenvd.env_host.websocket.protocol import WebSocketProtocol
 
 from .conftest import ECHO, StartHost
 from .hosts import WAIT_SECONDS, Host
@@ -307,7 +307,7 @@ async def test_a_connection_ends_though_its_peer_does_not_take_what_was_written(
     goodbye: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the peer says goodbye, leaves without a word, or breaks the protocol."""
-    monkeypatch.setattr("openenvd.env_host.ws_protocol.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("openenvd.env_host.websocket.protocol.CLOSE_SECONDS", 0.05)
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     loop = asyncio.get_running_loop()

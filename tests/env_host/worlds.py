@@ -107,8 +107,8 @@ class LedgerWorld:
 
 _SHARD = """
 import asyncio, json, sys
-from openenvd.env_host.shared_state import connect_world
-from openenvd.env_host.shared_state_world import World
+from openenvd.env_host.shared_state.setup import connect_world
+from openenvd.env_host.shared_state.proxy import World
 
 def say(**facts):
     print(json.dumps(facts), flush=True)

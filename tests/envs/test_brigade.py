@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
-from openenvd.env_host.shared_state import WorldFactory, connect_world, start_state_process
-from openenvd.env_host.shared_state_errors import WorldCallFailed
-from openenvd.env_host.shared_state_link import StateLink
-from openenvd.env_host.shared_state_process import StateProcess
+from openenvd.env_host.shared_state.errors import WorldCallFailed
+from openenvd.env_host.shared_state.process import StateProcess
+from openenvd.env_host.shared_state.reconnect import StateLink
+from openenvd.env_host.shared_state.setup import WorldFactory, connect_world, start_state_process
 from openenvd.envs.brigade.environment import (
     BrigadeAction,
     BrigadeEnvironment,

@@ -3,7 +3,7 @@
 
 WORLDS = '''
 import asyncio, os, pathlib
-from openenvd.env_host.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Move(Action):
     what: str = "go"

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Definition`: what is served, wherever it came from; and how a bare class becomes one.
+
+`project.py` makes one from an upstream project's own `create_app` call, `definition_of_class`
+from `module:Class`. Everything behind it is written against this one value.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict
+
+from ..errors import LoadError
+from . import interfaces
+from .mcp_types import McpTypes, upstream_mcp_types
+
+UPSTREAM_INTERFACES = "openenv.core.env_server.interfaces"
+
+
+class AnyAction(BaseModel):
+    """The action type of a class that names none: any JSON object."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One environment as the env host serves it."""
+
+    name: str
+    factory: Callable[[], Any]
+    action_cls: type[BaseModel]
+    observation_cls: type[BaseModel]
+    state_cls: type[BaseModel]
+    reset_observation_cls: type[BaseModel]
+    session_timeout_seconds: float | None = None  # the project's own idle time-out
+    app: Any = None  # the project's ASGI app, for every route that is not ours
+    own_paths: frozenset[str] = frozenset()  # of ours, those that the project serves differently
+    mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
+
+    @property
+    def env_class(self) -> type | None:
+        """The environment's class, where it is known without creating one."""
+        factory: Any = self.factory
+        while hasattr(factory, "func"):  # a partial, or what gives its environments a world
+            factory = factory.func
+        return factory if inspect.isclass(factory) else None
+
+    @property
+    def factory_name(self) -> str:
+        """What to call the factory in an error."""
+        return getattr(self.factory, "__name__", str(self.factory))
+
+    @property
+    def shares_one_thread(self) -> bool:
+        """Whether every session of it must run on the same thread."""
+        return bool(getattr(self.env_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether its calls may run on any thread, so that sessions can share some."""
+        return bool(getattr(self.env_class, "THREAD_SAFE", False))
+
+    def parse_action(self, data: dict[str, Any]) -> Any:
+        """The action that `data` describes.
+
+        Raises:
+            pydantic.ValidationError: it describes none.
+        """
+        if "type" in data and self.mcp is not None:
+            tool = with_parsed_arguments(data)
+            if special := self.mcp.action_type(tool, self.action_cls):
+                return special.model_validate(tool)
+        if "tokens" in data or "action_id" in data:
+            data = with_upstream_conversions(data)
+        return self.action_cls.model_validate(data)
+
+    def schemas(self) -> dict[str, Any]:
+        """What `/schema` answers."""
+        return {
+            "action": self.action_cls.model_json_schema(),
+            "observation": self.observation_cls.model_json_schema(),
+            "state": self.state_cls.model_json_schema(),
+            "reset_observation": self.reset_observation_cls.model_json_schema(),
+        }
+
+
+def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:
+    """The definition of `module:Class`, which was looked for in `folders` first.
+
+    Raises:
+        LoadError: it does not import, or is no environment.
+    """
+    env_class = _import_class(reference, folders)
+    action, observation, state = _types_of(env_class)
+    return Definition(
+        name=name,
+        factory=env_class,
+        action_cls=action,
+        observation_cls=observation,
+        reset_observation_cls=getattr(env_class, "reset_observation_cls", observation),
+        state_cls=state,
+    )
+
+
+def base_methods() -> frozenset[Any]:
+    """`reset_async` and `step_async` as the base classes define them: inherited, not overridden."""
+    return frozenset(m for base in _bases() for m in (base.reset_async, base.step_async))
+
+
+def base_closes() -> frozenset[Any]:
+    """`close` as the base classes define it: it does nothing."""
+    return frozenset(base.close for base in _bases())
+
+
+def _bases() -> list[Any]:
+    bases: list[Any] = [interfaces.Environment]
+    if (upstream := sys.modules.get(UPSTREAM_INTERFACES)) is not None:
+        bases.append(upstream.Environment)
+    return bases
+
+
+def with_parsed_arguments(data: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a tool that came as JSON text, as the web interface sends them, as values."""
+    arguments = data.get("arguments")
+    if data.get("type") != "call_tool" or not isinstance(arguments, str):
+        return data
+    try:
+        return {**data, "arguments": json.loads(arguments)}
+    except ValueError:
+        return data
+
+
+def with_upstream_conversions(data: dict[str, Any]) -> dict[str, Any]:
+    """What upstream makes of two fields, whatever the action's type: `tokens` becomes a tensor
+    where torch is installed, `action_id` a number where it is one (source: upstream 0.10.0,
+    `core/env_server/serialization.py`, `deserialize_action`)."""
+    converted = dict(data)
+    if isinstance(tokens := data.get("tokens"), (list, str)):
+        converted["tokens"] = _tensor(_json_or_empty(tokens))
+    if isinstance(number := data.get("action_id"), str):
+        with suppress(ValueError):
+            converted["action_id"] = int(number)
+    return converted
+
+
+def _json_or_empty(tokens: list[Any] | str) -> Any:
+    if not isinstance(tokens, str):
+        return tokens
+    try:
+        return json.loads(tokens)
+    except ValueError:
+        return []
+
+
+def _tensor(values: Any) -> Any:
+    if not isinstance(values, list):
+        return values
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return values
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _import_class(reference: str, folders: Sequence[str]) -> type:
+    module_name, _, class_name = reference.partition(":")
+    if not module_name or not class_name:
+        raise LoadError(f"{reference!r} is not of the form module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as exc:
+        if _is_absent(module_name, exc):
+            where = f" in {', '.join(folders)}" if folders else ""
+            raise LoadError(f"No module named {module_name!r}{where}") from None
+        raise LoadError(f"{type(exc).__name__}: {exc}") from exc
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        raise LoadError(f"module {module_name} has no class {class_name}")
+    missing = [item for item in ("reset", "step") if not callable(getattr(found, item, None))]
+    if missing:
+        raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")
+    return found
+
+
+def _is_absent(module_name: str, exc: Exception) -> bool:
+    """Whether it is this module that is not there, and not one that it imports."""
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[BaseModel]]:
+    """Action, observation and state: said by attribute, by type argument, or by annotation."""
+    generic = next(_type_arguments(env_class), (None, None, None))
+    hints = _hints_of(env_class)
+    rest = (AnyAction, interfaces.Observation, interfaces.State)
+    names = ("action_cls", "observation_cls", "state_cls")
+    found: list[Any] = []
+    for name, argument, hint, default in zip(names, generic, hints, rest, strict=True):
+        candidates = (getattr(env_class, name, None), argument, hint, default)
+        found.append(next(item for item in candidates if _is_model(item)))
+    return found[0], found[1], found[2]
+
+
+def _type_arguments(env_class: type) -> Iterator[tuple[Any, Any, Any]]:
+    for owner in env_class.__mro__:
+        for base in getattr(owner, "__orig_bases__", ()):
+            arguments = get_args(base)
+            if getattr(get_origin(base), "__name__", "") == "Environment" and len(arguments) == 3:
+                yield arguments
+
+
+def _hints_of(env_class: Any) -> tuple[Any, Any, Any]:
+    state = inspect.getattr_static(env_class, "state", None)
+    step = _annotations(env_class.step)
+    parameters = list(inspect.signature(env_class.step).parameters)
+    action = step.get(parameters[1]) if len(parameters) > 1 else None
+    getter = state.fget if isinstance(state, property) else None
+    return action, step.get("return"), _annotations(getter).get("return")
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except Exception:  # unresolvable names: the class is served without its types
+        return {}
+
+
+def _is_model(candidate: Any) -> bool:
+    return inspect.isclass(candidate) and issubclass(candidate, BaseModel)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an environment's sessions are served: how many, in how many processes, each alone or not.
+
+Decided once, when the host starts, by what was asked, what the class allows and what the machine
+has. `plan_of` decides; it takes plain values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import NotConcurrent
+from ..protocol import DEFAULT_SESSIONS, HostConfig
+from ..startup.fd_limit import fitting_sessions
+from .definition import Definition
+
+# What an isolated session is expected to need when nobody said: 14 MB, and an environment.
+ISOLATED_SESSION_BYTES = 48 * 2**20
+ISOLATED_PER_CORE = 16  # most, when nobody said how many
+MOST_CORES = 4096
+MEMORY_SHARE = 0.5  # of what is free, for isolated sessions that nobody counted
+
+log = logging.getLogger("openenvd.env_host")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to be used."""
+
+    cores: int
+    fds: int  # each process may have
+    memory_bytes: int | None  # None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How sessions are served."""
+
+    shards: int
+    max_sessions: int  # all together
+    isolates: bool  # a process for each session
+    exclusive: bool  # one session at a time in a process
+
+    def share(self, index: int) -> int:
+        """How many of the sessions are one shard's."""
+        each, left = divmod(self.max_sessions, self.shards)
+        return each + (index < left)
+
+
+def plan_of(config: HostConfig, machine: Machine, *, is_concurrent: bool, class_name: str) -> Plan:
+    """The plan.
+
+    Raises:
+        NotConcurrent: several sessions in one process were asked of a class that allows one.
+    """
+    asked = config.max_sessions
+    if config.isolate if config.isolate is not None else not is_concurrent and asked != 1:
+        most = asked or _isolated_sessions(config, machine)
+        # One front is enough: it only reads heads, and answers HTTP.
+        return Plan(1, most, isolates=True, exclusive=not is_concurrent)
+    if not is_concurrent:
+        if asked is not None and asked > 1:
+            raise NotConcurrent(class_name, asked)
+        return Plan(1, 1, isolates=False, exclusive=True)
+    most = asked or DEFAULT_SESSIONS
+    shards = min(config.shards or config.gpus or machine.cores, most)
+    fitting = fitting_sessions(most, machine.fds, shards)
+    return Plan(shards, fitting, isolates=False, exclusive=False)
+
+
+def _isolated_sessions(config: HostConfig, machine: Machine) -> int:
+    most = machine.cores * ISOLATED_PER_CORE
+    if machine.memory_bytes is None:
+        return most
+    each = config.session_memory_bytes or ISOLATED_SESSION_BYTES
+    return max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
+
+
+def this_machine(config: HostConfig, fds: int) -> Machine:
+    """What this process may use, as far as it was not told."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = min(cores or 1, config.cores or MOST_CORES)
+    return Machine(cores, fds, config.memory_bytes or _free_bytes())
+
+
+def _free_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if free is None else int(free) * 1024
+
+
+def supports_concurrency(definition: Definition) -> tuple[bool, str]:
+    """Whether sessions may run side by side, and the name of the class that says so.
+
+    A factory that is no class is asked for one environment, to see what it makes.
+    """
+    env_class: Any = definition.env_class
+    if env_class is None:
+        env_class = _class_made_by(definition)
+    if env_class is None:
+        return False, definition.factory_name
+    return bool(getattr(env_class, "SUPPORTS_CONCURRENT_SESSIONS", False)), env_class.__name__
+
+
+def _class_made_by(definition: Definition) -> type | None:
+    try:
+        env = definition.factory()
+        env_class = type(env)
+        env.close()
+    except Exception:  # each session will say so; until then nothing is known of it
+        log.warning("%s made no environment when asked", definition.factory_name, exc_info=True)
+        return None
+    return env_class

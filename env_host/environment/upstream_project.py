@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An upstream project, as it is: import its app, and learn from it what it serves.
+
+A project calls upstream's `create_app(factory, ActionClass, …)` at import. All ways of doing so
+end in `HTTPEnvServer`, whose arguments are noted while the project is imported. Its check that
+several sessions need a class marked for them is skipped: how many sessions there are is decided
+here (`limits.py`), and what the project asked for is a wish like any other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import LoadError
+from .definition import Definition
+from .interfaces import State
+
+UPSTREAM_SERVER = "openenv.core.env_server.http_server"
+OUR_PATHS = ("/ws", "/mcp", "/capacity", "/metrics")
+
+log = logging.getLogger("openenvd.env_host")
+
+
+def import_app(candidates: tuple[str, ...]) -> Any:
+    """The first of `module:attribute` that imports.
+
+    Raises:
+        LoadError: none does. Its cause is the failure that says most: that of a candidate which
+            exists and failed by itself, rather than one that is not there.
+    """
+    failures: list[Exception] = []
+    for candidate in candidates:
+        try:
+            return _import_attribute(candidate)
+        except Exception as exc:
+            failures.append(exc)
+    cause = next((f for f in failures if not _is_absence(f, candidates)), failures[-1])
+    raise LoadError(f"{type(cause).__name__}: {cause}") from cause
+
+
+def load_project(candidates: tuple[str, ...], name: str) -> Definition | None:
+    """The definition of an upstream project; None when its app is none of upstream's.
+
+    Raises:
+        LoadError: the project does not import.
+    """
+    with _noted_servers() as servers:
+        app = import_app(candidates)
+    server = next((s for s, registered in reversed(servers) if registered is app), None)
+    if server is None and servers:
+        server = servers[-1][0]  # the app was wrapped, or mounted into another
+    if server is None:
+        log.warning("the app of %s is not made by upstream's create_app; served as it is", name)
+        return None
+    return _definition(server, app, name)
+
+
+def _definition(server: Any, app: Any, name: str) -> Definition:
+    concurrency = getattr(server, "_concurrency_config", None)
+    return Definition(
+        name=getattr(server, "env_name", None) or name,
+        factory=server._env_factory,  # noqa: SLF001  the only place where upstream keeps it
+        action_cls=server.action_cls,
+        observation_cls=server.observation_cls,
+        reset_observation_cls=getattr(server, "reset_observation_cls", server.observation_cls),
+        state_cls=getattr(server, "state_cls", State),
+        session_timeout_seconds=getattr(concurrency, "session_timeout", None),
+        app=app,
+        own_paths=frozenset(p for p in OUR_PATHS if _serves_itself(app, p)),
+    )
+
+
+def _serves_itself(app: Any, path: str) -> bool:
+    """Whether the project put a route of its own before upstream's."""
+    for route in getattr(app, "routes", ()):
+        if getattr(route, "path", None) == path:
+            endpoint = getattr(route, "endpoint", None)
+            return not getattr(endpoint, "__qualname__", "").startswith("HTTPEnvServer.")
+    return False
+
+
+@contextmanager
+def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
+    """Note every `HTTPEnvServer` with the app it registers its routes on."""
+    noted: list[tuple[Any, Any]] = []
+    try:
+        server_class: Any = importlib.import_module(UPSTREAM_SERVER).HTTPEnvServer
+    except ImportError:
+        yield noted  # the project does not use it, or says itself what is missing
+        return
+    register = server_class.register_routes
+
+    def note(self: Any, app: Any, *args: Any, **kwargs: Any) -> Any:
+        noted.append((self, app))
+        return register(self, app, *args, **kwargs)
+
+    server_class.register_routes = note
+    server_class._validate_concurrency_safety = lambda self: None  # noqa: SLF001
+    try:
+        yield noted
+    finally:
+        server_class.register_routes = register
+
+
+def _import_attribute(candidate: str) -> Any:
+    module_name, _, attribute = candidate.partition(":")
+    before = set(sys.modules)
+    try:
+        module = importlib.import_module(module_name)
+        return getattr(module, attribute or "app")
+    except Exception:
+        _forget_since(before, module_name.partition(".")[0])
+        raise
+
+
+def _forget_since(before: set[str], package: str) -> None:
+    """Let the next candidate import the project's modules afresh."""
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
+
+
+def _is_absence(exc: Exception, candidates: tuple[str, ...]) -> bool:
+    if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
+        return False
+    modules = [candidate.partition(":")[0] for candidate in candidates]
+    return any(f"{module}.".startswith(f"{exc.name}.") for module in modules)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenEnv's HTTP routes for a class that is served without upstream's package: plain ASGI.
+
+Each `/reset`, `/step` and `/state` has an environment of its own for that one request, as
+upstream's have; episodes need `/ws`. An upstream project keeps its own routes, and only
+`mcp_over_http` is used here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..environment.definition import Definition
+from ..environment.mcp_types import RpcCode, rpc_error
+from ..environment.signatures import keep_accepted, serialize
+from ..sessions.table import SessionTable
+from .asgi_websocket import Receive, Send
+from .mcp import Mcp
+from .messages import decode, plain_errors
+
+_dump = TypeAdapter(Any).dump_json
+
+Handler = Callable[[bytes], Awaitable["Reply"]]
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class ResetRequest(BaseModel):
+    """The body of `/reset`; further fields are the environment's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    seed: int | None = Field(default=None, ge=0)
+    episode_id: str | None = Field(default=None, max_length=255)
+
+
+class StepRequest(BaseModel):
+    """The body of `/step`; further fields are the environment's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    action: dict[str, Any]
+    timeout_s: float | None = Field(default=None, gt=0)
+    request_id: str | None = Field(default=None, max_length=255)
+
+
+class Outcome(BaseModel):
+    """The answer of `/reset` and `/step`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    observation: dict[str, Any]
+    reward: float | None = None
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class Reply:
+    """A status and a JSON body."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, value: Any, status: int = 200, **headers: str) -> None:
+        self.body = _dump(value)
+        self.status = status
+        self.headers = [(b"content-type", b"application/json")]
+        self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
+
+
+class TextReply(Reply):
+    """A plain text."""
+
+    def __init__(self, text: str, content_type: str) -> None:
+        self.body = text.encode()
+        self.status = 200
+        self.headers = [(b"content-type", content_type.encode())]
+
+
+class HttpRoutes:
+    """The routes of one environment."""
+
+    def __init__(
+        self, definition: Definition, table: SessionTable, mcp: Mcp, manifest: dict[str, Any]
+    ) -> None:
+        self._definition = definition
+        self._table = table
+        self._mcp = mcp
+        self._manifest = manifest
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/health": ("GET", self._health),
+            "/schema": ("GET", self._schema),
+            "/metadata": ("GET", self._metadata),
+            "/state": ("GET", self._state),
+            "/reset": ("POST", self._reset),
+            "/step": ("POST", self._step),
+            "/mcp": ("POST", self._speak_mcp),
+            "/list_environments": ("GET", self._list_environments),
+        }
+
+    async def serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        method, handler = self._routes.get(scope["path"], ("", None))
+        if handler is None:
+            reply = Reply({"detail": "Not Found"}, 404)
+        elif scope["method"] != method:
+            reply = Reply({"detail": "Method Not Allowed"}, 405, allow=method)
+        else:
+            reply = await _reply(handler, await read_body(receive), scope["path"])
+        await answer(send, reply)
+
+    async def _health(self, _: bytes) -> Reply:
+        return Reply({"status": "healthy"})
+
+    async def _schema(self, _: bytes) -> Reply:
+        return Reply(self._definition.schemas())
+
+    async def _list_environments(self, _: bytes) -> Reply:
+        return Reply([self._definition.name])
+
+    async def _metadata(self, _: bytes) -> Reply:
+        describe = getattr(self._definition.env_class, "get_metadata", None)
+        if describe is None:
+            return Reply(self._manifest_metadata())
+        async with self._table.passing() as session:
+            return Reply(await session.thread.run(session.env.get_metadata))
+
+    def _manifest_metadata(self) -> dict[str, Any]:
+        """For a class that does not describe itself."""
+        name = self._manifest.get("name", self._definition.name)
+        text = self._manifest.get("description", f"{name} environment")
+        rest = dict.fromkeys(("readme_content", "author", "documentation_url"))
+        version = str(self._manifest.get("version", "1.0.0"))
+        return {"name": name, "description": text, "version": version, **rest}
+
+    async def _state(self, _: bytes) -> Reply:
+        async with self._table.passing() as session:
+            return Reply(await session.thread.run(session.ready_calls.read_state))
+
+    async def _reset(self, body: bytes) -> Reply:
+        request = ResetRequest.model_validate(decode(body.decode()) if body.strip() else {})
+        async with self._table.passing() as session:
+            calls = session.ready_calls
+            given = keep_accepted(calls.reset, request.model_dump(exclude_unset=True))
+            seen = await session.call(calls.reset, calls.reset_is_async, **given)
+            return Reply(Outcome(**serialize(seen)))
+
+    async def _step(self, body: bytes) -> Reply:
+        request = StepRequest.model_validate(decode(body.decode()))
+        try:
+            action = self._definition.parse_action(request.action)
+        except ValidationError as exc:
+            return Reply({"detail": plain_errors(exc)}, 422)
+        async with self._table.passing() as session:
+            calls = session.ready_calls
+            given = request.model_dump(exclude_unset=True, exclude={"action"})
+            given = keep_accepted(calls.step, given)
+            seen = await session.call(calls.step, calls.step_is_async, action, **given)
+            return Reply(Outcome(**serialize(seen)))
+
+    async def _speak_mcp(self, body: bytes) -> Reply:
+        return Reply(await mcp_reply(self._mcp, body))
+
+
+async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
+    """The handler's reply, or the one for what it raised."""
+    try:
+        return await handler(body)
+    except ValidationError as exc:
+        return Reply({"detail": _in_body(plain_errors(exc))}, 422)
+    except json.JSONDecodeError as exc:
+        return Reply({"detail": [_not_json(exc)]}, 422)
+    except Exception as exc:
+        log.warning("%s failed", path, exc_info=True)
+        return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
+
+
+async def mcp_reply(mcp: Mcp, body: bytes) -> dict[str, Any]:
+    """The JSON-RPC response to the body of a POST to `/mcp`."""
+    try:
+        data = decode(body.decode())
+    except ValueError:
+        return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
+    if not isinstance(data, dict):
+        return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
+    return await mcp.answer(data)
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def answer(send: Send, reply: Reply) -> None:
+    """Send one reply."""
+    length = (b"content-length", str(len(reply.body)).encode())
+    headers = [*reply.headers, length]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _in_body(errors: list[Any]) -> list[Any]:
+    """Where FastAPI says an error is: in the body; and without the link that pydantic adds."""
+    kept = [{k: v for k, v in error.items() if k != "url"} for error in errors]
+    return [{**error, "loc": ["body", *error["loc"]]} for error in kept]
+
+
+def _not_json(exc: json.JSONDecodeError) -> dict[str, Any]:
+    where = ["body", exc.pos]
+    context = {"error": exc.msg}
+    return {
+        "type": "json_invalid",
+        "loc": where,
+        "msg": "JSON decode error",
+        "input": {},
+        "ctx": context,
+    }

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MCP's `tools/list` and `tools/call` over JSON-RPC, in a `/ws` session, on `/mcp` or by POST.
+
+Also OpenEnv's two own methods that begin and end a session over HTTP. Where there is no session,
+an environment is created for the one request.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
+from ..errors import SessionError, UnknownSession
+from ..sessions.routing import Siblings
+from ..sessions.table import Session, SessionTable
+
+CREATE = "openenv/session/create"
+NOT_MCP = "Environment does not support MCP"
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class RpcFailed(Exception):
+    """The request gets a JSON-RPC error."""
+
+    def __init__(self, code: RpcCode, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
+class Mcp:
+    """Answers JSON-RPC requests for one environment."""
+
+    def __init__(self, table: SessionTable, siblings: Siblings | None = None) -> None:
+        self._table = table
+        self._siblings = siblings
+
+    async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any]:
+        """The response to one request; never raises for what the request or a tool does."""
+        try:
+            request = JsonRpcRequest(**data)
+        except (ValidationError, TypeError) as exc:
+            return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
+        try:
+            if session is None and self._siblings is not None:
+                if request.method == CREATE and self._siblings.isolates:
+                    return await self._siblings.ask_new(data)
+                if (index := self._sibling_for(request, self._siblings)) is not None:
+                    return await self._siblings.ask(index, data)
+            return rpc_result(await self._result(request, session), request.id)
+        except RpcFailed as exc:
+            return rpc_error(exc.code, str(exc), request.id, exc.data)
+        except SessionError as exc:
+            return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, exc.details())
+        except Exception as exc:
+            log.warning("MCP %s failed", request.method, exc_info=True)
+            return rpc_error(RpcCode.INTERNAL_ERROR, str(exc), request.id)
+
+    async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
+        match request.method:
+            case method if method == CREATE:
+                return await self._create_session(session)
+            case "openenv/session/close":
+                return await self._close_session(request.params.get("session_id"), session)
+        if session is not None:
+            return await self._ask(session, request)
+        if wanted := request.params.get("session_id"):
+            return await self._ask(self._find(wanted), request)
+        async with self._table.passing() as passing:
+            return await self._ask(passing, request)
+
+    def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
+        """The other shard that should answer; None: we should."""
+        if request.method == CREATE:
+            return siblings.roomier()
+        session_id = request.params.get("session_id")
+        return siblings.owner_of(session_id) if isinstance(session_id, str) else None
+
+    async def _create_session(self, session: Session | None) -> dict[str, Any]:
+        return {"session_id": (session or await self._table.open()).id}
+
+    async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
+        if not target_id:
+            raise RpcFailed(RpcCode.INVALID_PARAMS, "Invalid params - 'session_id' is required")
+        if session is not None and session.id == target_id:
+            text = "A session cannot close itself over MCP; close its WebSocket"
+            raise RpcFailed(RpcCode.INVALID_REQUEST, text)
+        target = self._find(target_id)
+        if target.socket is not None:
+            target.close_when_detached = True
+            return {"session_id": target_id, "closed": False, "closing": True}
+        await self._table.close(target)
+        return {"session_id": target_id, "closed": True}
+
+    def _find(self, session_id: Any) -> Session:
+        try:
+            session = self._table.find(str(session_id))
+        except UnknownSession as exc:
+            raise RpcFailed(RpcCode.INVALID_PARAMS, str(exc)) from exc
+        try:
+            _ = session.ready_calls
+        except UnknownSession as exc:
+            raise RpcFailed(RpcCode.INVALID_REQUEST, str(exc)) from exc
+        return session
+
+    async def _ask(self, session: Session, request: JsonRpcRequest) -> Any:
+        session.busy += 1
+        try:
+            match request.method:
+                case "tools/list":
+                    return {"tools": await self._list_tools(session)}
+                case "tools/call":
+                    return await self._call_tool(session, request.params)
+            raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
+        finally:
+            session.busy -= 1
+            session.touch()
+
+    async def _list_tools(self, session: Session) -> list[Any]:
+        client, server = _mcp_of(session.env)
+        if client is None and server is None:
+            return await self._list_tools_by_step(session)
+        if client:
+            tools = await _with_client(session.env, client, client.list_tools)
+            return [t.model_dump() if hasattr(t, "model_dump") else dict(t) for t in tools]
+        return [_describe(tool) for tool in (await _server_tools(server)).values()]
+
+    async def _call_tool(self, session: Session, params: dict[str, Any]) -> Any:
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not name:
+            raise RpcFailed(RpcCode.INVALID_PARAMS, "Missing 'name' in params")
+        client, server = _mcp_of(session.env)
+        if client is None and server is None:
+            return await self._call_tool_by_step(session, name, arguments)
+        if client:
+            return plain(
+                await _with_client(
+                    session.env, client, lambda: client.call_tool(name=name, arguments=arguments)
+                )
+            )
+        tool = (await _server_tools(server)).get(name)
+        if tool is None:
+            raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")
+        result = tool.fn(**arguments)
+        return plain(await result if inspect.isawaitable(result) else result)
+
+    async def _list_tools_by_step(self, session: Session) -> list[Any]:
+        """For an environment that takes tools as actions and has no MCP server."""
+        types = self._step_types()
+        seen = await self._step(session, types.list_action())
+        if not isinstance(seen, types.list_observation):
+            raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/list", seen))
+        return [tool.model_dump() for tool in seen.tools]
+
+    async def _call_tool_by_step(self, session: Session, name: str, arguments: Any) -> Any:
+        types = self._step_types()
+        action = types.call_action(tool_name=name, arguments=arguments)
+        seen = await self._step(session, action)
+        if not isinstance(seen, types.call_observation):
+            raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/call", seen))
+        return plain(seen)
+
+    def _step_types(self) -> Any:
+        definition = self._table.definition
+        if definition.mcp is None or not definition.mcp.is_mcp_style(definition.action_cls):
+            raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
+        return definition.mcp
+
+    async def _step(self, session: Session, action: Any) -> Any:
+        calls = session.ready_calls
+        return await session.call(calls.step, calls.step_is_async, action)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON-like data: models are dumped, other objects become their attributes."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if hasattr(value, "__dict__"):
+        return {key: plain(item) for key, item in vars(value).items()}
+    return str(value)
+
+
+def _mcp_of(env: Any) -> tuple[Any, Any]:
+    return getattr(env, "mcp_client", None), getattr(env, "mcp_server", None)
+
+
+async def _with_client(env: Any, client: Any, ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask through the environment's client, opening its connection if no session holds it."""
+    if client.is_connected():
+        return await ask()
+    factory = getattr(env, "mcp_session", None)
+    async with factory() if callable(factory) else client:
+        return await ask()
+
+
+async def _server_tools(server: Any) -> dict[str, Any]:
+    """The tools of a FastMCP server by name; its version 2 and 3 name the call differently."""
+    if hasattr(server, "get_tools"):
+        tools = await server.get_tools()
+        if isinstance(tools, dict):
+            return tools
+    return {tool.name: tool for tool in await server.list_tools()}
+
+
+def _describe(tool: Any) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "description": tool.description or "",
+        "inputSchema": tool.parameters or {},
+    }
+
+
+def _unexpected(method: str, seen: Any) -> str:
+    return f"The step for {method} returned an unexpected {type(seen).__name__}"

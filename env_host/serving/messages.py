@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of `/ws`: text to message, reply to text. What an environment says: `written.py`.
+
+Parsing is jiter's (through pydantic), and the standard library's where the two differ: for the
+error text that clients know, and for what only the latter accepts. A well-formed message passes
+with two look-ups; only a malformed one goes through a model, for its list of errors.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaSerializer, core_schema, from_json
+
+from ..protocol import WSErrorCode
+
+to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by its type
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Reset(_Message):
+    type: Literal["reset"]
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Step(_Message):
+    type: Literal["step"]
+    data: dict[str, Any]
+
+
+class _State(_Message):
+    type: Literal["state"]
+
+
+class _Close(_Message):
+    type: Literal["close"]
+
+
+class _Mcp(_Message):
+    type: Literal["mcp"]
+    data: dict[str, Any]
+
+
+_MODELS: dict[str, type[_Message]] = {
+    "reset": _Reset,
+    "step": _Step,
+    "state": _State,
+    "close": _Close,
+    "mcp": _Mcp,
+}
+
+
+def decode(text: str | bytes) -> Any:
+    """The JSON value in `text`.
+
+    Raises:
+        json.JSONDecodeError: there is none.
+        UnicodeDecodeError: it is not text.
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text.decode() if isinstance(text, bytes) else text)
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """`value` as JSON text, by pydantic's rules (bytes, dates, enums and models are fine).
+
+    Raises:
+        ValueError: something in it has no JSON form.
+    """
+    return to_json(value)
+
+
+def data_of(message: dict[str, Any]) -> dict[str, Any]:
+    """The `data` of a message whose `type` is one of the five; empty where there is none.
+
+    Raises:
+        pydantic.ValidationError: the message is malformed.
+    """
+    data = message.get("data")
+    if type(data) is dict and len(message) == 2 and message["type"] not in ("state", "close"):
+        return data
+    checked = _MODELS[message["type"]](**message)
+    return getattr(checked, "data", {})
+
+
+def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
+    """What went wrong."""
+    return encode({"type": "error", "data": {"message": message, "code": code, **details}})
+
+
+def validation_frame(exc: ValidationError) -> bytes:
+    """Which fields of a message or an action are wrong."""
+    return error_frame("Invalid message", WSErrorCode.VALIDATION_ERROR, errors=plain_errors(exc))
+
+
+def plain_errors(exc: ValidationError) -> list[Any]:
+    """The error list of `exc`; what has no JSON form in it becomes text, or is left out."""
+    errors = exc.errors()
+    with suppress(ValueError):
+        encode({"errors": errors})
+        return list(errors)
+    with suppress(ValueError):
+        return list(json.loads(exc.json()))
+    return list(exc.errors(include_input=False, include_context=False))  # half a surrogate pair

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observations and states as JSON text, in one pass where that says the same as upstream's two.
+
+Upstream dumps a model to Python values, and these to JSON. A model's own serializer, going straight
+to JSON, differs only where the class asks for another form in JSON than in Python. So the schema of
+each class is read once: where nothing but plain fields is in it, its serializer writes; otherwise,
+and whenever it fails, the two passes do.
+
+What stays different: a model with a serializer for JSON only, *inside a field without a type*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..environment.signatures import serialize
+from .messages import to_json
+
+Writer = Callable[..., bytes]
+
+_BESIDE = {"reward", "done"}  # of an observation: they stand beside its fields
+_WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
+_PLAIN = frozenset(
+    {"any", "bool", "default", "definition-ref", "definitions", "dict", "enum", "float", "int"}
+    | {"function-after", "function-before", "function-wrap", "list", "literal", "model"}
+    | {"model-field", "model-fields", "none", "nullable", "str", "tuple", "union"}
+)
+_NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "metadata"})
+
+_writers: dict[type, Writer | None] = {}
+
+
+def observation_data(observation: Any) -> bytes:
+    """The `data` of an observation frame.
+
+    Raises:
+        Exception: whatever dumping it raises, or that something in it has no JSON form.
+    """
+    writer = _writer_of(type(observation))
+    if writer is not None:
+        try:
+            return _in_one_pass(writer, observation)
+        except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
+            pass
+    return to_json(serialize(observation))
+
+
+def state_data(state: Any) -> bytes:
+    """The `data` of a state frame."""
+    writer = _writer_of(type(state))
+    if writer is not None:
+        try:
+            return writer(state)
+        except Exception:  # noqa: S110  as above
+            pass
+    if hasattr(state, "model_dump"):
+        return to_json(state.model_dump())
+    return to_json(dict(state) if state else {})
+
+
+def _in_one_pass(writer: Writer, observation: Any) -> bytes:
+    metadata = observation.metadata
+    reward, done = observation.reward, observation.done
+    return b'{"observation":%b,"reward":%b,"done":%b%b}' % (
+        writer(observation, exclude=_BESIDE),
+        to_json(reward) if type(reward) is not bool and reward is not None else _WORDS[reward],
+        _WORDS[done] if type(done) is bool else to_json(done),
+        b',"metadata":' + to_json(metadata) if metadata else b"",
+    )
+
+
+def _writer_of(model: Any) -> Writer | None:
+    if model not in _writers:
+        _writers[model] = _find_writer(model)
+    return _writers[model]
+
+
+def _find_writer(model: Any) -> Writer | None:
+    if not issubclass(model, BaseModel) or model.model_dump is not BaseModel.model_dump:
+        return None
+    if not _is_plain(model.__pydantic_core_schema__):
+        return None
+    writer: Writer = model.__pydantic_serializer__.to_json
+    return writer
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether nothing in a core schema serializes otherwise to JSON than to Python."""
+    if isinstance(schema, (list, tuple)):
+        return all(map(_is_plain, schema))
+    if not isinstance(schema, dict):
+        return True
+    if "serialization" in schema or any(key.startswith("ser_json") for key in map(str, schema)):
+        return False
+    if schema.get("type", "any") not in _PLAIN:
+        return False
+    named = schema["fields"].values() if "fields" in schema else ()
+    parts = (part for key, part in schema.items() if key not in _NOT_SCHEMAS)
+    return all(map(_is_plain, (*named, *parts)))

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Session`: one environment instance, from the reservation of its slot to its close.
+
+    create ──▶ enter ──▶ calls, one at a time ──▶ leave
+
+What of it runs where: see `creation.py` for the first and the last, `session_thread.py` for
+synchronous calls; asynchronous ones run on the loop, all in the session's own context, as they do
+in upstream's one task for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..environment.factory import Maker, Place
+from ..environment.signatures import Calls
+from ..errors import FactoryFailed, SessionEnded, UnknownSession
+from .threads import Runner, SessionThread, ThreadPool
+
+if TYPE_CHECKING:
+    from ..environment.definition import Definition
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Attached(Protocol):
+    """The WebSocket that a session is served over."""
+
+    @property
+    def path(self) -> str:
+        """Of its address: `/ws` or `/mcp`."""
+
+    @property
+    def transport(self) -> Any:
+        """The connection's asyncio transport; None where it cannot be had."""
+
+    def end(self, reason: SessionEnded) -> None:
+        """Tell the client, and close."""
+
+
+class Threads:
+    """Which threads the sessions of one process run on."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.shared: Runner | None = None  # for all sessions
+        if definition.shares_one_thread:
+            self.shared = ThreadPool("sessions", 1)
+        elif definition.is_thread_safe:
+            self.shared = ThreadPool("sessions")
+        self.spare = ThreadPool("closing", 4)  # for `close` of asynchronous environments
+
+
+class Session:
+    """One environment instance with what it runs on."""
+
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_holding",
+        "_maker",
+        "_thread",
+        "_threads",
+        "busy",
+        "call_began",
+        "call_name",
+        "calls",
+        "close_when_detached",
+        "definition",
+        "env",
+        "id",
+        "last_used",
+        "socket",
+    )
+
+    def __init__(
+        self, session_id: str, definition: Definition, maker: Maker, threads: Threads
+    ) -> None:
+        self.id = session_id
+        self.definition = definition
+        self.env: Any = None
+        self.calls: Calls | None = None  # None until the environment is ready
+        self.socket: Attached | None = None
+        self.close_when_detached = False
+        self.busy = 0  # calls in progress; a busy session is never idle
+        self.call_name = ""  # of the last one over its WebSocket, and when it began
+        self.call_began = 0.0
+        self.last_used = asyncio.get_running_loop().time()
+        self._maker = maker
+        self._threads = threads
+        self._thread = threads.shared
+        self._holding: _Holding | None = None
+        self._context: contextvars.Context | None = None
+
+    @property
+    def ready_calls(self) -> Calls:
+        """How to call its environment.
+
+        Raises:
+            UnknownSession: it is still being created.
+        """
+        if self.calls is None:
+            raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
+        return self.calls
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was last used; since it began, if it never was."""
+        return asyncio.get_running_loop().time() - self.last_used
+
+    @property
+    def thread(self) -> Runner:
+        """Where its synchronous calls run."""
+        if self._thread is None:
+            self._thread = SessionThread()
+        return self._thread
+
+    @property
+    def needs_closing(self) -> bool:
+        """Whether there is anything to do at its end."""
+        calls = self.calls
+        return calls is None or self._holding is not None or calls.manner.closes
+
+    def create(self) -> asyncio.Future[None] | None:
+        """Create the environment: None when that is done, otherwise a future of it."""
+        if self._maker.place is Place.LOOP and self._thread is None:
+            self.env = self._maker.make_on_loop()
+            if self.env is not None:
+                return None
+        return self.thread.run(self._create)
+
+    def enter_at_once(self) -> bool:
+        """Make it ready to be called, unless that needs to wait: then `enter` does it."""
+        calls = Calls(self.env)
+        if calls.manner.holds_mcp:
+            return False
+        self._be_ready(calls)
+        return True
+
+    async def enter(self) -> None:
+        """Hold the environment's MCP connection, if it has one, until the session ends."""
+        calls = Calls(self.env)
+        if calls.manner.holds_mcp:
+            self._holding = _Holding(self.env.mcp_session)
+            await self._holding.begin()
+        self._be_ready(calls)
+
+    def touch(self) -> None:
+        """Note that the session was used just now."""
+        self.last_used = asyncio.get_running_loop().time()
+
+    async def leave(self) -> asyncio.Future[None]:
+        """Give up the MCP connection and queue the environment's `close`; a future of that."""
+        if self._holding is not None:
+            await self._holding.end()
+        return (self._thread or self._threads.spare).run(self._close)
+
+    def release_thread(self) -> None:
+        """Let its own thread end, if it has one."""
+        if self._thread is not None and self._thread is not self._threads.shared:
+            self._thread.stop()
+
+    async def call(self, method: Callable[..., Any], is_async: bool, *args: Any, **kw: Any) -> Any:
+        """The result of one call, on the loop or on the session's thread."""
+        if is_async:
+            return await self.start(method(*args, **kw))
+        return await self.thread.run(method, *args, **kw)
+
+    def start(self, awaitable: Any) -> asyncio.Future[Any]:
+        """A task of one asynchronous call, in the session's context."""
+        if not asyncio.iscoroutine(awaitable):
+            future: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
+            return future
+        if self._context is None:
+            self._context = contextvars.copy_context()
+        return asyncio.get_running_loop().create_task(awaitable, context=self._context)
+
+    def _be_ready(self, calls: Calls) -> None:
+        self.calls = calls
+        if calls.manner.is_async and self._thread is not self._threads.shared:
+            self.release_thread()
+            self._thread = None
+
+    def _create(self) -> None:
+        try:
+            self.env = self._maker.make()
+        except BaseException as exc:
+            raise FactoryFailed(self.definition.factory_name, exc) from exc
+
+    def _close(self) -> None:
+        env, self.env = self.env, None
+        close = getattr(env, "close", None)
+        if close is None:
+            return
+        try:
+            if inspect.iscoroutine(result := close()):
+                asyncio.run(result)
+        except Exception:
+            log.warning("session %s: closing its environment failed", self.id, exc_info=True)
+
+
+class _Holding:
+    """Keeps a context open in one task from begin to end, as cancel scopes demand."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self._factory = factory
+        self._entered: asyncio.Future[None] = loop.create_future()
+        self._released = asyncio.Event()
+        self._task = loop.create_task(self._hold())
+
+    async def begin(self) -> None:
+        """Wait until it is open.
+
+        Raises:
+            Exception: it cannot be opened.
+        """
+        try:
+            await self._entered
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+
+    async def end(self) -> None:
+        """Close it, and wait for that."""
+        self._released.set()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            log.info("an MCP connection did not close: %r", error)
+
+    async def _hold(self) -> None:
+        try:
+            async with self._factory():
+                self._settle(functools.partial(self._entered.set_result, None))
+                await self._released.wait()
+        except Exception as exc:
+            if self._entered.done():
+                raise
+            self._settle(functools.partial(self._entered.set_exception, exc))
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        if not self._entered.done():
+            settle()

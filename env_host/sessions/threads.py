@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where synchronous calls run: on one thread of the session's own, or on a pool that many share.
+
+SQLite connections, Playwright and greenlets are bound to the thread that made them, so the
+factory, every call and `close` of one environment share a thread, unless its class says
+`THREAD_SAFE = True`: then `ThreadPool` bounds how many threads there are.
+
+    event loop ──(settle, call)──▶ SimpleQueue ──▶ thread, or whichever of the pool is free
+        ▲                                            │
+        └────────── call_soon_threadsafe ◀───────────┘
+
+A thread starts with its first call. Threads are daemons: a call that never returns must not keep
+the process from exiting. A session's own is started without `threading.Thread`: 14 kB and 120 us
+each instead of 17 kB and 190 us. It has no name therefore; a hung call is named by its session.
+The stack is virtual memory until it is used; a large one invites huge pages.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from ...system import futures
+
+STACK_BYTES = 1 << 20  # below the size of a huge page
+POOL_THREADS = 64
+
+Settle = Callable[[Any, BaseException | None], None]
+_Job = tuple[Settle, Callable[[], Any]]
+
+
+class SessionThread:
+    """Runs calls one after the other on a thread of its own. Used from the event loop only."""
+
+    __slots__ = ("_jobs", "_loop", "_started")
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._started = False
+
+    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
+        """Have `settle(result, error)` called on the loop when `call` is done."""
+        if not self._started:
+            self._started = True
+            _start(self._work)
+        self._jobs.put((settle, call))
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """A future of `call(*args, **kwargs)`; cancelling it before its turn skips the call."""
+        return _future_of(self, self._loop, call, *args, **kwargs)
+
+    def stop(self) -> None:
+        """End the thread after what it has been given; does not wait."""
+        if self._started:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _do(self._loop, *job)
+
+
+class ThreadPool:
+    """Runs calls of thread-safe environments, on at most `POOL_THREADS` threads."""
+
+    def __init__(self, name: str, threads: int = POOL_THREADS) -> None:
+        self._name = name
+        self._most = threads
+        self._threads = 0
+        self._under_way = 0
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
+        """As a `SessionThread` does, but on whichever thread is free."""
+        self._under_way += 1
+        if self._threads < min(self._under_way, self._most):
+            self._threads += 1
+            name = f"{self._name}-{self._threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._jobs.put((functools.partial(self._settle, settle), call))
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """A future of `call(*args, **kwargs)`; cancelling it before its turn skips the call."""
+        return _future_of(self, self._loop, call, *args, **kwargs)
+
+    def stop(self) -> None:
+        """Nothing: the threads are not the session's."""
+
+    def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
+        self._under_way -= 1
+        settle(result, error)
+
+    def _work(self) -> None:
+        while True:
+            _do(self._loop, *self._jobs.get())
+
+
+Runner = SessionThread | ThreadPool
+
+
+def _future_of(
+    runner: Runner,
+    loop: asyncio.AbstractEventLoop,
+    call: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def unless_cancelled() -> Any:
+        return None if future.cancelled() else call(*args, **kwargs)
+
+    runner.submit(functools.partial(futures.settle, future), unless_cancelled)
+    return future
+
+
+def _do(loop: asyncio.AbstractEventLoop, settle: Settle, call: Callable[[], Any]) -> None:
+    result, error = None, None
+    try:
+        result = call()
+    except Exception as exc:
+        error = exc
+    except BaseException as exc:  # an environment that calls sys.exit() ends its call only
+        error = RuntimeError(f"the environment raised {type(exc).__name__}: {exc}")
+        error.__cause__ = exc
+    if isinstance(error, StopIteration):  # a future cannot carry it
+        error = RuntimeError(f"the environment raised StopIteration: {error}")
+    futures.tell_loop(loop, settle, result, error)
+
+
+def _start(work: Callable[[], None]) -> None:
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        _thread.start_new_thread(work, ())
+    finally:
+        threading.stack_size(before)  # the setting is the whole process's

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accepts connections of the shared socket, reads their heads, and sends them where they belong.
+
+    shared socket ──accept, its `fair_share`──▶ `Arrival` reads the head ──▶ on_head
+    inbox (from another shard) ─────────────────▶ `Arrival` that was read already ──▶ on_head
+
+All shards wait for the same socket, and the kernel wakes all of them. Who should not take the
+connection (it has no room while another has, or is ahead of the others) looks away for a moment;
+should nobody else have come by then, it takes it all the same, so that a shard that hangs costs
+the others milliseconds, not their clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+from ..ipc.fd_messages import MAX_PACKET_BYTES
+from ..ipc.scoreboard import Slot, Word, now_microseconds
+from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
+
+BATCH = 16  # connections accepted in one go, by a shard that has few
+SLACK = 8  # sessions that a shard may be ahead of the one with the fewest, or this share of its own
+# A flood must be taken in fast: the kernel's queue is short (`somaxconn`), and a connection that
+# finds it full comes again after 1, 3 and 7 s. A turn of the loop may be long then.
+SHARE = 1 / 16
+MOST_BATCH = 256
+LOOK_AWAY_SECONDS = 0.002
+PATIENCE_SECONDS = 0.05  # then a connection that nobody else took is ours
+FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+HEAD_SECONDS = 30.0  # to send a request's head
+MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 1024  # with a connection that goes to another process
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Arrival(asyncio.Protocol):
+    """A connection whose first request has not been answered: what was read of it so far."""
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        on_head: Callable[[Arrival], None],
+        on_lost: Callable[[Arrival], None],
+        *,
+        slot: Slot,
+        data: bytes = b"",
+        since: int = 0,
+    ) -> None:
+        self._slot = slot
+        self.since = since or now_microseconds()
+        self.data = bytearray(data)
+        self._was_read = bool(data)
+        self._on_head = on_head
+        self._on_lost = on_lost
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_ours = True
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has taken it yet, and it is still there."""
+        return self._is_ours and not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if self._was_read:
+            self._on_head(self)
+            return
+        self._slot.add(Word.ARRIVING)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.pause_reading()  # until somebody answers
+        if not self._was_read and (END_OF_HEAD in self.data or len(self.data) > MAX_HEAD_BYTES):
+            self._settle()
+            self._on_head(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
+        if not self._was_read:
+            self._settle()
+        if self._is_ours:
+            self._on_lost(self)
+
+    def has_left(self) -> None:
+        """Before it could be begun with."""
+        self._on_lost(self)
+
+    def serve_by(self, protocol: asyncio.Protocol) -> None:
+        """From now on the connection is `protocol`'s."""
+        self._let_go()
+        if self.transport.is_closing():
+            return
+        self._is_ours = False
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.resume_reading()
+        protocol.data_received(bytes(self.data))
+
+    def take_descriptor(self) -> int | None:
+        """A descriptor of the connection, which is not ours any more; None when it has ended.
+
+        A client that did not wait for the answer to its handshake, and has sent more by now than
+        goes into one message, is given up.
+        """
+        self._let_go()
+        if len(self.data) > MOST_CARRIED_BYTES:
+            self.transport.abort()
+        if self.transport.is_closing():
+            return None
+        self._is_ours = False
+        fd = duplicate(self.transport)
+        self.transport.abort()  # our descriptor only: the connection has another
+        return fd
+
+    def _settle(self) -> None:
+        """It is known what it wants, or that it wants nothing any more."""
+        self._was_read = True
+        self._slot.add(Word.ARRIVING, -1)
+
+    def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Acceptor:
+    """One shard's turn at the shared socket."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        own: Slot,
+        others: Sequence[Slot],
+        make_arrival: Callable[[], Arrival],
+        on_accepted: Callable[[Sequence[tuple[Arrival, int]]], None],
+    ) -> None:
+        """`on_accepted` is told at once of arrivals, and their descriptors, which stay ours."""
+        self._listener = listener
+        self._family = listener.family
+        self._own = own
+        self._others = others
+        self._make_arrival = make_arrival
+        self._on_accepted = on_accepted
+        self._loop = asyncio.get_running_loop()
+        self._away_since: float | None = None
+        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._was_full = False
+        self._opening: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener.fileno(), self._wake)
+
+    def stop(self) -> None:
+        """Accept no more; what waits in the socket's queue is the other shards'."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def open(self, connection: socket.socket, arrival: Arrival) -> None:
+        """Begin with a connection."""
+        opening = self._loop.connect_accepted_socket(lambda: arrival, connection)
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(lambda task: self._opened(task, arrival))
+
+    def _opened(self, task: asyncio.Task[Any], arrival: Arrival) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            arrival.has_left()  # already, which is nobody's fault
+
+    def _wake(self) -> None:
+        share = fair_share(self._own, self._others, now_microseconds())
+        if share or self._was_patient():
+            self._away_since = None
+            self._accept(share or BATCH)
+        else:
+            self._look_away(LOOK_AWAY_SECONDS)
+
+    def _was_patient(self) -> bool:
+        """Whether the same connection seems to have been left to the others for long enough."""
+        now = self._loop.time()
+        if self._away_since is None or now - self._looked_at > 10 * LOOK_AWAY_SECONDS:
+            self._away_since = now
+        self._looked_at = now
+        return now - self._away_since >= PATIENCE_SECONDS
+
+    def _accept(self, most: int) -> None:
+        arrivals = [(self._make_arrival(), fd) for fd in self._accept_some(most)]
+        if not arrivals:
+            return
+        self._own.add(Word.CONNECTIONS, len(arrivals))
+        self._on_accepted(arrivals)
+        for arrival, fd in arrivals:
+            connection = socket.socket(self._family, socket.SOCK_STREAM, 0, fd)
+            self.open(connection, arrival)
+
+    def _accept_some(self, most: int) -> Iterator[int]:
+        for _ in range(most):
+            try:
+                # What `accept` does, without its asking the listener for its family each time.
+                fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                self._tell_full(exc)
+                self._look_away(FULL_SECONDS)
+                return
+            self._was_full = False
+            yield fd
+
+    def _look_away(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._timer = self._loop.call_later(seconds, self.start)
+
+    def _tell_full(self, exc: OSError) -> None:
+        if not self._was_full:
+            self._was_full = True
+            log.warning("no more connections can be accepted for now: %s", exc)
+
+
+def fair_share(own: Slot, others: Sequence[Slot], now: int) -> int:
+    """How many connections this shard should take now, rather than leave them to the others."""
+    roomy = [slot.load for slot in others if slot.room and slot.is_turning(now)]
+    batch = min(MOST_BATCH, max(BATCH, int(own.load * SHARE)))
+    if not roomy:
+        return batch  # also when all are full: HTTP is answered, and sessions wait their turn
+    ahead = own.load - min(roomy)
+    return max(0, min(batch, own.room, max(SLACK, batch - BATCH) + 1 - ahead))
+
+
+def duplicate(transport: asyncio.BaseTransport) -> int | None:
+    """Another descriptor of a transport's socket; None when it has none."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return None
+    try:
+        return os.dup(connection.fileno())
+    except OSError:
+        return None

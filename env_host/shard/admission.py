@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets the next slot, and how long one waits for it: one `Admission` in each shard.
+
+    arrival, wants a session ──▶ `consider` ──room──▶ promised a slot, served here
+                                     │ none
+                                     ▼
+                                  waiting ──oldest of all shards, room here──▶ served here
+                                     │    ──oldest of all shards, room there─▶ handed over
+                                     ▼ too long
+                                  served here, with a ticket that says so: `CAPACITY_REACHED`
+
+A client waits before its handshake is answered: until then a connection is its descriptor and the
+bytes of its head, and can go to whichever shard has room first. Only what would outlast a client's
+patience for a handshake, and sessions that are begun over HTTP, waits here (`wait_for_room`).
+
+A promise is kept until the session begins, in the same turn or the next. One that comes to nothing
+(the client left, the handshake was none) is forgotten after `PROMISE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..ipc.scoreboard import MICROSECONDS, Board, Slot, Word, now_microseconds
+
+HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
+PROMISE_SECONDS = 1.0
+LOOK_SECONDS = 0.01  # while somebody waits
+FAIR_SECONDS = 0.05  # who waits for this much longer than another goes first
+
+
+class Waiting(Protocol):
+    """A connection that wants a session."""
+
+    since: int  # microseconds, when it began to want it
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """What was decided of a connection, for the moment when it asks for its slot."""
+
+    given_at: int
+    rest_seconds: float | None  # that it may still wait; None: it was promised a slot
+
+
+class Admission:
+    """The waiting room of one shard. On the event loop only."""
+
+    def __init__(
+        self,
+        board: Board,
+        index: int,
+        *,
+        timeout_seconds: float,
+        serve: Callable[[Waiting], None],
+        refuse: Callable[[Waiting], None] | None = None,
+        hand_over: Callable[[Waiting, int], None],
+    ) -> None:
+        """`refuse` is given where `serve` does not come to ask for its slot here: then whom it
+        serves counts at once, and nothing is promised."""
+        self._board = board
+        self._slot = board[index]
+        self._others = board.others(index) if index < board.shards else []
+        self._timeout_seconds = timeout_seconds
+        self._serve = serve
+        self._refuse = refuse
+        self._hand_over = hand_over
+        self._waiting: list[Waiting] = []  # the oldest first
+        self._tickets: deque[_Ticket] = deque()
+        self._local: deque[asyncio.Future[None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._stopped = False
+
+    # Before the handshake
+
+    def consider(self, arrival: Waiting) -> None:
+        """Serve it, hand it over, or let it wait."""
+        bisect.insort(self._waiting, arrival, key=lambda a: a.since)
+        self._look()
+
+    def forget(self, arrival: Waiting) -> None:
+        """It has left."""
+        if arrival in self._waiting:
+            self._waiting.remove(arrival)
+            self._tell()
+
+    def changed(self) -> None:
+        """A slot may have become free."""
+        if self._waiting or self._local:
+            self._look_in(0.0)
+
+    # After the handshake
+
+    def take_promise(self) -> bool:
+        """Whether the next session was promised a slot; it is taken at once then."""
+        self._drop_stale_tickets()
+        if not self._tickets or self._tickets[0].rest_seconds is not None:
+            return False
+        self._take_ticket()
+        return True
+
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
+        """Return True when there is room, False when it has been waited for long enough."""
+        rest = self._take_ticket()
+        if rest is None:
+            return has_room()
+        deadline = self._loop.time() + rest
+        while self._must_wait(has_room) and self._loop.time() < deadline:
+            await self._wait_locally(deadline)
+        is_let_in = has_room() and self._slot.room > 0
+        self._slot.add(Word.REFUSED, not is_let_in)
+        return is_let_in
+
+    def _must_wait(self, has_room: Callable[[], bool]) -> bool:
+        return not self._stopped and not (has_room() and self._slot.room)
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Sessions and slots of all shards together."""
+        slots = self._board.serving_slots()
+        counts = [(slot[Word.SESSIONS], slot[Word.MAX_SESSIONS]) for slot in slots]
+        return sum(taken for taken, _ in counts), sum(most for _, most in counts)
+
+    def stop(self) -> None:
+        """Nobody waits any more: each is served, and told why not."""
+        self._stopped = True
+        waiting, self._waiting = self._waiting, []
+        for arrival in waiting:
+            self._pass(arrival, 0.0)
+        for future in list(self._local):
+            _settle(future)
+        self._tell()
+
+    def _take_ticket(self) -> float | None:
+        self._drop_stale_tickets()
+        if not self._tickets:
+            return self._timeout_seconds
+        ticket = self._tickets.popleft()
+        self._tell()
+        return ticket.rest_seconds
+
+    async def _wait_locally(self, deadline: float) -> None:
+        future = self._loop.create_future()
+        self._local.append(future)
+        timer = self._loop.call_at(deadline, _settle, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            if future in self._local:
+                self._local.remove(future)
+
+    # Looking
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._drop_stale_tickets()
+        self._place()
+        self._expire()
+        self._wake()
+        self._tell()
+        if self._waiting or self._tickets:
+            self._look_in(LOOK_SECONDS if self._waiting else PROMISE_SECONDS)
+
+    def _place(self) -> None:
+        given: Counter[int] = Counter()  # the others' slots do not show yet what they were sent
+        while self._waiting:
+            now = now_microseconds()
+            index = place_of(self._waiting[0].since, self._slot, self._others, now)
+            if index is None:
+                return
+            if index == self._slot.index:
+                self._pass(self._waiting.pop(0), None)
+            elif given[index] < self._board[index].room:
+                given[index] += 1
+                self._hand_over(self._waiting.pop(0), index)
+            else:
+                return
+
+    def _expire(self) -> None:
+        now = now_microseconds()
+        before = self._timeout_seconds
+        if self._refuse is None:  # where sessions are not served here, they must not begin here
+            before = min(before, HANDSHAKE_SECONDS)
+        rest = self._timeout_seconds - before
+        while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
+            self._pass(self._waiting.pop(0), rest)
+
+    def _pass(self, arrival: Waiting, rest_seconds: float | None) -> None:
+        if self._refuse is not None and rest_seconds is None:
+            self._serve(arrival)
+            return
+        self._tickets.append(_Ticket(now_microseconds(), rest_seconds))
+        self._tell()
+        (self._refuse or self._serve)(arrival)
+
+    def _wake(self) -> None:
+        """Let those who wait here look again, as many as there is room for."""
+        for future in list(self._local)[: self._slot.room]:
+            _settle(future)
+
+    def _drop_stale_tickets(self) -> None:
+        oldest = now_microseconds() - int(PROMISE_SECONDS * MICROSECONDS)
+        while self._tickets and self._tickets[0].given_at < oldest:
+            self._tickets.popleft()
+
+    def _tell(self) -> None:
+        slot = self._slot
+        slot[Word.PROMISED] = sum(ticket.rest_seconds is None for ticket in self._tickets)
+        slot[Word.WAITING] = len(self._waiting) + len(self._local)
+        slot[Word.OLDEST_WAIT] = self._waiting[0].since if self._waiting else 0
+
+
+def place_of(since: int, own: Slot, others: Sequence[Slot], now: int) -> int | None:
+    """Which shard is to serve what has waited since then; None: it goes on waiting.
+
+    The oldest of all goes first, as long as the shard that it waits in can do something about it.
+    """
+    turning = [slot for slot in others if slot.is_turning(now)]
+    patience = int(FAIR_SECONDS * MICROSECONDS)
+    if any(0 < slot[Word.OLDEST_WAIT] < since - patience for slot in turning):
+        return None
+    if own.room:
+        return own.index
+    roomy = max(turning, key=lambda slot: slot.room, default=None)
+    return roomy.index if roomy is not None and roomy.room else None
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

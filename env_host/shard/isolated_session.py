@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IsolatedSession`: the process of one session, which the host forks for its connection.
+
+    host ──connection, and what was read of it──▶ Arrival ──▶ the session, and the end with it
+    host ──link: connections for it later──▶ Arrival
+
+What it has in common with a shard: `process.py`. Who forks it, and when: `isolating.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable
+from typing import Any
+
+from ..ipc.fd_messages import Message
+from .base import Process
+
+LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone
+BEGIN_SECONDS = 30.0  # for it to begin
+
+
+class IsolatedSession(Process):
+    """It serves one connection, and ends with it."""
+
+    async def run(self, head: bytes) -> None:
+        """Serve the connection until it is over, or we are told to stop."""
+        await self.start()
+        fd = self._orders.connection_fd
+        assert fd is not None
+        arrival = self._arrival(head, self._orders.since)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
+        watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
+        stopping = asyncio.create_task(self._stopping.wait(), name="wait-for-signal")
+        await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        stopping.cancel()
+        await self.stop()
+
+    async def _watch(self, transport: asyncio.BaseTransport) -> None:
+        """Return when the session is over, or the connection without having begun one.
+
+        A session that was begun over HTTP has no connection of its own.
+        """
+        async with asyncio.timeout(BEGIN_SECONDS) as patience:
+            while len(self.table) or not transport.is_closing():
+                if len(self.table):
+                    patience.reschedule(None)
+                    await self.guard.until_over()
+                await asyncio.sleep(LEAVING_LOOK_SECONDS)
+
+    def _on_link(self, message: Message) -> None:
+        """A connection for the session, which the front has accepted."""
+        if not message.fds:
+            return
+        arrival = self._arrival(message.body, message.head["since"])
+        opening = asyncio.get_running_loop().connect_accepted_socket(
+            lambda: arrival, socket.socket(fileno=message.fds[0])
+        )
+        self._leaving.add(task := asyncio.create_task(_quietly(opening)))
+        task.add_done_callback(self._leaving.discard)
+
+    def _other_owner(self, session_id: str) -> int:
+        return 0
+
+
+async def _quietly(opening: Awaitable[Any]) -> None:
+    """Open a connection; that its client has left already is nobody's fault."""
+    with contextlib.suppress(OSError):
+        await opening

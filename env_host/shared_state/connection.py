@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of a shard to one epoch of the state process: many calls in flight.
+
+    World.call ─▶ Pending ─▶ _queue ─(room?)─▶ _sent ─▶ socket
+                    ▲                            │
+                    └── result, failure, loss ◀──┴── REPLY / FAILURE / EOF
+
+A call keeps its share of what may be in flight until its *reply* comes, not only while somebody
+waits for it: a state process that has stalled is not buried under calls that were given up.
+A reply finds its call by request id, which is never used twice, on a connection that belongs to
+one epoch; a reply that fits no call ends the connection. So no caller can get another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from . import frames as wire
+from . import limits as limits
+from . import shm_ring as bodies
+from .errors import (
+    BodyTooLarge,
+    WireError,
+    WorldBusy,
+    WorldCallFailed,
+    WorldError,
+    WorldLost,
+    WorldTimeout,
+)
+from .frames import BODY_IN_RING, Frame, Kind
+from .methods import EXPIRED, decode_result
+from .write_buffer import Outgoing
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Pending:
+    """One call, from being made until its reply; its future may be done long before."""
+
+    __slots__ = ("body", "deadline", "future", "method", "session", "value")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        session: int,
+        method: str,
+        value: bytes,
+        body: wire.Buffer | None,
+        deadline: float,
+    ) -> None:
+        self.future = future
+        self.session = session
+        self.method = method
+        self.value = value
+        self.body = body
+        self.deadline = deadline
+
+    def fail(self, error: Exception) -> None:
+        """Tell the caller, if one is still there."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection to one epoch of the state process."""
+
+    def __init__(self, rings: bodies.Rings | None, on_lost: Callable[[WorldLost], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rings = rings
+        self._on_lost = on_lost
+        self._incoming = wire.Incoming()
+        self._transport: asyncio.Transport | None = None
+        self._outgoing = Outgoing()
+        self._queue: deque[Pending] = deque()
+        self._sent: dict[int, tuple[Pending, int]] = {}  # by request id; and the body's bytes
+        self._bytes = 0
+        self._last_id = 0
+        self._last_session = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._fault: WireError | None = None
+        self.epoch = 0
+        self.state_pid = 0
+        self.welcomed: asyncio.Future[None] = self._loop.create_future()
+        self.lost: WorldLost | None = None
+        self.closed = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls have been sent and not been answered."""
+        return len(self._sent)
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn."""
+        return len(self._queue)
+
+    def new_session(self) -> int:
+        """A number that no other session of this connection has or had."""
+        self._last_session += 1
+        return self._last_session
+
+    def call(
+        self, session: int, method: str, value: bytes, body: wire.Buffer | None, deadline: float
+    ) -> asyncio.Future[Any]:
+        """A future of the method's result; `deadline` is of the monotonic clock."""
+        future = self._loop.create_future()
+        pending = Pending(future, session, method, value, body, deadline)
+        if self.lost is not None:
+            pending.fail(self.lost)
+        elif body is not None and len(body) > wire.MAX_BODY_BYTES:
+            pending.fail(
+                BodyTooLarge(f"a body of {len(body)} bytes is more than {wire.MAX_BODY_BYTES}")
+            )
+        elif len(self._queue) >= limits.MAX_WAITING:
+            pending.fail(WorldBusy(f"{len(self._queue)} calls wait for their turn already"))
+        else:
+            self._queue.append(pending)
+            self._pump()
+            self._watch(deadline)
+        return future
+
+    def leave(self, session: int) -> None:
+        """A session is over."""
+        self._outgoing.send(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
+
+    def close(self) -> None:
+        """End it; what is in flight fails."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """HELLO was sent before there was a transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.attach(self._transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return self._incoming.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle every frame that is complete."""
+        self._take(self._incoming.frames(nbytes))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail everything at once; nothing is sent again."""
+        self._transport = None
+        self._outgoing.detach()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None
+        reason = f": {self._fault or exc}" if self._fault or exc else ""
+        self.lost = WorldLost(
+            f"The process that holds the shared state (pid {self.state_pid}, epoch {self.epoch}) "
+            f"is gone{reason}. What the session did there is lost; open a new session."
+        )
+        self._fail_all(self.lost)
+        self.closed.set()
+        self._on_lost(self.lost)
+
+    def _fail_all(self, lost: WorldLost) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(lost)
+            self.welcomed.exception()  # it may be that nobody waits for it any more
+        everything = [pending for pending, _ in self._sent.values()] + list(self._queue)
+        self._sent.clear()
+        self._queue.clear()
+        for pending in everything:
+            pending.fail(WorldLost(str(lost)))
+
+    def _pump(self) -> None:
+        """Send what there is room for, in order; forget what has no caller any more."""
+        while self._queue:
+            pending = self._queue[0]
+            size = 0 if pending.body is None else len(pending.body)
+            if not pending.future.done():
+                if not limits.has_room(len(self._sent), self._bytes, size):
+                    return
+                self._send(pending, size)
+            self._queue.popleft()
+
+    def _send(self, pending: Pending, size: int) -> None:
+        self._last_id += 1
+        self._sent[self._last_id] = (pending, size)
+        self._bytes += size
+        body, offset = pending.body, None
+        if body is not None and self._rings is not None and size > bodies.DOORBELL_BYTES:
+            offset = self._rings.put(body)
+        self._outgoing.send(
+            wire.encode(
+                Kind.CALL,
+                epoch=self.epoch,
+                session=pending.session,
+                request_id=self._last_id,
+                deadline_us=int(pending.deadline * 1e6),
+                name=pending.method.encode(),
+                value=pending.value,
+                body=body,
+                ring_offset=offset,
+            )
+        )
+        pending.body = None  # from here on it is the socket's or the ring's
+
+    def _take(self, frames: Iterable[Frame]) -> None:
+        try:
+            for frame in frames:
+                self._handle(frame)
+        except WireError as exc:
+            log.warning("shared state: %s; the connection is closed", exc)
+            self._fault = exc
+            self.close()
+        self._pump()
+
+    def _handle(self, frame: Frame) -> None:
+        if not self.welcomed.done():
+            self._welcome(frame)
+        elif frame.epoch != self.epoch:
+            raise WireError(f"a reply of epoch {frame.epoch}; this is {self.epoch}")
+        elif frame.kind in (Kind.REPLY, Kind.FAILURE):
+            self._answer(frame)
+        elif frame.kind == Kind.RELEASE and self._rings is not None:
+            self._rings.released()
+        else:
+            raise WireError(f"a frame of kind {frame.kind} from the state process")
+
+    def _welcome(self, frame: Frame) -> None:
+        if frame.kind != Kind.WELCOME or not isinstance(frame.value, dict):
+            raise WireError("no WELCOME came first")
+        self.epoch = frame.epoch
+        self.state_pid = frame.value.get("pid", 0)
+        self.welcomed.set_result(None)
+
+    def _answer(self, frame: Frame) -> None:
+        pending, size = self._sent.get(frame.request_id, (None, 0))
+        if pending is None or pending.session != frame.session:
+            raise WireError(f"a reply to call {frame.request_id}, which waits for none")
+        body = frame.body
+        if frame.flags & BODY_IN_RING:
+            body = self._body_of(frame)
+        del self._sent[frame.request_id]  # only now: whatever is wrong above must fail it too
+        self._bytes -= size
+        if pending.future.done():  # nobody waits for it any more
+            return
+        if frame.kind == Kind.REPLY:
+            pending.future.set_result(decode_result(frame.flags, frame.value, body))
+        else:
+            pending.future.set_exception(_failure(pending.method, frame.value))
+
+    def _body_of(self, frame: Frame) -> bytes:
+        if self._rings is None:
+            raise WireError("a body in shared memory, of which there is none")
+        body = self._rings.get(frame.body_offset, frame.body_bytes)
+        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self.epoch))
+        return body
+
+    def _watch(self, deadline: float) -> None:
+        """One timer for all calls: it is set to the earliest deadline seen since it fired."""
+        if deadline >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - time.monotonic(), 0), self._expire)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        self._timer, self._timer_at = None, float("inf")
+        for pending, _ in self._sent.values():
+            if pending.deadline <= now:
+                pending.fail(WorldTimeout(_no_reply(pending.method)))
+        for pending in self._queue:
+            if pending.deadline <= now:
+                pending.fail(WorldBusy(_no_room(pending.method, len(self._sent), self._bytes)))
+        self._pump()
+        alive = [p for p, _ in self._sent.values() if not p.future.done()]
+        alive += [p for p in self._queue if not p.future.done()]
+        if alive:
+            self._watch(min(pending.deadline for pending in alive))
+
+
+async def open_connection(
+    address: str, shard: str, on_lost: Callable[[WorldLost], None]
+) -> Connection:
+    """A connection that was welcomed.
+
+    Raises:
+        OSError, TimeoutError, WorldLost: it was not.
+    """
+    loop = asyncio.get_running_loop()
+    created = bodies.create()
+    rings, fd = created or (None, -1)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = Connection(rings, on_lost)
+    try:
+        async with asyncio.timeout(limits.GREETING_SECONDS):
+            sock.setblocking(False)
+            await loop.sock_connect(sock, socket_name(address))
+            hello = wire.encode(Kind.HELLO, name=shard.encode())
+            socket.send_fds(sock, [hello], [fd] if created else [])
+            await loop.create_connection(lambda: connection, sock=sock)
+            await connection.welcomed
+    except BaseException:
+        connection.close()
+        sock.close()
+        raise
+    finally:
+        if created:
+            os.close(fd)
+    return connection
+
+
+def socket_name(address: str) -> str:
+    """What the kernel calls an address; `@…` is one without a file (unix(7), abstract)."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+def _failure(method: str, value: Any) -> WorldError:
+    facts = value if isinstance(value, dict) else {}
+    if facts.get("type") == EXPIRED:
+        return WorldTimeout(f"world.{method} was not done in time: {facts.get('message')}.")
+    return WorldCallFailed(method, str(facts.get("type")), str(facts.get("message")))
+
+
+def _no_reply(method: str) -> str:
+    return f"world.{method} was not answered in time; whether it had effects is not known."
+
+
+def _no_room(method: str, calls: int, in_flight_bytes: int) -> str:
+    return (
+        f"world.{method} was not sent in time: {calls} calls with {in_flight_bytes} bytes "
+        "before it have not been answered."
+    )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames between a shard and the state process: bytes to frame, frame to bytes. Pure.
+
+    header (44 bytes, little-endian) │ method name │ value, as JSON │ body, raw
+
+`length` counts what follows the header, and must agree with the three lengths it is made of: that,
+the kind and the limits are how garbage is told from a frame. A body in shared memory
+(`BODY_IN_RING`) does not follow: it lies at `body_offset` of the sender's ring
+(`shared_state_bodies.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from .errors import BodyTooLarge, WireError
+
+HEADER = struct.Struct("<IBBHIIIIIQQ")
+MAX_VALUE_BYTES = 16 * 2**20  # of JSON in one frame
+MAX_BODY_BYTES = 256 * 2**20  # of one body; a WebSocket message of 100 MB fits
+READ_BYTES = 256 * 1024  # what is read at once
+
+# How a frame carries what it carries. Plain ints: an `IntFlag` costs a microsecond at each use.
+HAS_BODY = 1
+HAS_VALUE = 2
+BODY_IN_RING = 4
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame says. C: client (a shard) to state process; S: the other way."""
+
+    HELLO = 1  # C  once, with the ring's descriptor
+    WELCOME = 2  # S  once: the epoch that every later frame must carry
+    CALL = 3  # C  one call of a method
+    REPLY = 4  # S  its result
+    FAILURE = 5  # S  or why there is none
+    LEAVE = 6  # C  a session is over
+    RELEASE = 7  # both  the oldest body in the other's ring has been read
+
+
+_FIRST_KIND, _LAST_KIND = int(Kind.HELLO), int(Kind.RELEASE)
+
+
+class Frame(NamedTuple):
+    """One frame; `body` is None when it has none, or when it lies in the ring."""
+
+    kind: int
+    flags: int
+    epoch: int
+    session: int
+    request_id: int
+    deadline_us: int  # of the monotonic clock, which all processes of a machine share; 0: none
+    name: str
+    value: Any
+    body: bytes | None
+    body_offset: int
+    body_bytes: int
+
+
+def encode(
+    kind: Kind,
+    *,
+    epoch: int = 0,
+    session: int = 0,
+    request_id: int = 0,
+    deadline_us: int = 0,
+    name: bytes = b"",
+    value: bytes = b"",
+    body: Buffer | None = None,
+    ring_offset: int | None = None,
+    flags: int = 0,
+) -> bytes:
+    """Header, name and value; and the body, unless it lies in the ring at `ring_offset`."""
+    body_bytes = 0 if body is None else len(body)
+    length = len(name) + len(value)
+    if body is not None:
+        flags |= HAS_BODY
+    if ring_offset is not None:
+        flags |= BODY_IN_RING
+    else:
+        length += body_bytes
+    head = HEADER.pack(
+        length,
+        kind,
+        flags,
+        len(name),
+        epoch,
+        session,
+        len(value),
+        body_bytes,
+        ring_offset or 0,
+        request_id,
+        deadline_us,
+    )
+    if body is None or ring_offset is not None:
+        return b"".join((head, name, value))
+    return b"".join((head, name, value, body))
+
+
+def encode_value(value: Any) -> bytes:
+    """`value` as JSON.
+
+    Raises:
+        TypeError, ValueError: it has no JSON form.
+        BodyTooLarge: it is too long; large data belongs into the body.
+    """
+    data = _dump(value)
+    if len(data) > MAX_VALUE_BYTES:
+        raise BodyTooLarge(
+            f"{len(data)} bytes of JSON are more than {MAX_VALUE_BYTES}; pass large data as bytes"
+        )
+    return data
+
+
+class Incoming:
+    """Cuts what arrives into frames; the buffer of one connection.
+
+    Use: read into `room()`, then iterate over `frames(count)`.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(READ_BYTES)
+        self._start = 0  # of the first byte that is in no frame yet
+        self._end = 0
+
+    def room(self) -> memoryview:
+        """Where to read to; never empty."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if len(self._buffer) - self._end < READ_BYTES // 2:
+            self._move()
+        return memoryview(self._buffer)[self._end :]
+
+    def frames(self, count: int) -> Iterator[Frame]:
+        """The frames that are complete with `count` more bytes.
+
+        Raises:
+            WireError: the stream is broken; nothing after this can be trusted.
+        """
+        self._end += count
+        while (frame := self._next()) is not None:
+            yield frame
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """As `frames`, for bytes that were read elsewhere."""
+        room = self.room()
+        room[: len(data)] = data
+        return self.frames(len(data))
+
+    def _next(self) -> Frame | None:
+        start, available = self._start, self._end - self._start
+        if available < HEADER.size:
+            return None
+        header = HEADER.unpack_from(self._buffer, start)
+        length = _checked_length(header)
+        if available < HEADER.size + length:
+            return None
+        frame = _decode(header, self._buffer, start + HEADER.size)
+        self._start = start + HEADER.size + length
+        return frame
+
+    def _move(self) -> None:
+        """Bring what is unfinished to the front, of a buffer that holds all of it."""
+        unfinished = self._buffer[self._start : self._end]
+        size = READ_BYTES
+        if len(unfinished) >= HEADER.size:
+            size += HEADER.size + _checked_length(HEADER.unpack_from(unfinished))
+        self._buffer = bytearray(max(size, len(unfinished) + READ_BYTES))
+        self._buffer[: len(unfinished)] = unfinished
+        self._start, self._end = 0, len(unfinished)
+
+
+def _checked_length(header: tuple[int, ...]) -> int:
+    length, kind, flags, name_bytes, _, _, value_bytes, body_bytes, _, _, _ = header
+    inline = 0 if flags & BODY_IN_RING else body_bytes
+    if (
+        length != name_bytes + value_bytes + inline
+        or not _FIRST_KIND <= kind <= _LAST_KIND
+        or value_bytes > MAX_VALUE_BYTES
+        or body_bytes > MAX_BODY_BYTES
+    ):
+        raise WireError("what arrived is no frame")
+    return length
+
+
+def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
+    (_, kind, flags, name_bytes, epoch, session, value_bytes, body_bytes, offset, request_id) = (
+        header[:10]
+    )
+    try:
+        name = data[at : at + name_bytes].decode()
+        at += name_bytes
+        value = _load(data[at : at + value_bytes]) if value_bytes else None
+    except ValueError as exc:
+        raise WireError(f"a frame whose text is none: {exc}") from exc
+    at += value_bytes
+    body = None
+    if flags & HAS_BODY and not flags & BODY_IN_RING:
+        body = bytes(memoryview(data)[at : at + body_bytes])
+    return Frame(
+        kind, flags, epoch, session, request_id, header[10], name, value, body, offset, body_bytes
+    )
+
+
+def _json_functions() -> tuple[Callable[[Any], bytes], Callable[[bytes | bytearray], Any]]:
+    """The quickest there are: a project's own Python has pydantic for certain, orjson perhaps."""
+    try:
+        import orjson
+    except ImportError:
+        from pydantic_core import from_json, to_json
+
+        return to_json, from_json
+    return orjson.dumps, orjson.loads
+
+
+_dump, _load = _json_functions()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods of a state may be called, and how. Signatures are inspected once.
+
+    class Choir:                                    # what `create_state()` returns
+        def mix(self, body: bytes, *, at: int, session: int) -> tuple[dict, bytes]: ...
+        async def wait_for_song(self) -> dict: ...
+        def session_ended(self, session: int) -> None: ...   # called by us, once for each
+        def close(self) -> None: ...                         # called by us, at the orderly end
+
+Every public method may be called. A parameter named `session` is filled in with who calls (an int,
+never given to two sessions); one named `body` with the call's bytes, when it has any. What comes
+back: None, a JSON value, bytes, or (JSON value, bytes).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .frames import HAS_BODY, HAS_VALUE, encode_value
+
+SESSION_ENDED = "session_ended"
+CLOSE = "close"
+EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
+OURS = frozenset({SESSION_ENDED, CLOSE})  # called by us, never by a client
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the state."""
+
+    function: Callable[..., Any]
+    is_async: bool
+    takes_session: bool
+    takes_body: bool
+
+    def call(self, session: int, value: Any, body: bytes | None) -> Any:
+        """Its result, or an awaitable of it.
+
+        Raises:
+            TypeError: the arguments are not what it takes.
+        """
+        arguments = value if value is not None else {}
+        if self.takes_session:
+            arguments["session"] = session
+        if body is None:
+            return self.function(**arguments)
+        if not self.takes_body:
+            raise TypeError("it takes no bytes: it has no parameter named `body`")
+        return self.function(body=body, **arguments)
+
+
+def methods_of(state: Any) -> dict[str, Method]:
+    """The methods that clients may call, by name."""
+    names = (name for name in dir(type(state)) if not name.startswith("_"))
+    found = {name: getattr(state, name) for name in names if name not in OURS}
+    return {name: _method(found[name]) for name in found if inspect.isroutine(found[name])}
+
+
+def encode_result(result: Any) -> tuple[bytes, bytes | None, int]:
+    """Value, body and flags of a reply.
+
+    Raises:
+        TypeError, ValueError: it is none of what a method may return.
+    """
+    if result is None:
+        return b"", None, 0
+    if isinstance(result, bytes | bytearray | memoryview):
+        return b"", _flat(result), 0
+    if isinstance(result, tuple) and len(result) == 2 and _is_body(result[1]):
+        return encode_value(result[0]), _flat(result[1]), HAS_VALUE
+    return encode_value(result), None, HAS_VALUE
+
+
+def decode_result(flags: int, value: Any, body: bytes | None) -> Any:
+    """What the method returned."""
+    if not flags & HAS_BODY:
+        return value
+    return (value, body) if flags & HAS_VALUE else body
+
+
+def _method(function: Callable[..., Any]) -> Method:
+    parameters = inspect.signature(function).parameters
+    return Method(
+        function,
+        inspect.iscoroutinefunction(function),
+        takes_session="session" in parameters,
+        takes_body="body" in parameters,
+    )
+
+
+def _is_body(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray | memoryview)
+
+
+def _flat(body: bytes | bytearray | memoryview) -> bytes:
+    return body if type(body) is bytes else bytes(body)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StateProcess`: the host's hold on the process that holds the state.
+
+The host has the listening socket, to which only its own user may connect, and forks the state
+process to serve it. When that dies (`reap`), the host forks the next (`start_if_due`) with the next
+epoch; connects of the meantime wait in the socket's queue. A state that dies at once again and
+again is started ever more slowly, but never given up: without it there is no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Never
+
+from ..serving.uvicorn_server import run_loop
+from ..startup import after_fork
+from .connection import socket_name
+from .errors import StateFailed
+from .server import StateServer
+
+BACKLOG = 128  # shards that connect at the same time
+READY_SECONDS = 60.0  # for `create_state`
+STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
+WATCH_SECONDS = 1.0  # how often it looks whether its host is still there
+LIVED_WELL_SECONDS = 10.0  # one that lived so long is replaced at once
+MAX_DELAY_SECONDS = 5.0
+
+EXIT_STATE_FAILED = 4  # `create_state` raised
+STATE_ORDERS = "shared_state"  # the key of a `StateOrders` in what a started process is told
+
+Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is told, descriptors: its pid
+
+log = logging.getLogger("openenvd.env_host")
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrders:
+    """What the host tells a state process."""
+
+    epoch: int
+    host_pid: int
+    listen_fd: int
+    ready_fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateExit:
+    """How a state process ended."""
+
+    pid: int
+    epoch: int
+    wait_status: int
+    exit_code: int | None  # None: by a signal
+    signal_name: str | None
+    lived_seconds: float
+    restart_in_seconds: float
+    peak_bytes: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        how = f"killed by {self.signal_name}" if self.signal_name else f"exit {self.exit_code}"
+        return (
+            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) ended "
+            f"after {self.lived_seconds:.1f} s: {how}; its sessions are over"
+        )
+
+
+def restart_delay(lived_seconds: float, short_lives: int) -> float:
+    """How long to wait before the next one; `short_lives` in a row, this one included."""
+    if lived_seconds >= LIVED_WELL_SECONDS or short_lives <= 1:
+        return 0.0
+    return float(min(0.1 * 2 ** (short_lives - 2), MAX_DELAY_SECONDS))
+
+
+class StateProcess:
+    """The state process of one host. Used from the host alone, which is single-threaded."""
+
+    def __init__(
+        self,
+        env_class: Any,
+        fds_to_close: Callable[[], Iterable[int]] = tuple,
+        spawn: Spawn | None = None,
+    ) -> None:
+        self._env_class = env_class
+        self._fds_to_close = fds_to_close
+        self._spawn = spawn
+        with suppress(ImportError):
+            importlib.import_module("uvloop")  # before a fork: to load a library is not for after
+        self._folder: str | None = None
+        if sys.platform == "linux":  # a name without a file: nothing is left when we are killed
+            self.address = f"@openenvd-world-{secrets.token_hex(16)}"
+        else:
+            self._folder = tempfile.mkdtemp(prefix="oe-world-")  # 0700
+            self.address = f"{self._folder}/state"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(socket_name(self.address))
+        self._listener.listen(BACKLOG)
+        self._started_at = 0.0
+        self._short_lives = 0
+        self.epoch = 0
+        self.pid: int | None = None
+        self.due: float | None = None  # when the next one is to be started
+
+    @property
+    def listen_fd(self) -> int:
+        """What shards need not keep."""
+        return self._listener.fileno()
+
+    def start(self, *, wait: bool = True) -> None:
+        """Fork the next one. `wait`: until it is ready.
+
+        Raises:
+            StateFailed: it ended before it was ready.
+        """
+        assert self.pid is None
+        self.epoch += 1
+        self.due = None
+        self._started_at = time.monotonic()
+        reading, writing = os.pipe()
+        orders = StateOrders(self.epoch, os.getpid(), self._listener.fileno(), writing)
+        if self._spawn is not None:
+            self.pid = self._spawn({STATE_ORDERS: asdict(orders)}, (orders.listen_fd, writing))
+        elif (pid := after_fork.fork()) == 0:
+            os.close(reading)
+            _become(self._env_class, orders, {*self._fds_to_close()} - {orders.listen_fd})
+        else:
+            self.pid = pid
+        os.close(writing)
+        try:
+            if wait:
+                self._wait_until_ready(reading)
+        finally:
+            os.close(reading)
+
+    def reap(self) -> StateExit | None:
+        """How it ended, if it has; `due` says when the next one is to be started."""
+        if self.pid is None:
+            return None
+        ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+        return self.died(status, usage.ru_maxrss * 1024) if ended else None
+
+    def start_if_due(self) -> None:
+        """Fork the next one, if it is time; does not wait until it is ready."""
+        if self.due is not None and time.monotonic() >= self.due:
+            try:
+                self.start(wait=False)
+            except OSError as exc:  # no room for a process: that must not be the host's end
+                self.due = time.monotonic() + MAX_DELAY_SECONDS
+                log.warning("the shared state has no process yet: %s", exc)
+
+    def died(self, status: int, peak_bytes: int | None = None) -> StateExit:
+        """Take note of what `waitpid` said."""
+        assert self.pid is not None
+        lived = time.monotonic() - self._started_at
+        self._short_lives = 0 if lived >= LIVED_WELL_SECONDS else self._short_lives + 1
+        code = os.waitstatus_to_exitcode(status)
+        found = StateExit(
+            pid=self.pid,
+            epoch=self.epoch,
+            wait_status=status,
+            exit_code=code if code >= 0 else None,
+            signal_name=_signal_name(-code) if code < 0 else None,
+            lived_seconds=round(lived, 3),
+            restart_in_seconds=restart_delay(lived, self._short_lives),
+            peak_bytes=peak_bytes,
+        )
+        self.pid = None
+        self.due = time.monotonic() + found.restart_in_seconds
+        return found
+
+    def stop(self) -> None:
+        """End it and remove the socket; returns when it has ended. Tolerates being called again."""
+        self.due = None
+        if self.pid is not None:
+            _stop(self.pid)
+            self.pid = None
+        self._listener.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_ready(self, reading: int) -> None:
+        with open(reading, "rb", closefd=False) as pipe:
+            said = pipe.readline()
+        answer = json.loads(said) if said else {"failed": "it ended before it was ready"}
+        if "failed" in answer:
+            self.stop()
+            raise StateFailed(f"the shared state could not be created: {answer['failed']}")
+
+
+def serve_as_ordered(env_class: Any, told: dict[str, Any]) -> Never:
+    """Be the state process of a host that could not fork; `told` is what `spawn` was given."""
+    orders = StateOrders(**told)
+    for fd in (orders.listen_fd, orders.ready_fd):
+        os.set_inheritable(fd, False)
+    _become(env_class, orders, ())
+
+
+def _become(env_class: Any, orders: StateOrders, to_close: Iterable[int]) -> Never:
+    """Serve and end the process: nothing of the host's may run in its child."""
+    code = EXIT_STATE_FAILED
+    try:
+        gc.freeze()  # what the host had is not to be finalized here, with threads that are not
+        after_fork.settle_in(orders.host_pid, f"state {env_class.__name__}", to_close)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
+        state = _create_or_say(env_class, orders.ready_fd)
+        run_loop(_serve(state, orders), lambda: _exit(0))
+    except BaseException:
+        traceback.print_exc()
+    _exit(code)
+
+
+async def _serve(state: Any, orders: StateOrders) -> None:
+    """Serve until SIGTERM, or until the host is gone."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    listener = socket.socket(fileno=orders.listen_fd)
+    StateServer(state, orders.epoch).listen(listener)
+    _say(orders.ready_fd, {"ready": True})
+    os.close(orders.ready_fd)
+    while os.getppid() == orders.host_pid and not asked.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
+    if close := getattr(state, "close", None):
+        close()
+
+
+def _create_or_say(env_class: Any, ready_fd: int) -> Any:
+    try:
+        return create_state(env_class)
+    except BaseException as exc:
+        _say(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
+        raise
+
+
+def create_state(env_class: Any) -> Any:
+    """What `env_class.create_state()` returns.
+
+    Raises:
+        StateFailed: it has none.
+    """
+    create = getattr(env_class, "create_state", None)
+    if create is None:
+        name = getattr(env_class, "__name__", str(env_class))
+        raise StateFailed(f"{name} declares SHARED_STATE = True but has no create_state()")
+    return create()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
+
+
+def _exit(code: int) -> Never:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _say(fd: int, line: dict[str, Any]) -> None:
+    with suppress(OSError):
+        os.write(fd, json.dumps(line).encode() + b"\n")
+
+
+def _stop(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return
+            time.sleep(0.005)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`World`: what an environment sees of the shared state, as `self.world`.
+
+observation = await self.world.look(x=3)                   # a method of the state
+facts, mixed = await self.world.mix(pcm, at=position)      # bytes in, (value, bytes) out
+await self.world.within(0.5).mix(pcm, at=position)         # another deadline than 10 s
+self.world.blocking.look(x=3)                              # from a synchronous environment
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from .connection import Connection
+from .frames import Buffer, encode_value
+from .limits import CALL_SECONDS
+from .reconnect import StateLink
+
+Result = TypeVar("Result")
+
+
+class World:
+    """The shared state, for one session. Bound to one epoch of it from its first call on."""
+
+    def __init__(self, link: StateLink) -> None:
+        self._link = link
+        self._connection: Connection | None = None
+        self._session = 0
+        self._left = False
+
+    @property
+    def epoch(self) -> int | None:
+        """How many state processes there have been, this one included; None before a call."""
+        return self._connection.epoch if self._connection else None
+
+    @property
+    def blocking(self) -> BlockingWorld:
+        """The same for synchronous environments, whose calls run on a thread of the session."""
+        return BlockingWorld(self)
+
+    def within(self, seconds: float) -> DeadlineWorld:
+        """The same, with another deadline."""
+        return DeadlineWorld(self, seconds)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(self.call, method)
+
+    async def call(
+        self,
+        method: str,
+        body: Buffer | None = None,
+        /,
+        *,
+        within_seconds: float = CALL_SECONDS,
+        **arguments: Any,
+    ) -> Any:
+        """What the state's `method` returns: None, a JSON value, bytes, or (value, bytes).
+
+        Raises:
+            WorldError: see `shared_state_errors.py`.
+            TypeError, ValueError: an argument has no JSON form.
+        """
+        deadline = time.monotonic() + within_seconds
+        connection = self._connection or await self._bind(deadline)
+        value = encode_value(arguments) if arguments else b""
+        return await connection.call(self._session, method, value, body, deadline)
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine that uses this world; from a thread, never on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._link.loop).result()
+
+    def leave(self) -> None:
+        """The session is over; may be called from any thread, and again."""
+        self._link.loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._connection is not None and not self._left:
+            self._connection.leave(self._session)
+        self._left = True
+
+    async def _bind(self, deadline: float) -> Connection:
+        connection = await self._link.current(deadline)
+        if self._connection is None:  # another call of the session may have been quicker
+            self._connection = connection
+            self._session = connection.new_session()
+        return self._connection
+
+
+class DeadlineWorld:
+    """`World.within`."""
+
+    def __init__(self, world: World, seconds: float) -> None:
+        self._world = world
+        self._seconds = seconds
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(self._world.call, method, within_seconds=self._seconds)
+
+
+class BlockingWorld:
+    """`World.blocking`: waits for the reply; never to be used on the event loop."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(self._wait, method)
+
+    def _wait(self, method: str, body: Buffer | None = None, /, **arguments: Any) -> Any:
+        return self._world.wait_for(self._world.call(method, body, **arguments))

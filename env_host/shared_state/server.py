@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state process's half: takes connections, calls the state's methods, replies.
+
+    listener (the host's; outlives us) ─▶ _greet ─▶ StateConnection: one shard
+                                                      CALL ─▶ method ─▶ REPLY or FAILURE
+
+Plain methods run to their end on the loop, one after the other: that is what makes the state one.
+Asynchronous ones run beside each other. A connection's end is the end of its sessions: the state
+is told once for each (`session_ended`), after the last of its calls.
+
+What a peer sends is checked (length, kind, epoch, limits). One that breaks the protocol loses its
+connection; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from . import frames as wire
+from . import shm_ring as bodies
+from .errors import BodyTooLarge, WireError
+from .frames import BODY_IN_RING, Frame, Kind
+from .limits import GREETING_SECONDS, MAX_CALLS
+from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
+from .write_buffer import Outgoing
+
+SESSIONS_PER_CONNECTION = 2**32
+_CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class StateServer:
+    """Serves one state to every shard that connects."""
+
+    def __init__(self, state: Any, epoch: int) -> None:
+        self.epoch = epoch
+        self.methods: dict[str, Method] = methods_of(state)
+        self.session_ended: Callable[[int], None] | None = getattr(state, SESSION_ENDED, None)
+        self._numbers = itertools.count(1)
+        self._greetings: set[asyncio.Task[None]] = set()
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept whoever connects to `listener`, from now on."""
+        listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        if not _is_ours(connection):
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._greet(connection))
+        self._greetings.add(task)
+        task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        """Read what comes first, with its descriptor, which only a bare socket can."""
+        fds: list[int] = []
+        try:
+            async with asyncio.timeout(GREETING_SECONDS):
+                await _readable(connection)
+            data, fds, _, _ = socket.recv_fds(connection, wire.READ_BYTES // 2, 4)
+            rings = bodies.adopt(fds[0]) if fds else None
+            peer = StateConnection(self, next(self._numbers), rings, data)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: peer, connection)
+        except (OSError, TimeoutError, WireError) as exc:
+            log.warning("shared state: a connection was refused: %r", exc)
+            connection.close()
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+class StateConnection(asyncio.BufferedProtocol):
+    """One shard, as the state process sees it."""
+
+    def __init__(
+        self, server: StateServer, number: int, rings: bodies.Rings | None, first: bytes
+    ) -> None:
+        self._server = server
+        self._number = number
+        self._rings = rings
+        self._first = first
+        self._incoming = wire.Incoming()
+        self._transport: asyncio.Transport | None = None
+        self._outgoing = Outgoing()
+        self._greeted = False
+        self._shard = "?"
+        self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for
+        self._sessions: set[int] = set()
+        self._leaving: set[int] = set()  # of those, which end with their last call
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Look at what was read before there was a transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.attach(self._transport)
+        self._take(lambda: self._incoming.feed(self._first))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return self._incoming.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle every frame that is complete."""
+        self._take(lambda: self._incoming.frames(nbytes))
+
+    def pause_writing(self) -> None:
+        """A shard that does not read its replies is not listened to."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its sessions are over, once what still runs for them has finished."""
+        self._lost = True
+        self._transport = None
+        self._outgoing.detach()
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None
+        self._end_sessions()
+
+    def _take(self, frames: Callable[[], Iterable[Frame]]) -> None:
+        try:
+            for frame in frames():
+                if self._lost:
+                    return
+                self._handle(frame)
+        except WireError as exc:
+            log.warning("shared state: connection of %s closed: %s", self._shard, exc)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _handle(self, frame: Frame) -> None:
+        if not self._greeted:
+            self._welcome(frame)
+        elif frame.epoch != self._server.epoch:
+            raise WireError(f"a frame of epoch {frame.epoch}; this is {self._server.epoch}")
+        elif frame.kind == Kind.CALL:
+            self._call(frame)
+        elif frame.kind == Kind.RELEASE and self._rings is not None:
+            self._rings.released()
+        elif frame.kind == Kind.LEAVE:
+            self._leave(frame.session)
+        else:
+            raise WireError(f"a frame of kind {frame.kind} from a shard")
+
+    def _welcome(self, frame: Frame) -> None:
+        if frame.kind != Kind.HELLO or not frame.name:
+            raise WireError("no HELLO came first")
+        self._greeted = True
+        self._shard = frame.name
+        value = wire.encode_value({"pid": os.getpid()})
+        self._outgoing.send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
+
+    def _call(self, frame: Frame) -> None:
+        body = self._body_of(frame)
+        if frame.value is not None and not isinstance(frame.value, dict):
+            raise WireError("a call whose arguments have no names")
+        if len(self._running) >= 2 * MAX_CALLS:  # a task goes only after its reply went
+            raise WireError(f"more than {MAX_CALLS} calls at once")
+        self._sessions.add(frame.session)
+        method = self._server.methods.get(frame.name)
+        if method is None:
+            self._fail(frame, "AttributeError", f"the shared state has no method {frame.name!r}")
+        elif frame.deadline_us and time.monotonic() * 1e6 >= frame.deadline_us:
+            self._fail(frame, EXPIRED, "its time was over before it began")
+        elif method.is_async:
+            task = asyncio.get_running_loop().create_task(self._run(method, frame, body))
+            self._running[task] = frame.session
+            task.add_done_callback(self._ran)
+        else:
+            self._run_now(method, frame, body)
+
+    def _body_of(self, frame: Frame) -> bytes | None:
+        """The body, taken out of shared memory at once, so that its place is free again."""
+        if not frame.flags & BODY_IN_RING:
+            return frame.body
+        if self._rings is None:
+            raise WireError("a body in shared memory, of which there is none")
+        body = self._rings.get(frame.body_offset, frame.body_bytes)
+        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self._server.epoch))
+        return body
+
+    def _run_now(self, method: Method, frame: Frame, body: bytes | None) -> None:
+        try:
+            result = method.call(self._session_of(frame), frame.value, body)
+            self._reply(frame, result)
+        except Exception as exc:
+            self._raised(frame, exc)
+
+    async def _run(self, method: Method, frame: Frame, body: bytes | None) -> None:
+        try:
+            async with asyncio.timeout(_seconds_left(frame)) as patience:
+                result = await method.call(self._session_of(frame), frame.value, body)
+            self._reply(frame, result)
+        except Exception as exc:
+            if patience.expired():
+                self._fail(frame, EXPIRED, "it was ended with its time")
+            else:
+                self._raised(frame, exc)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        session = self._running.pop(task)
+        if self._lost:
+            self._end_sessions()
+        elif session in self._leaving:
+            self._leave(session)
+
+    def _reply(self, frame: Frame, result: Any) -> None:
+        value, body, flags = encode_result(result)
+        if body is not None and len(body) > wire.MAX_BODY_BYTES:
+            raise BodyTooLarge(f"it returned {len(body)} bytes, more than {wire.MAX_BODY_BYTES}")
+        if self._lost:
+            return
+        offset = None
+        if body is not None and self._rings is not None and len(body) > bodies.DOORBELL_BYTES:
+            offset = self._rings.put(body)
+        head = wire.encode(
+            Kind.REPLY,
+            epoch=self._server.epoch,
+            session=frame.session,
+            request_id=frame.request_id,
+            value=value,
+            body=body,
+            ring_offset=offset,
+            flags=flags,
+        )
+        self._outgoing.send(head)
+
+    def _raised(self, frame: Frame, exc: Exception) -> None:
+        log.debug("shared state: %s raised", frame.name, exc_info=exc)
+        self._fail(frame, type(exc).__name__, str(exc))
+
+    def _fail(self, frame: Frame, kind: str, message: str) -> None:
+        failure = wire.encode(
+            Kind.FAILURE,
+            epoch=self._server.epoch,
+            session=frame.session,
+            request_id=frame.request_id,
+            value=wire.encode_value({"type": kind, "message": message}),
+        )
+        self._outgoing.send(failure)
+
+    def _session_of(self, frame: Frame) -> int:
+        return self._number * SESSIONS_PER_CONNECTION + frame.session
+
+    def _leave(self, session: int) -> None:
+        if session not in self._sessions:
+            return
+        if session in self._running.values():
+            self._leaving.add(session)
+            return
+        self._sessions.discard(session)
+        self._leaving.discard(session)
+        self._tell_end(session)
+
+    def _end_sessions(self) -> None:
+        if self._running:
+            return
+        sessions, self._sessions = self._sessions, set()
+        for session in sorted(sessions):
+            self._tell_end(session)
+
+    def _tell_end(self, session: int) -> None:
+        if self._server.session_ended is None:
+            return
+        try:
+            self._server.session_ended(self._number * SESSIONS_PER_CONNECTION + session)
+        except Exception:
+            log.warning("shared state: session_ended raised", exc_info=True)
+
+
+def _seconds_left(frame: Frame) -> float | None:
+    if not frame.deadline_us:
+        return None
+    return max(frame.deadline_us / 1e6 - time.monotonic(), 0)
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether a process of our own user has connected; elsewhere the socket's folder sees to it."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return bool(uid == os.geteuid())
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(connection, _set, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

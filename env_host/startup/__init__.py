@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of the env host does before it serves."""

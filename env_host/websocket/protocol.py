@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WebSocketProtocol`: one WebSocket on an asyncio transport, once its handshake is done.
+
+    transport ──bytes──▶ FrameParser ──▶ text_received, binary_received     (a subclass's)
+        ▲                     │    └──▶ client_left, once, whatever the reason
+        └── send_text, close ─┴── pong, close
+
+Closing: our close frame goes out, and the peer has `CLOSE_SECONDS` to answer it; closing the
+connection at once could cost it what we said last. Its own close frame is answered, and that is it:
+what is still to be written has as long to be taken.
+
+A peer that does not read makes us hold no more: `is_paused` tells the subclass, and of its pings
+the last alone is answered, once it reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..protocol import MAX_MESSAGE_BYTES
+from .frames import (
+    BAD_TEXT_CLOSE,
+    CLOSE,
+    GOING_AWAY_CLOSE,
+    INTERNAL_ERROR_CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    FrameError,
+    FrameParser,
+    close_frame,
+    code_of_close,
+    head_of_frame,
+)
+
+CLOSE_SECONDS = 10.0
+_LARGE = 1 << 16  # from here on, two writes are cheaper than joining
+
+
+class WebSocketProtocol(asyncio.Protocol):
+    """Sends and receives messages; answers pings; closes."""
+
+    __slots__ = (
+        "_closing",
+        "_has_left",
+        "_is_asked",
+        "_is_heard",
+        "_loop",
+        "_parser",
+        "_pong",
+        "is_paused",
+        "transport",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._parser = FrameParser(MAX_MESSAGE_BYTES)
+        self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
+        self._has_left = False
+        self._is_heard = True  # anything has come since `ask_for_life` last looked
+        self._is_asked = False  # it pinged then
+        self._pong: bytes | None = None  # to be sent when the peer reads again
+        self.is_paused = False  # the peer reads more slowly than we write
+        self.transport: Any = None
+
+    def text_received(self, payload: bytes) -> None:
+        """A text message, not decoded yet."""
+        raise NotImplementedError
+
+    def binary_received(self) -> None:
+        """A binary message."""
+        raise NotImplementedError
+
+    def client_left(self) -> None:
+        """Nothing more will come, and nothing sent will arrive."""
+        raise NotImplementedError
+
+    def send_text(self, payload: bytes) -> None:
+        """Send one message."""
+        if self._closing is None and not self._has_left:
+            self._write(TEXT, payload)
+
+    def ask_for_life(self) -> None:
+        """To be called now and then: ask a peer that is silent, give up one that stays so."""
+        if self._is_heard or self._closing is not None or self._has_left:
+            self._is_heard = self._is_asked = False
+        elif not self._is_asked:
+            self._is_asked = True
+            self._write(PING, b"")
+        else:
+            self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Begin to close; tolerates that it is closed or closing."""
+        if self._closing is not None or self._has_left:
+            return
+        self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
+        self.transport.write(close_frame(code, reason))
+
+    def connection_made(self, transport: Any) -> None:
+        """Nothing to do: the handshake is done."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Any number of frames, or parts of them."""
+        self._is_heard = True
+        try:
+            for kind, payload in self._parser.feed(data):
+                if kind == TEXT:
+                    if self._closing is None and not self._has_left:
+                        self.text_received(payload)
+                else:
+                    self._other(kind, payload)
+        except FrameError as exc:
+            self.fail(exc.code, exc.reason)
+
+    def eof_received(self) -> bool | None:
+        """The peer has closed its side without a word."""
+        self._hang_up()
+        self._leave()
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end of it."""
+        if self._closing is not None:
+            self._closing.cancel()
+        self.is_paused = False
+        self._leave()
+
+    def pause_writing(self) -> None:
+        """The peer does not keep up."""
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.is_paused = False
+        pong, self._pong = self._pong, None
+        if pong is not None and self._closing is None and not self._has_left:
+            self._write(PONG, pong)
+
+    def fail(self, code: int, reason: str) -> None:
+        """Close at once: the peer broke the protocol."""
+        if self._closing is None and not self._has_left:
+            self.transport.write(close_frame(code, reason))
+        self._hang_up()
+        self._leave()
+
+    def fail_text(self) -> None:
+        """The peer sent a text that is none."""
+        self.fail(BAD_TEXT_CLOSE, "the text is not UTF-8")
+
+    def shutdown(self) -> None:
+        """The server stops (uvicorn's word for it)."""
+        self.close(GOING_AWAY_CLOSE)
+        self.transport.close()
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        size = len(payload)
+        if size < _LARGE:
+            self.transport.write(head_of_frame(size, kind) + payload)
+        else:
+            self.transport.write(head_of_frame(size, kind))
+            self.transport.write(payload)
+
+    def _other(self, kind: int, payload: bytes) -> None:
+        if kind == PING:
+            if self._closing is None and not self._has_left:
+                self._answer_ping(payload)
+        elif kind == CLOSE:
+            code = code_of_close(payload)
+            if self._closing is None and not self._has_left:
+                self.transport.write(close_frame(code))
+            self._hang_up()
+            self._leave()
+        elif kind != PONG and self._closing is None and not self._has_left:
+            self.binary_received()
+
+    def _answer_ping(self, payload: bytes) -> None:
+        if self.is_paused:
+            self._pong = payload
+        else:
+            self._write(PONG, payload)
+
+    def _hang_up(self) -> None:
+        """Close when what was written has gone; at last without, if the peer does not take it."""
+        self.transport.close()
+        if self._closing is None:
+            self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self.client_left()
