@@ -26,9 +26,9 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server.dispatcher import Dispatcher
-from openenvd.server.expectations import LEAST_BYTES, Declared, Expectations
-from openenvd.server.planning import DAEMON_BYTES  # and be as large as it is
+from openenvd.server.dispatch.dispatcher import Dispatcher
+from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, Expectations
+from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20

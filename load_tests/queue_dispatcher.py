@@ -46,7 +46,7 @@ from openenvd.requests_db.records import Event, NewRequest, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server.dispatcher import Dispatcher
+from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.settings import Paths, Settings
 
 WORKERS = max(1, len(os.sched_getaffinity(0)))

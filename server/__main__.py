@@ -118,7 +118,7 @@ def _check_floor(settings: Settings) -> None:
     from ..operations.registry import expected_bytes
     from ..processes.resources.limits import read_limits
     from ..processes.resources.pids_limit import process_room
-    from .planning import check_process_room, plan_for
+    from .dispatch.planning import check_process_room, plan_for
 
     check_process_room(process_room())
     plan_for(read_limits(), settings, expected_bytes())

@@ -59,20 +59,20 @@ from ..shim.files import remove_if_empty
 from ..shim.fork_server_client import end_nurseries
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.process_identity import ProcessIdentity
-from .api import create_app
-from .dispatcher import Dispatcher
+from .api.app import create_app
+from .api.dependencies import Services
+from .api.security import ensure_token
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.memory_estimates import MOST_KEPT, Declared, Expectations
+from .dispatch.planning import NO_PROCESSES_HINT, plan_for
+from .dispatch.submission import Submitter
 from .errors import DaemonError
-from .expectations import MOST_KEPT, Declared, Expectations
-from .hub import EventHub
-from .leftovers import collect_daily
-from .log_streams import LogWatcher
-from .planning import NO_PROCESSES_HINT, plan_for
-from .reconciler import Reconciler
-from .security import ensure_token
-from .services import Services
+from .events.bus import EventHub
+from .events.log_files import LogWatcher
+from .housekeeping.cleanup import collect_daily
+from .housekeeping.runtime_dir import held
+from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
-from .socket_folder import held
-from .submission import Submitter
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server.hub import EventHub
+from openenvd.server.events.bus import EventHub
 from openenvd.server.settings import Paths
 
 WAIT_SECONDS = 30.0

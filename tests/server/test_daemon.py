@@ -19,7 +19,7 @@ import pytest
 
 from openenvd.client import daemon, following
 from openenvd.processes.resources.pids_limit import ProcessRoom
-from openenvd.server.planning import PROCESSES_OF_DAEMON, check_process_room
+from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS

@@ -23,9 +23,9 @@ from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server import dispatcher as dispatching
-from openenvd.server.dispatcher import Dispatcher
-from openenvd.server.expectations import Declared, Expectations
+from openenvd.server.dispatch import dispatcher as dispatching
+from openenvd.server.dispatch.dispatcher import Dispatcher
+from openenvd.server.dispatch.memory_estimates import Declared, Expectations
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20

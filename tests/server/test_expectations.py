@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.requests_db.records import PeakSample, Request
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.server.expectations import (
+from openenvd.server.dispatch.memory_estimates import (
     LEAST_BYTES,
     MOST_SAMPLES,
     Declared,

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from openenvd.requests_db.records import Event
-from openenvd.server import hub as hub_module
-from openenvd.server.hub import EventHub
+from openenvd.server.events import bus as hub_module
+from openenvd.server.events.bus import EventHub
 
 from .conftest import WAIT_SECONDS
 

@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.client import daemon
 from openenvd.environments.project_venv import COMPLETE
-from openenvd.server.leftovers import collect
+from openenvd.server.housekeeping.cleanup import collect
 from openenvd.server.settings import Paths, Settings
 
 

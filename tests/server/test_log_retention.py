@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.log_retention import Log, logs_of, to_remove
-from openenvd.server.routes_environments import oldest_first
+from openenvd.server.api.routes_environments import oldest_first
+from openenvd.server.housekeeping.log_retention import Log, logs_of, to_remove
 from openenvd.server.settings import Paths
 
 

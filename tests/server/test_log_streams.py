@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server import log_streams
-from openenvd.server.log_streams import LogFile, LogWatcher, offset_of_last_lines
+from openenvd.server.events import log_files
+from openenvd.server.events.log_files import LogFile, LogWatcher, offset_of_last_lines
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_no_lines_means_the_end(tmp_path: Path, content: bytes) -> None:
 def test_last_lines_across_blocks_are_those_that_splitting_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, ending: bytes
 ) -> None:
-    monkeypatch.setattr(log_streams, "_TAIL_BLOCK_BYTES", 4)
+    monkeypatch.setattr(log_files, "_TAIL_BLOCK_BYTES", 4)
     path = tmp_path / "log"
     content = b"\n".join([b"", b"a", b"bcd", b"efghij", b"", b"k", b"lmnopqrs", b"t"]) + ending
     path.write_bytes(content)

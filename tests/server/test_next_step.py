@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState
-from openenvd.server.next_step import Step, next_step, observed_state
+from openenvd.server.reconcile.decisions import Step, next_step, observed_state
 
 S = EnvironmentState
 R = RequestState

@@ -11,7 +11,7 @@ from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskE
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
-from openenvd.server.outcomes import outcome_of
+from openenvd.server.dispatch.outcomes import outcome_of
 
 from .test_memory_deaths import circumstances
 

@@ -7,7 +7,7 @@ import pytest
 
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.server.routes_daemon import RECENT, worth_showing
+from openenvd.server.api.routes_daemon import RECENT, worth_showing
 
 
 def ended(operation: str, state: RequestState = RequestState.SUCCEEDED) -> Request:

@@ -34,10 +34,10 @@ from openenvd.requests_db.states import (
     Schedule,
 )
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server import hub as hub_module
-from openenvd.server import observations, replica_watch
-from openenvd.server.hub import EventHub
-from openenvd.server.reconciler import Reconciler
+from openenvd.server.events import bus as hub_module
+from openenvd.server.events.bus import EventHub
+from openenvd.server.reconcile import replica_watch, status_writer
+from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.settings import Paths
 from openenvd.shim.client import read_status_file
 from openenvd.shim.wire import decode_line
@@ -566,7 +566,7 @@ async def test_events_that_came_too_fast_are_made_up_for(
 async def test_a_full_disk_costs_no_replica_its_life(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observations, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(status_writer, "RETRY_SECONDS", 0.01)
     refusals = 3
 
     async def upsert(replica: Replica, *, now: float) -> Event | None:

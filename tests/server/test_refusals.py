@@ -9,10 +9,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from openenvd.server.api import create_app
-from openenvd.server.security import MAX_BODY_BYTES
-from openenvd.server.services import Services
-from openenvd.server.streams import Position
+from openenvd.server.api.app import create_app
+from openenvd.server.api.dependencies import Services
+from openenvd.server.api.security import MAX_BODY_BYTES
+from openenvd.server.api.streams import Position
 
 TOKEN = "a-token"
 LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'

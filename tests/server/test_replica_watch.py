@@ -18,7 +18,7 @@ from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Replica
 from openenvd.requests_db.states import ReplicaState
-from openenvd.server.replica_watch import ReplicaWatch
+from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.shim.wire import encode_line
 
 TIMEOUT_SECONDS = 20.0
@@ -121,7 +121,7 @@ async def test_a_keeper_that_cannot_be_started_again_is_given_up_in_the_end(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(run_files, "revive", revive)
-    monkeypatch.setattr("openenvd.server.replica_watch.restart_decision", impatient)
+    monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", impatient)
     reconciler = OneEnvironment(serving=True)
     async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, reconciler) as watch:
         await watch.task

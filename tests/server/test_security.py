@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.server.api.security import ensure_token, refuse
 from openenvd.server.errors import Forbidden, Unauthorized
-from openenvd.server.security import ensure_token, refuse
 
 TOKEN = "a-token"
 GOOD = {b"host": b"127.0.0.1:8585", b"authorization": b"Bearer a-token"}

@@ -18,13 +18,13 @@ from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server import streams
-from openenvd.server.hub import EventHub
-from openenvd.server.log_streams import LogWatcher
-from openenvd.server.services import Services
+from openenvd.server.api import streams
+from openenvd.server.api.dependencies import Services
+from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
+from openenvd.server.dispatch.submission import Submitter
+from openenvd.server.events.bus import EventHub
+from openenvd.server.events.log_files import LogWatcher
 from openenvd.server.settings import Paths, Settings
-from openenvd.server.streams import Position, RequestStream, everything_stream, wait_until_final
-from openenvd.server.submission import Submitter
 
 from .conftest import WAIT_SECONDS
 

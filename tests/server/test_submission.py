@@ -12,10 +12,10 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.records import Event, Request
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
 from openenvd.requests_db.store import DispatchStore
+from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
-from openenvd.server.hub import EventHub
+from openenvd.server.events.bus import EventHub
 from openenvd.server.settings import Settings
-from openenvd.server.submission import Submission, Submitter
 
 
 class Woken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.server.views import REDACTED, redact
+from openenvd.server.api.views import REDACTED, redact
 
 
 @pytest.mark.parametrize(

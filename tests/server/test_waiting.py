@@ -10,7 +10,7 @@ from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.store import DispatchStore
-from openenvd.server.waiting import MOST_COUNTED, reason_of
+from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of
 
 LONG = Schedule.LONG
 

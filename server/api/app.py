@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FastAPI application: what it is made of, and how errors leave it.
+
+Handlers are thin: they parse, call `Submitter`, `Reconciler` or the store, and render through
+`views.py`. Everything they need is one `Services` value (`services.py`).
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ...requests_db.errors import DatabaseError
+from ..errors import ApiError, StorageFailed
+from . import routes_daemon, routes_environments, routes_requests
+from .dependencies import Services
+from .fast_path import HotCalls
+from .schemas import invalid_of
+from .security import Guard
+
+
+def create_app(services: Services, token: str) -> FastAPI:
+    """The application, guarded by the token."""
+    app = FastAPI(
+        title="openenvd",
+        version=services.identity["version"],
+        summary="Queue operations on OpenEnv environments, and watch them.",
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,  # an empty name is no request for the list
+    )
+    app.state.services = services
+    app.add_middleware(HotCalls, services=services)
+    app.add_middleware(Guard, token=token)  # around it
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(DatabaseError, _answer_database_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_defect)
+    for routes in (routes_requests, routes_environments, routes_daemon):
+        app.include_router(routes.router, prefix="/v1")
+    app.include_router(routes_daemon.root)
+    return app
+
+
+async def _answer_api_error(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, ApiError)
+    return JSONResponse(exc.to_json(), exc.status)
+
+
+async def _answer_validation_error(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    return await _answer_api_error(request, invalid_of(exc.errors()[0]))
+
+
+async def _answer_database_error(request: Request, exc: Exception) -> JSONResponse:
+    hint = getattr(exc, "hint", None)
+    return await _answer_api_error(request, StorageFailed(str(exc), hint))
+
+
+async def _answer_http_error(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    kind = "not_found" if exc.status_code == 404 else "http"
+    error = {"kind": kind, "message": str(exc.detail), "hint": None}
+    return JSONResponse({"error": error}, exc.status_code)
+
+
+async def _answer_defect(_request: Request, exc: Exception) -> JSONResponse:
+    """A defect of ours: told plainly, with its traceback in the daemon's log."""
+    error = ApiError(
+        f"the daemon failed at this call: {type(exc).__name__}: {exc}",
+        "its log has the traceback: daemon.log in its home folder",
+    )
+    return JSONResponse(error.to_json(), error.status)

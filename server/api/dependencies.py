@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP handlers work with: one value, found on the application's state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from ...executor import BurstableExecutor
+from ...requests_db.async_store import AsyncStore
+from ...system.loop_lag import EventLoopLagMonitor
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.submission import Submitter
+from ..events.bus import EventHub
+from ..events.log_files import LogWatcher
+from ..reconcile.reconciler import Reconciler
+from ..settings import Paths, Settings
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the handlers work with."""
+
+    paths: Paths
+    settings: Settings
+    identity: dict[str, Any]  # the contents of daemon.json
+    limits: dict[str, Any]
+    store: AsyncStore
+    executor: BurstableExecutor
+    reconciler: Reconciler
+    dispatcher: Dispatcher
+    submitter: Submitter
+    hub: EventHub
+    logs: LogWatcher
+    lag: EventLoopLagMonitor  # of the one event loop
+    stopping: asyncio.Event  # set when the daemon is to end: streams end with it
+    stop: Callable[[], None]
+
+
+# Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,
+# 40 of them, each of which then contends with the loop for every call.
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics page, in Prometheus' text exposition format 0.0.4.
+
+All of it is read off at scrape time; nothing is counted twice. Names begin with `openenvd_`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...executor.messages import ExecutorStatus
+from ...requests_db.records import Json
+from ...system.loop_lag import LagSnapshot
+
+Sample = tuple[Mapping[str, str], float]
+
+# Name, key in what a replica says of itself, help, kind.
+_OF_REPLICAS = (
+    ("max_sessions", "max_sessions", "Sessions that may be open at once.", "gauge"),
+    ("waiting", "waiting", "Clients that wait for a session.", "gauge"),
+    ("lag_p99_seconds", "lag_p99_seconds", "Of its latest shard, over the last minute.", "gauge"),
+    ("lag_max_seconds", "lag_max_seconds", "Of its latest shard, over the last minute.", "gauge"),
+    ("sessions_begun_total", "begun", "Sessions begun.", "counter"),
+    ("sessions_refused_total", "refused", "Sessions refused: there was no room.", "counter"),
+    ("steps_total", "steps", "Calls of step.", "counter"),
+    ("step_timeouts_total", "step_timeouts", "Calls that took too long.", "counter"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCounts:
+    """What the executor and the dispatcher count."""
+
+    executor: ExecutorStatus
+    kills: Counter[tuple[str, str]]  # by operation and detector
+    retries: Counter[str]  # by operation
+    waiting: int
+
+
+def render_metrics(
+    counts: Mapping[str, int],
+    environments: Sequence[Json],
+    memory: MemoryCounts,
+    lag: LagSnapshot,
+    live: Mapping[str, Json],
+) -> str:
+    """The whole page; `live` is the last status of each replica."""
+    workers = memory.executor.workers
+    replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
+    served = [
+        ({"environment": name, "replica": replica["id"]}, capacity)
+        for name, replica in replicas
+        if (capacity := live.get(replica["id"], {}).get("capacity"))
+    ]
+    families = [
+        _family(
+            "openenvd_requests",
+            "Requests by state.",
+            [({"state": state}, count) for state, count in counts.items()],
+        ),
+        _family(
+            "openenvd_environment_info",
+            "Environments by state.",
+            [({"environment": e["name"], "state": e["state"]}, 1) for e in environments],
+        ),
+        _family(
+            "openenvd_sessions",
+            "Sessions open now.",
+            [({"environment": e["name"]}, e["sessions"]) for e in environments],
+        ),
+        _family(
+            "openenvd_replica_restarts",
+            "Times a replica was started again.",
+            [({"environment": name, "replica": r["id"]}, r["restarts"]) for name, r in replicas],
+        ),
+        _family(
+            "openenvd_worker_resident_bytes",
+            "Resident memory of a worker.",
+            [({"worker": w.name}, w.rss_bytes) for w in workers if w.rss_bytes is not None],
+        ),
+        _family(
+            "openenvd_worker_busy",
+            "Whether a worker runs a request.",
+            [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
+        ),
+        *_capacity_families(served),
+        *_memory_families(memory),
+        *_loop_families(lag),
+    ]
+    return "".join(families)
+
+
+def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[str]:
+    """What each replica has said of itself, within the last seconds; its own `/metrics` says it by
+    shard and as of now."""
+    families = [
+        _family(f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind)
+        for name, key, text, kind in _OF_REPLICAS
+    ]
+    states = [
+        (each | {"state": state}, count)
+        for each, capacity in served
+        for state, count in capacity["shards"].items()
+    ]
+    return [*families, _family("openenvd_replica_shards", "Shards by state.", states)]
+
+
+def _memory_families(memory: MemoryCounts) -> list[str]:
+    return [
+        _family(
+            "openenvd_free_burst_bytes",
+            "Memory that burst workers may still be expected to need.",
+            [({}, memory.executor.free_burst_bytes)],
+        ),
+        _family(
+            "openenvd_available_bytes",
+            "Memory the machine would still give, less the reserve.",
+            [({}, memory.executor.available_bytes)],
+        ),
+        _family(
+            "openenvd_requests_waiting_for_memory",
+            "Requests at the head of the queue that wait for memory.",
+            [({}, memory.waiting)],
+        ),
+        _family(
+            "openenvd_out_of_memory_total",
+            "Requests killed for memory, since the daemon started.",
+            [
+                ({"operation": operation, "detector": detector}, count)
+                for (operation, detector), count in sorted(memory.kills.copy().items())
+            ],
+            "counter",
+        ),
+        _family(
+            "openenvd_out_of_memory_retries_total",
+            "Of these, requests that run again with more, since the daemon started.",
+            [({"operation": name}, count) for name, count in sorted(memory.retries.copy().items())],
+            "counter",
+        ),
+    ]
+
+
+def _loop_families(lag: LagSnapshot) -> list[str]:
+    quantiles = {"0.5": lag.p50_seconds, "0.9": lag.p90_seconds, "0.99": lag.p99_seconds}
+    return [
+        _family(
+            "openenvd_loop_lag_seconds",
+            "How late the event loop was over the last minute; 1 is the longest.",
+            [({"quantile": q}, s) for q, s in (quantiles | {"1": lag.max_seconds}).items()],
+        ),
+        _family(
+            "openenvd_loop_stalls_total",
+            "Times the event loop was held for a second and more, since the daemon started.",
+            [({}, lag.stalls)],
+            "counter",
+        ),
+    ]
+
+
+def _family(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    lines += [f"{name}{_labels(labels)} {float(value):g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pending request does not run yet, for `status` and whoever looks at one.
+
+it was looked at, and memory is short     waiting for memory: needs 210 MB, 95 MB free
+there is room for all before it, and it   about to start
+others are before it                      queued behind 70 LONG requests
+nobody is                                 waiting for a LONG worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...requests_db.records import Request
+from ...requests_db.states import RequestState, Schedule
+from .dependencies import Services
+
+MOST_COUNTED = 10_000
+
+
+async def reasons(services: Services, requests: Sequence[Request]) -> dict[str, str]:
+    """Of each request that is pending, by its id."""
+    pending = [request for request in requests if request.state is RequestState.PENDING]
+    schedules = {request.schedule for request in pending}
+    queues = {s: await services.store.places(s, MOST_COUNTED) for s in schedules}
+    return {request.id: _reason(services, request, queues) for request in pending}
+
+
+def reason_when_new(services: Services, request: Request) -> str | None:
+    """Of a request that was just written, without asking the database how many are before it."""
+    if request.state is not RequestState.PENDING:
+        return None
+    has_room = services.executor.room(request.schedule) > 0
+    return reason_of(request.schedule, None, room=int(has_room), is_short=False)
+
+
+def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: bool) -> str:
+    """In words. `ahead` is None when that is not known; `is_short`: those before it want memory."""
+    if (ahead or 0) < room and not is_short:
+        return "about to start"
+    if not ahead:
+        return f"waiting for a {schedule} worker"
+    many = f"more than {MOST_COUNTED}" if ahead > MOST_COUNTED else f"{ahead}"
+    noun = "request" if ahead == 1 else "requests"
+    if not is_short:
+        return f"queued behind {many} {schedule} {noun}"
+    return f"queued behind {many} {schedule} {noun}, the first of which waits for memory"
+
+
+def _reason(
+    services: Services, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
+) -> str:
+    if shortage := services.dispatcher.shortages.get(request.id):
+        return shortage.sentence()
+    places = queues[request.schedule]
+    if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
+        return "about to start"
+    return reason_of(
+        request.schedule,
+        places.get(request.seq, MOST_COUNTED + 1),
+        room=services.executor.room(request.schedule),
+        is_short=services.dispatcher.is_short(request.schedule),
+    )

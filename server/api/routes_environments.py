@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/environments`: what runs, where, how full it is, and what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from ...requests_db.records import Environment, Json, Replica
+from ..errors import NotFound
+from .dependencies import Services, ServicesDep
+from .routes_requests import TEXT, Tail
+from .streams import daemon_ends, text_stream
+from .views import environment_view
+
+router = APIRouter()
+
+
+@router.get("/environments")
+async def list_environments(services: ServicesDep, include_stopped: bool = False) -> Json:
+    """Every environment that is wanted, or that failed."""
+    return {"environments": await environment_views(services, include_stopped=include_stopped)}
+
+
+@router.get("/environments/{name}")
+async def get_environment(name: str, services: ServicesDep) -> Json:
+    """One environment."""
+    await services.reconciler.settled(name)
+    environment = await services.submitter.environment(name)
+    return {"environment": await _view(services, environment)}
+
+
+@router.get("/environments/{name}/logs")
+async def environment_logs(
+    name: str,
+    services: ServicesDep,
+    tail: Tail = None,
+    follow: bool = False,
+    replica: str | None = None,
+) -> StreamingResponse:
+    """What a replica prints, as text: the named one, or the youngest."""
+    environment = await services.submitter.environment(name)
+    path = _log_of(services, environment, replica)
+    until = daemon_ends(services) if follow else None
+    return StreamingResponse(text_stream(services, path, tail=tail, until=until), media_type=TEXT)
+
+
+async def environment_views(services: Services, *, include_stopped: bool = False) -> list[Json]:
+    """All of them, by name."""
+    await services.reconciler.settled()
+    found = await services.store.environments(include_stopped=include_stopped)
+    replicas: dict[str, list[Replica]] = defaultdict(list)
+    for replica in await services.store.replicas():
+        replicas[replica.environment].append(replica)
+    live = services.reconciler.live
+    return [environment_view(each, replicas[each.name], live) for each in found]
+
+
+async def _view(services: Services, environment: Environment) -> Json:
+    replicas = await services.store.replicas(environment.name)
+    return environment_view(environment, replicas, services.reconciler.live)
+
+
+def _log_of(services: Services, environment: Environment, replica: str | None) -> Path:
+    folder = services.paths.environment_logs / environment.name
+    logs = oldest_first(folder.glob("*.log"))
+    if replica is not None:
+        logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]
+    if not logs:
+        raise NotFound(
+            f"{environment.name} has no log yet",
+            f"its launch has one: openenv logs {environment.request_id}",
+        )
+    return logs[-1]
+
+
+def oldest_first(paths: Iterable[Path]) -> list[Path]:
+    """By when they were last written; one that is collected meanwhile is left out."""
+    written: list[tuple[int, Path]] = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            written.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(written)]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of `POST /v1/requests`: a discriminated union over the registered operations.
+
+One model per operation, made from its `Payload`, so that OpenAPI shows every operation with its
+fields, and a wrong one is refused with the field's name before anything is written.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ...operations import registry
+from ...operations.base import MAX_SECONDS, Operation
+from ..errors import Invalid
+
+_SEE = "GET /openapi.json shows every operation"
+
+
+class Submit(BaseModel):
+    """What every operation's request carries beside its payload."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    idempotency_key: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="A second request with the same key returns the first one.",
+    )
+    priority: int = Field(0, ge=-100, le=100, description="Higher runs earlier.")
+    timeout_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_SECONDS,
+        description="Longest run; past it the worker is ended and the request fails.",
+    )
+    retry_oom: bool = Field(
+        False, description="Killed for memory, it runs again with more, as attempts allow."
+    )
+
+
+def submit_model(operation: type[Operation]) -> type[Submit]:
+    """`LaunchRequest` for `launch`: its payload model under the literal name of the operation."""
+    fields: dict[str, Any] = {
+        "operation": (Literal[operation.name], Field(description=operation.summary)),
+        "payload": (operation.Payload, ...),
+    }
+    name = f"{operation.name.title()}Request"
+    return create_model(name, __base__=Submit, __doc__=operation.summary, **fields)
+
+
+def invalid_of(error: Mapping[str, Any]) -> Invalid:
+    """The refusal that says what pydantic found wrong with a call, in the caller's words."""
+    context = error.get("ctx") or {}
+    match error["type"]:
+        case "json_invalid":
+            return Invalid(f"the body is not JSON: {context.get('error', error['msg'])}", _SEE)
+        case "union_tag_not_found":
+            return Invalid("operation: is missing", _SEE, field="operation")
+        case "union_tag_invalid":
+            return _unknown_operation(str(context.get("tag")))
+    field = _field_of(error["loc"])
+    why = str(error["msg"]).removeprefix("Value error, ")
+    return Invalid(f"{field}: {why}" if field else f"body: {why}", _SEE, field=field)
+
+
+def _unknown_operation(name: str) -> Invalid:
+    known = [operation.name for operation in registry.OPERATIONS]
+    near = difflib.get_close_matches(name, known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
+
+
+def _field_of(location: Sequence[int | str]) -> str:
+    """`payload.env` of a body's location, which begins with `body` and the operation's name."""
+    where, *path = [str(part) for part in location] or [""]
+    if where == "body":
+        path = [part for part in path[1:] if part != "payload"]
+    return ".".join(path)
+
+
+def submit_union(operations: Iterable[type[Operation]]) -> Any:
+    """All of them, told apart by `operation`."""
+    models: Any = reduce(or_, [submit_model(operation) for operation in operations])
+    return Annotated[models, Field(discriminator="operation")]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may call: the token, and the Host and Origin of the call.
+
+A web page that the user happens to visit can make his browser send requests to 127.0.0.1. It
+cannot read the token, and the checks below refuse it even before that: a foreign `Origin`, or a
+`Host` that is not loopback (DNS rebinding). The Unix socket lies in a 0700 folder, and needs the
+token all the same, so that there is one rule.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+TOKEN_BYTES = 32
+MAX_BODY_BYTES = 2**20  # of all variables of an environment, and then some
+
+
+def ensure_token(path: Path) -> str:
+    """The daemon's token: read from its 0600 file, or made and written there."""
+    try:
+        if token := path.read_text().strip():
+            path.chmod(0o600)
+            return token
+    except FileNotFoundError:
+        pass
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def refuse(headers: dict[bytes, bytes], token: str) -> ApiError | None:
+    """Why a call with these headers is refused; None when it may pass."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    if _without_port(host) not in LOOPBACK_NAMES:
+        return Forbidden(f"Host {host!r} is not this machine", "use http://127.0.0.1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if origin and _without_port(origin.removeprefix("http://")) not in LOOPBACK_NAMES:
+        return Forbidden(f"Origin {origin!r} may not call this daemon")
+    scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), token.encode()):
+        return Unauthorized(
+            "this call carries no valid token",
+            "send `Authorization: Bearer <token>`; the token is in the daemon's home folder",
+        )
+    return None
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].lower()
+
+
+class Guard:
+    """ASGI middleware: refuses a call before anything else has looked at it."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        refusal = refuse(headers, self._token) or _too_large(headers)
+        if refusal is not None:
+            await _answer(refusal, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
+    """A body is kept in memory and in the database: it must say its length, and be sensible."""
+    length = headers.get(b"content-length", b"0")
+    if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        return TooLarge(
+            f"a body must say its Content-Length, of at most {MAX_BODY_BYTES} bytes",
+            "an environment reads what is larger from a file",
+        )
+    return None
+
+
+async def _answer(error: ApiError, send: Send) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": orjson.dumps(error.to_json())})

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client that waits is sent: events and log lines, as they come.
+
+    hub ──▶ Subscription.wake ─┐
+    LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
+    daemon stops ──────────────┘
+
+Every item carries `<event seq>:<log offset>` as its id, so that a client that comes back with
+`Last-Event-ID` continues where it was, whatever happened in between. A stream of one request ends
+by itself after the final state and the last byte of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...requests_db.records import Event, Json, Request
+from ...requests_db.states import RequestState
+from ..events.bus import Subscription
+from ..events.log_files import LogFile, offset_of_last_lines
+from .dependencies import Services
+from .views import event_view, request_view
+
+KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE = b": still here\n\n"
+REPLAY_PAGE = 1000  # events read at once for a client that comes back
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a client has read."""
+
+    seq: int = 0
+    log_offset: int = 0
+
+    @classmethod
+    def parse(cls, last_event_id: str | None) -> Position:
+        """From `Last-Event-ID`; the beginning when it is absent or not ours."""
+        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", last_event_id or "")
+        return cls(int(match[1]), int(match[2])) if match else cls()
+
+
+def sse(position: Position, event: str, data: Json) -> bytes:
+    """One server-sent event."""
+    head = f"id: {position.seq}:{position.log_offset}\nevent: {event}\ndata: ".encode()
+    return head + orjson.dumps(data) + b"\n\n"
+
+
+async def wait_until_final(services: Services, request_id: str, seconds: float) -> Request:
+    """The request once it is final, or as it stands after `seconds` or at the daemon's end.
+
+    Raises:
+        NotFound, AmbiguousId
+    """
+    with services.hub.subscribe(request_id=request_id) as subscription:
+        # Looked up after subscribing: a final state in between is in one or the other.
+        request = await services.submitter.find(request_id)
+        if request.id != request_id:  # of which only the beginning was said
+            return await wait_until_final(services, request.id, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                while not (request.state.is_final or services.stopping.is_set()):
+                    ends = [event for event in await subscription.next() if _is_final(event)]
+                    if ends:
+                        request = await _request_of(services, ends[-1])
+        except TimeoutError:
+            request = await services.submitter.find(request_id)
+    return request
+
+
+async def _request_of(services: Services, event: Event) -> Request:
+    """The request that the event is about; looked up when the event was read from the database."""
+    if event.request is not None:
+        return event.request
+    assert event.request_id is not None
+    return await services.submitter.find(event.request_id)
+
+
+class RequestStream:
+    """States, progress and log lines of one request, until it is final."""
+
+    def __init__(
+        self, services: Services, request: Request, position: Position, *, logs: bool
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._position = position
+        self._log = LogFile(services.paths.request_log(request.id), position.log_offset)
+        self._logs = logs
+
+    async def items(self) -> AsyncIterator[bytes]:
+        """Server-sent events, each with its place in the stream."""
+        with ExitStack() as stack:
+            subscription = self._subscribe(stack)
+            async for item in self._catch_up():
+                yield item
+            ends = False
+            while not ends:
+                subscription.wake.clear()
+                events = subscription.take()
+                ends = self._ends(events, subscription)
+                async for item in self._turn(events, final=ends):
+                    yield item
+                while not (ends or subscription.wake.is_set()):
+                    if not await _woken(subscription):
+                        yield KEEP_ALIVE
+
+    def _subscribe(self, stack: ExitStack) -> Subscription:
+        hub = self._services.hub
+        subscription = stack.enter_context(hub.subscribe(request_id=self._request.id))
+        if self._logs and not self._request.state.is_final:
+            follow = self._services.logs.follow(self._log.path, subscription.wake)
+            stack.enter_context(follow)
+        return subscription
+
+    async def _catch_up(self) -> AsyncIterator[bytes]:
+        """What a client that comes back has missed; a new one is told how things stand."""
+        is_new = not self._position.seq
+        if is_new:
+            self._position.seq = await self._services.store.last_seq()
+        # Looked up after subscribing: a final state in between is in one or the other. And before
+        # the events are read: those of a final state are among them.
+        self._request = await self._services.submitter.find(self._request.id)
+        if is_new:
+            yield sse(self._position, "state", request_view(self._request))
+            return
+        async for page in _missed(self._services, self._position.seq, self._request.id):
+            async for item in self._turn(page, final=any(map(_is_final, page))):
+                yield item
+
+    def _ends(self, events: list[Event], subscription: Subscription) -> bool:
+        over = self._request.state.is_final or any(_is_final(event) for event in events)
+        return over or self._services.stopping.is_set() or subscription.lagged
+
+    async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[bytes]:
+        """The log first: what an operation printed before it ended comes before its end."""
+        for text in self._new_text(final):
+            self._position.log_offset = self._log.offset
+            yield sse(self._position, "log", {"text": text})
+        for event in events:
+            if event.seq > self._position.seq:
+                self._position.seq = event.seq
+                yield await _render(self._services, self._position, event)
+
+    def _new_text(self, final: bool) -> Iterator[str]:
+        if not self._logs:
+            return iter(())
+        return self._log.read_all() if final else self._log.read_lines()
+
+
+async def everything_stream(services: Services, position: Position) -> AsyncIterator[bytes]:
+    """Every event, for whoever draws a picture of the whole."""
+    with services.hub.subscribe() as subscription:
+        position.seq = position.seq or await services.store.last_seq()
+        yield b": listening\n\n"
+        async for page in _missed(services, position.seq):
+            for item in _changes(position, page):
+                yield item
+        while not services.stopping.is_set() and not subscription.lagged:
+            if not await _woken(subscription):
+                yield KEEP_ALIVE
+            subscription.wake.clear()
+            for item in _changes(position, subscription.take()):
+                yield item
+
+
+def _changes(position: Position, events: Iterable[Event]) -> Iterator[bytes]:
+    for event in events:
+        if event.seq > position.seq:
+            position.seq = event.seq
+            yield sse(position, "change", event_view(event))
+
+
+async def _missed(
+    services: Services, seq: int, request_id: str | None = None
+) -> AsyncIterator[list[Event]]:
+    """The events after number `seq`, page by page."""
+    page: list[Event] | None = None
+    while page is None or len(page) == REPLAY_PAGE:
+        page = await services.store.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
+        if page:
+            seq = page[-1].seq
+            yield page
+
+
+async def text_stream(
+    services: Services, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
+) -> AsyncIterator[str]:
+    """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
+    start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
+    log = LogFile(path, start)
+    if until is not None:
+        wake = asyncio.Event()
+        end = asyncio.create_task(until)
+        end.add_done_callback(lambda _: wake.set())
+        try:
+            with services.logs.follow(path, wake):
+                while not end.done():
+                    for text in log.read_lines():
+                        yield text
+                    await wake.wait()
+                    wake.clear()
+        finally:
+            end.cancel()
+    for text in log.read_all():
+        yield text
+
+
+async def request_ends(services: Services, request: Request) -> None:
+    """Return when the request is final, or the daemon ends."""
+    while not (request.state.is_final or services.stopping.is_set()):
+        request = await wait_until_final(services, request.id, KEEP_ALIVE_SECONDS)
+
+
+async def daemon_ends(services: Services) -> None:
+    """Return when the daemon ends."""
+    await services.stopping.wait()
+
+
+async def _render(services: Services, position: Position, event: Event) -> bytes:
+    if event.kind == "request.state" and event.request_id is not None:
+        request = await _request_of(services, event)
+        # The row may be ahead of the event: a client must see the states in their order.
+        view = request_view(request)
+        if not _is_final(event):
+            view = {**view, "state": event.data["state"], "result": None, "error": None}
+        return sse(position, "state", view)
+    return sse(position, "progress", event.data)
+
+
+async def _woken(subscription: Subscription) -> bool:
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            await subscription.wake.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _is_final(event: Event) -> bool:
+    return event.kind == "request.state" and RequestState(event.data["state"]).is_final

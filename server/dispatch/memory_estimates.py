@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a request is expected to need: learned from the peaks of those before it.
+
+Kept by operation and by what an environment is made from (`launch` of a compiler and `launch` of
+`echo` are not alike; two launches of `echo` under different names are). `estimate` is pure.
+
+Owned by the dispatcher's thread; others may look (`to_json`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...requests_db.records import Expectation, PeakSample, Request
+
+MB = 2**20
+
+MOST_SAMPLES = 20
+MOST_KEPT = 1000  # operations and sources; the latest are read again by the next daemon
+LEAST_BYTES = 8 * MB
+UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
+UNKNOWN_AT_ONCE = 4
+
+_QUANTILE = 0.9
+_DECAY = 0.9  # each later run makes one count so much less
+# Above that quantile: the spread of the peaks and a little, at most this much; the most while there
+# are too few runs to have a spread.
+_MOST_MARGIN = 0.15
+_LEAST_MARGIN = 0.04
+_FEW_RUNS = 3
+_KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
+
+
+class Key(NamedTuple):
+    """What is learned about."""
+
+    operation: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an operation says of itself, until it has been measured."""
+
+    schedule: str
+    bytes: int
+    leaves_bytes: int = 0  # for each replica that it starts
+
+
+def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
+    """A high quantile of the samples (oldest first), the latest counting most, with a `margin`.
+
+    Between `LEAST_BYTES` and `most_bytes`; of no samples, `default_bytes`.
+    """
+    newest_first = list(samples)[::-1]
+    if not newest_first:
+        return min(default_bytes, most_bytes)
+    weighed = sorted((needed_bytes(s), _DECAY**age) for age, s in enumerate(newest_first))
+    enough = _QUANTILE * math.fsum(weight for _, weight in weighed)
+    sums = itertools.accumulate(weight for _, weight in weighed)
+    # The last sum may fall short by rounding; then the highest it is.
+    reached = next((i for i, total in enumerate(sums) if total >= enough), len(weighed) - 1)
+    enlarged = weighed[reached][0] * (1.0 + margin([needed for needed, _ in weighed]))
+    return min(most_bytes, max(LEAST_BYTES, int(enlarged)))
+
+
+def margin(needed: list[int]) -> float:
+    """What to add, as a share: little where all runs needed the same, which lets one more fit."""
+    if len(needed) < _FEW_RUNS:
+        return _MOST_MARGIN
+    spread = (max(needed) - min(needed)) / max(1, max(needed))
+    return min(_MOST_MARGIN, _LEAST_MARGIN + spread)
+
+
+def needed_bytes(sample: PeakSample) -> int:
+    """What a run needed; more than its peak when it was killed there."""
+    return int(sample.peak_bytes * _KILLED_FACTOR) if sample.killed else sample.peak_bytes
+
+
+def left_bytes(result: Any) -> int:
+    """What each replica that a launch has left running holds, by its result."""
+    environment = result.get("environment") if isinstance(result, dict) else None
+    replicas = environment.get("replicas") if isinstance(environment, dict) else None
+    held = [replica.get("memory_bytes") or 0 for replica in replicas or ()]
+    return max(held, default=0)
+
+
+def source_of(request: Request) -> str:
+    """What the request's environment is made from; "" when it makes none."""
+    return str(request.payload.get("source") or "")
+
+
+class Expectations:
+    """All that has been learned."""
+
+    def __init__(
+        self,
+        declared: Mapping[str, Declared] | None = None,
+        known: Iterable[Expectation] = (),
+        *,
+        most_bytes: int = 2**62,
+    ) -> None:
+        """`most_bytes` is the budget: nothing can be expected to need more."""
+        self._declared = dict(declared or {})
+        self._most_bytes = most_bytes
+        self._samples: dict[Key, tuple[PeakSample, ...]] = {}
+        self._estimates: dict[tuple[str, str], int] = {}  # by Key
+        self._largest: dict[str, int] = {}
+        self.accept(known)
+
+    def of(self, request: Request) -> int:
+        """What the request is expected to need, with what it leaves running. A retry needs what
+        it is given.
+        """
+        if request.memory_bytes is not None:
+            return request.memory_bytes
+        if not request.payload:  # many are so, and are asked for often
+            return self._of((request.operation, ""))
+        key = (request.operation, source_of(request))
+        expected = each = self._of(key)
+        if key not in self._estimates:  # it is careful enough to be so about one replica
+            declared = self._declared.get(request.operation)
+            each = 0 if declared is None else declared.leaves_bytes
+        asked = asked_bytes(request)
+        if asked is not None:
+            expected = min(expected, 2 * asked)  # the launch, and the replica
+            each = min(each, asked)
+        return expected + each * (int(request.payload.get("replicas") or 1) - 1)
+
+    def largest(self, schedule: str) -> int:
+        """The most that any request of `schedule` is expected to need, replicas left out."""
+        if schedule not in self._largest:
+            sizes = [
+                size
+                for key, size in self._estimates.items()
+                if self._schedule_of(key) in (schedule, None)
+            ]
+            sizes += [d.bytes for d in self._declared.values() if d.schedule == schedule]
+            self._largest[schedule] = max(sizes, default=LEAST_BYTES)
+        return self._largest[schedule]
+
+    def typical(self, schedule: str) -> int:
+        """What a request of `schedule` commonly needs: of each operation the median over its
+        sources, or what it declares; of these the largest."""
+        return max(
+            (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
+            default=LEAST_BYTES,
+        )
+
+    def _median(self, operation: str, declared: Declared) -> int:
+        known = [size for key, size in self._estimates.items() if key[0] == operation]
+        return int(statistics.median(known)) if known else declared.bytes + declared.leaves_bytes
+
+    def peaks_of(self, request: Request) -> list[int]:
+        """The peaks of the latest runs that were not killed, oldest first."""
+        samples = self._samples.get(Key(request.operation, source_of(request)), ())
+        return [sample.peak_bytes for sample in samples if not sample.killed]
+
+    def learned(
+        self, samples: Iterable[tuple[Request, PeakSample]], now: float
+    ) -> list[Expectation]:
+        """What these teach, to be written down; nothing changes until it is `accept`ed."""
+        found: dict[Key, tuple[PeakSample, ...]] = {}
+        for request, sample in samples:
+            key = Key(request.operation, source_of(request))
+            before = found.get(key) or self._samples.get(key, ())
+            found[key] = (*before, sample)[-MOST_SAMPLES:]
+        return [Expectation(*key, kept, now) for key, kept in found.items()]
+
+    def accept(self, expectations: Iterable[Expectation]) -> None:
+        """These are known from now on."""
+        for each in expectations:
+            key = Key(each.operation, each.source)
+            self._samples[key] = each.samples
+            expected = estimate(
+                each.samples,
+                default_bytes=self._default_of(key),
+                most_bytes=self._most_bytes,
+            )
+            if self._estimates.get(key) != expected:
+                self._estimates[key] = expected
+                self._largest = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """For `openenv info`: `{"launch echo": {"expected_bytes", …}}`."""
+        return {
+            f"{key.operation} {key.source}".rstrip(): {
+                "expected_bytes": self._of(key),
+                "highest_peak_bytes": max(sample.peak_bytes for sample in samples),
+                "runs": len(samples),
+                "killed": sum(sample.killed for sample in samples),
+            }
+            for key, samples in sorted(self._samples.copy().items())
+            if samples
+        }
+
+    def _of(self, key: tuple[str, str]) -> int:
+        known = self._estimates.get(key)
+        return min(self._default_of(key), self._most_bytes) if known is None else known
+
+    def _default_of(self, key: tuple[str, str]) -> int:
+        declared = self._declared.get(key[0])
+        if declared is None:
+            return LEAST_BYTES
+        if not declared.leaves_bytes:
+            return declared.bytes
+        # Nobody knows what a new environment holds: few of them at once, until one has told.
+        unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
+        return max(unknown, declared.bytes + declared.leaves_bytes)
+
+    def _schedule_of(self, key: tuple[str, str]) -> str | None:
+        declared = self._declared.get(key[0])
+        return None if declared is None else declared.schedule
+
+
+def asked_bytes(request: Request) -> int | None:
+    """The cap that the user asked for (`--memory`)."""
+    asked = request.payload.get("memory_mb")
+    return int(asked * MB) if isinstance(asked, int | float) else None

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to say of, and do about, a request that was killed for memory. Pure functions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...environments.names import name_of_source
+from ...executor.messages import Died, Raised
+from ...processes.exits.exit_reason import ExitReason
+from ...requests_db.records import Json, Request, Retry
+
+MB = 2**20
+
+_GROWTH = 2  # how much more the next attempt is given
+_PLURALS = {"launch": "launches"}
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the dispatcher knows of a request that ended. Sizes in bytes."""
+
+    request: Request
+    label: str
+    peaks: Sequence[int] = ()  # of earlier runs of the same
+    long_running: int = 1  # LONG requests that ran, this one included
+    budget_bytes: int = 0  # of all workers together
+
+
+def more_memory(reason: ExitReason, budget_bytes: int) -> int | None:
+    """What the next attempt should be given; None when it had all there is."""
+    had = reason.limit_bytes or reason.peak_bytes or 0
+    if had >= budget_bytes:
+        return None
+    return min(budget_bytes, max(had * _GROWTH, reason.peak_bytes or 0))
+
+
+def reason_of(event: object) -> ExitReason | None:
+    """The death that ended a request: of its worker, or of a replica that it was starting."""
+    match event:
+        case Died():
+            return event.exit
+        case Raised() if event.error.evidence is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # anybody's may look so
+                return ExitReason.from_json(event.error.evidence)
+    return None
+
+
+def retry_of(event: Died | Raised, known: Circumstances) -> Retry | None:
+    """The request's next attempt, when it asked for one and may have it."""
+    request, reason = known.request, reason_of(event)
+    if reason is None or not reason.is_oom:
+        return None
+    if not (request.retry_oom and request.attempts < request.max_attempts):
+        return None
+    memory = more_memory(reason, known.budget_bytes)
+    if memory is None:
+        return None
+    attempt = f"attempt {request.attempts + 1} of {request.max_attempts}"
+    message = f"{what_happened(event)}; it runs again with {memory / MB:.0f} MB ({attempt})"
+    return Retry(request.id, event.at, memory, message)
+
+
+def payload_of(request: Request) -> Json:
+    """What the request's operation is given. Of a retry, replicas may hold more as well."""
+    if request.memory_bytes is None or request.payload.get("memory_mb") is None:
+        return request.payload
+    return {**request.payload, "memory_mb": math.ceil(request.memory_bytes / MB)}
+
+
+def what_happened(event: Died | Raised) -> str:
+    """`worker long-3 (pid 41233) was killed by the kernel at 251 MB; …`."""
+    if isinstance(event, Raised):
+        return event.error.message.partition("\n")[0].partition("; its last lines:")[0]
+    return f"worker {event.worker} (pid {event.exit.pid}) {event.exit.sentence()}"
+
+
+def story(event: Died, known: Circumstances) -> str:
+    """What happened, what ran, for how long, and what it used to need."""
+    ran = f"It was running `{known.label}`"
+    if event.exit.seconds is not None:
+        ran += f" for {event.exit.seconds:.1f} s"
+    lines = [f"{what_happened(event)}.", f"{ran}."]
+    if known.peaks:
+        lines[-1] += f" {_peak_of_the_last(known)}"
+    if known.request.retry_oom and known.request.attempts > 1:
+        lines.append(f"It was attempt {known.request.attempts} of {known.request.max_attempts}.")
+    return "\n".join(lines)
+
+
+def advice(event: Died | Raised, known: Circumstances) -> str:
+    """The commands to try, beginning with `openenv`."""
+    reason = reason_of(event)
+    memory = None if reason is None else more_memory(reason, known.budget_bytes)
+    tips = [] if memory is None else [_with_more(known.request, memory)]
+    if known.long_running > 1 and isinstance(event, Died):  # a replica has its memory to itself
+        tips.append(f"openenv up --max-long-workers {known.long_running - 1}")
+    if not tips:
+        return "it had all the memory that workers may use: openenv info shows the plan"
+    return "   or fewer at once: ".join(tips)
+
+
+def _with_more(request: Request, memory_bytes: int) -> str:
+    megabytes = memory_bytes // MB
+    if request.operation == "rollout":  # the rest of it is long, and has to be the same
+        return f"openenv rollout, as before, with --memory {megabytes}M (or --retry-oom)"
+    source = request.payload.get("source")
+    if request.operation != "launch" or not source:
+        return f"openenv up --worker-memory-mb {megabytes}"
+    command = f"openenv launch {shlex.quote(str(source))}"
+    if request.environment and request.environment != name_of_source(str(source)):
+        command += f" --name {request.environment}"
+    return f"{command} --memory {megabytes}M"
+
+
+def _peak_of_the_last(known: Circumstances) -> str:
+    operation, count = known.request.operation, len(known.peaks)
+    which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
+    return f"Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."

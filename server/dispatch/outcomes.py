@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the executor saw to what the queue records and the user reads. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
+from ...processes.exits.exit_reason import ExitKind, ExitReason
+from ...processes.resources.pids_limit import HINT, tells_no_room
+from ...requests_db.records import Outcome, RequestError
+from ...requests_db.states import ErrorKind, RequestState
+from .oom_policy import Circumstances, advice, reason_of, story
+
+FinalEvent = Succeeded | Raised | Died | Cancelled
+
+MAX_TRACEBACK_LINES = 20
+
+_KIND_OF_EXIT = {
+    ExitKind.OOM_KILLED: ErrorKind.OOM_KILLED,
+    ExitKind.TIMED_OUT: ErrorKind.TIMED_OUT,
+}
+_HINT_OF_KIND = {
+    ErrorKind.OOM_KILLED: "give it more with --memory, or run fewer at once: "
+    "openenv up --max-long-workers N",
+    ErrorKind.TIMED_OUT: "give it longer with --timeout",
+    ErrorKind.WORKER_LOST: "the log ends with what it last wrote; no other request was harmed",
+}
+
+
+# Of operations that leave something behind which the next of the same kind begins with.
+_GOES_ON = {"rollout": "what has finished is kept: the same command again plays what is missing"}
+
+
+def outcome_of(event: FinalEvent, known: Circumstances | None = None) -> Outcome:
+    """The final state, and the error if any, of the request that `event` ended."""
+    match event:
+        case Succeeded():
+            return Outcome(
+                event.task_id,
+                RequestState.SUCCEEDED,
+                event.at,
+                result=event.result,
+                peak_bytes=event.peak_bytes,
+            )
+        case Raised():
+            return _failed(event, _error_raised(event, known))
+        case Died():
+            return _failed(event, _error_of_death(event, known))
+        case Cancelled():
+            return Outcome(event.task_id, RequestState.CANCELLED, event.at)
+
+
+def error_of_exit(subject: str, reason: ExitReason, log_tail: tuple[str, ...]) -> RequestError:
+    """How a death is told: of a worker here, of a replica in the reconciler."""
+    kind = _KIND_OF_EXIT.get(reason.kind, ErrorKind.WORKER_LOST)
+    return RequestError(
+        kind=kind,
+        message=f"{subject} {reason.sentence()}",
+        hint=_HINT_OF_KIND[kind],
+        evidence=reason.to_json(),
+        log_tail=log_tail,
+    )
+
+
+def _failed(event: Raised | Died, error: RequestError) -> Outcome:
+    return Outcome(
+        event.task_id,
+        RequestState.FAILED,
+        event.at,
+        error=error,
+        peak_bytes=event.peak_bytes,
+    )
+
+
+def _error_raised(event: Raised, known: Circumstances | None) -> RequestError:
+    error, hint, reason = event.error, event.error.hint, reason_of(event)
+    if known is not None and reason is not None and reason.is_oom:  # of a replica it was starting
+        hint = advice(event, known)
+    expected = error.hint is not None or _kind_of(error) is not ErrorKind.OPERATION_ERROR
+    tail = () if expected else tuple(error.traceback.splitlines()[-MAX_TRACEBACK_LINES:])
+    message = error.message if expected else f"{error.type}: {error.message}"
+    return RequestError(_kind_of(error), message, hint, error.evidence, log_tail=tail)
+
+
+def _kind_of(error: TaskError) -> ErrorKind:
+    """Anybody's exception may have a `kind` of its own meaning."""
+    return ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.OPERATION_ERROR
+
+
+def _error_never_started(reason: ExitReason) -> RequestError:
+    why = reason.evidence or "no worker took it"
+    hint = HINT if tells_no_room(why) else "ask again; the daemon's log says more"
+    return RequestError(ErrorKind.WORKER_LOST, f"it never started: {why}", hint, reason.to_json())
+
+
+def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:
+    if not event.worker:
+        return _error_never_started(event.exit)
+    subject = f"worker {event.worker} (pid {event.exit.pid})"
+    error = error_of_exit(subject, event.exit, event.log_tail)
+    if known is None:
+        return error
+    if event.exit.is_oom:
+        return replace(error, message=story(event, known), hint=advice(event, known))
+    if known.request.operation in _GOES_ON:
+        return replace(error, hint=f"{_GOES_ON[known.request.operation]}; {error.hint}")
+    return error

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an accepted payload to a durable request.
+
+What an operation means for the environment it names is decided here, before the request is
+written, and written with it: `launch` takes the name, `down` marks the environment as stopping (and
+calls off a launch that is still under way). Everything else happens in the worker and is observed
+by the reconciler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ...environments.errors import EnvironmentsError
+from ...environments.names import validate_name
+from ...operations.base import Operation
+from ...requests_db import results
+from ...requests_db.async_store import AsyncStore
+from ...requests_db.records import Environment, NewRequest, Request
+from ...requests_db.states import EnvironmentState, Schedule
+from ..errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
+from ..events.bus import EventHub
+from ..settings import Settings
+from .dispatcher import Dispatcher
+
+NEAR_MATCHES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a client asks for, already validated against the operation's payload model."""
+
+    operation: type[Operation]
+    payload: dict[str, Any]
+    idempotency_key: str | None = None
+    priority: int = 0
+    timeout_seconds: float | None = None
+    retry_oom: bool = False
+
+
+class Submitter:
+    """Writes requests, cancels them, and finds them again."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        dispatcher: Dispatcher,
+        hub: EventHub,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._hub = hub
+        self._settings = settings
+
+    async def submit(self, submission: Submission) -> Request:
+        """Write the request; it is durable when this returns.
+
+        Raises:
+            Invalid, NotFound, NameTaken, QueueFull
+        """
+        new = _new_request(submission)
+        if new.operation == "launch":
+            return await self._write(new, environment=_environment_of(new))
+        if new.operation == "down":
+            return await self._write(new, stopping=await self._to_stop(new))
+        return await self._write(new)
+
+    async def _write(
+        self,
+        new: NewRequest,
+        *,
+        environment: Environment | None = None,
+        stopping: Environment | None = None,
+    ) -> Request:
+        outcome = await self._store.submit(
+            new,
+            environment=environment,
+            now=time.time(),
+            max_pending=self._settings.max_pending,
+            stopping=None if stopping is None else stopping.name,
+        )
+        match outcome:
+            case results.Submitted():
+                self._hub.publish(outcome.events)
+                if stopping is not None:
+                    await self._call_off_launch(stopping)
+                self._dispatcher.submitted(new.schedule)
+                return outcome.request
+            case results.Duplicate():
+                return outcome.request
+            case results.NameTaken():
+                raise _name_taken(outcome.environment)
+            case results.QueueFull():
+                raise QueueFull(
+                    f"{outcome.pending} {new.schedule} requests are waiting already",
+                    "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
+                )
+
+    async def cancel(self, request_id: str) -> tuple[Request, bool]:
+        """Cancel at once, never through the queue. False: it had ended already.
+
+        Raises:
+            NotFound, AmbiguousId, Invalid
+        """
+        request = await self.find(request_id)
+        if request.operation == "down" and not request.state.is_final:
+            raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
+        outcome = await self._store.cancel(request.id, time.time())
+        match outcome:
+            case results.CancelledPending():
+                self._hub.publish(outcome.events)
+                return outcome.request, True
+            case results.CancelRunning():
+                self._dispatcher.cancel(request.id)
+                return outcome.request, True
+            case results.AlreadyFinal():
+                return outcome.request, False
+            case results.NotFound():
+                raise _no_request(request_id)
+
+    async def find(self, request_id: str) -> Request:
+        """The request with this id, or the one whose id begins so.
+
+        Raises:
+            NotFound, AmbiguousId
+        """
+        found = await self._store.get(request_id)
+        match found:
+            case Request():
+                return found
+            case results.Ambiguous():
+                raise AmbiguousId(
+                    f"{request_id!r} fits {len(found.ids)} requests",
+                    "write more of the id",
+                    matches=list(found.ids),
+                )
+            case results.NotFound():
+                raise _no_request(request_id)
+
+    async def environment(self, name: str) -> Environment:
+        """The environment of this name.
+
+        Raises:
+            NotFound: with near matches.
+        """
+        environment = await self._store.environment(name)
+        if environment is None:
+            near = difflib.get_close_matches(name, await self._store.names(), NEAR_MATCHES)
+            hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists them"
+            raise NotFound(f"no environment is called {name!r}", hint, near=near)
+        return environment
+
+    async def _to_stop(self, new: NewRequest) -> Environment:
+        environment = await self.environment(str(new.environment))
+        # With a key it may be the repetition of the `down` that did it.
+        if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
+            raise NotFound(
+                f"{new.environment} has been taken down already", "openenv status lists the rest"
+            )
+        return environment
+
+    async def _call_off_launch(self, environment: Environment) -> None:
+        """What is being launched while it is taken down would come up afterwards."""
+        under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
+        if under_way and environment.request_id is not None:
+            await self.cancel(environment.request_id)
+
+
+def _new_request(submission: Submission) -> NewRequest:
+    operation = submission.operation
+    return NewRequest(
+        operation=operation.name,
+        schedule=Schedule(operation.schedule),
+        payload=submission.payload,
+        environment=submission.payload.get("name"),
+        priority=submission.priority,
+        idempotency_key=submission.idempotency_key,
+        max_attempts=operation.max_attempts,
+        timeout_seconds=submission.timeout_seconds,
+        retry_oom=submission.retry_oom,
+    )
+
+
+def _environment_of(new: NewRequest) -> Environment:
+    try:
+        name = validate_name(str(new.environment))
+    except EnvironmentsError as exc:
+        raise Invalid(str(exc), getattr(exc, "hint", None), field="name") from exc
+    now = time.time()
+    return Environment(name, new.payload, EnvironmentState.PENDING, now, now)
+
+
+def _name_taken(environment: Environment) -> NameTaken:
+    where = f" at {environment.address}" if environment.address else ""
+    return NameTaken(
+        f"{environment.name} is {environment.state.value.lower()} already{where}",
+        f"launch it under another --name, or take it down: openenv down {environment.name}",
+        address=environment.address,
+        environment=environment.name,
+    )
+
+
+def _no_request(request_id: str) -> NotFound:
+    return NotFound(f"no request has the id {request_id!r}", "openenv requests lists them", near=[])

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left lying about beside the database and its logs, looked for at the start and daily.
+
+    folders of sockets in which nobody listens          `socket_folder.py`
+    virtual environments that nothing has used lately   `environments.venvs`
+
+Nothing depends on it, and nothing waits for it: what fails is logged, and tried again a day later.
+Requests and logs go by the dispatcher's hand, which knows what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...environments.layout import socket_folders_outside
+from ...environments.venvs import prune
+from ..settings import Paths, Settings
+from .runtime_dir import collect_abandoned
+
+EVERY_SECONDS = 86_400.0
+
+log = logging.getLogger(__name__)
+
+
+async def collect_daily(paths: Paths, settings: Settings) -> None:
+    """Until cancelled."""
+    while True:
+        try:
+            await asyncio.to_thread(collect, paths, settings)
+        except (OSError, RuntimeError) as exc:  # the latter: there is no room for a thread
+            log.warning("cannot look for what is left lying about: %s", exc)
+        await asyncio.sleep(EVERY_SECONDS)
+
+
+def collect(paths: Paths, settings: Settings) -> None:
+    """Once, now. Blocks.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    if gone := collect_abandoned(socket_folders_outside()):
+        log.info("removed %d folders of sockets in which nobody listens", len(gone))
+    for venv in prune(paths, keep_seconds=settings.keep_venv_days * EVERY_SECONDS):
+        log.info(
+            "removed the virtual environment of %s, unused for %g days: %.0f MB",
+            venv.project or "an unfinished launch",
+            settings.keep_venv_days,
+            venv.freed_bytes / 2**20,
+        )

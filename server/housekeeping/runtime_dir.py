@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a home's sockets: `home/sockets`, or a short one in the temporary folder when that
+is too long a path.
+
+    made        by each daemon that starts (`held`)
+    removed     by the daemon that ends, when no keeper has a socket there; by the last keeper of a
+                home that was removed (`shim.files.remove_if_empty`)
+    collected   by the next daemon of any home of the same user, when nobody listens there any more:
+                daemons and keepers that are killed take nothing with them (`collect_abandoned`)
+
+Who binds a socket there, and who removes the folder, holds the lock on the folder itself, so that
+nobody's folder goes between the two steps of making it and binding in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...environments.layout import make_private
+
+MOST_REMOVALS = 100  # under our hands, one after the other
+
+# How `connect` tells of a socket whose owner has died. Anything else may be somebody alive: a full
+# backlog is EAGAIN, a nursery (of another type of socket) EPROTOTYPE.
+_NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within, the folder is there, and stays.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    with contextlib.ExitStack() as stack:
+        for attempt in range(MOST_REMOVALS):
+            try:
+                make_private(folder)
+                stack.enter_context(_locked(folder))
+                break
+            except (FileNotFoundError, FileExistsError):  # `mkdir` says so of what goes meanwhile
+                if attempt == MOST_REMOVALS - 1:
+                    raise
+        yield
+
+
+def collect_abandoned(folders: Iterable[Path]) -> list[Path]:
+    """Remove those in which nobody listens; returns them. Others', and what is no folder of
+    sockets, stays."""
+    return [folder for folder in folders if _remove_if_abandoned(folder)]
+
+
+def _remove_if_abandoned(folder: Path) -> bool:
+    try:
+        with _locked(folder, wait=False):
+            sockets = list(folder.iterdir())
+            if not all(_is_nobodys(path) for path in sockets):
+                return False
+            for path in sockets:
+                path.unlink(missing_ok=True)
+            folder.rmdir()
+    except OSError:  # it went meanwhile; it is held; it is another user's
+        return False
+    return True
+
+
+def _is_nobodys(path: Path) -> bool:
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) in _NOBODY
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder of ours.
+
+    Raises:
+        FileNotFoundError: it is gone, or went while we waited.
+        OSError: it is no folder of ours, or is held.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(folder, flags)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not os.path.samestat(os.fstat(descriptor), folder.lstat()):
+            raise FileNotFoundError(errno.ENOENT, "it was replaced", str(folder))
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is due for an environment, and how it is: the reconciler's decisions. Pure.
+
+    environment, its launch, its latest `down` ──▶ next_step ──▶ what `reconciler.py` does
+    its replicas ──▶ observed_state ──▶ the environment's state, once its launch has succeeded
+
+When a replica is started again is decided in `environments/restart_policy.py`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ...requests_db.states import EnvironmentState, ReplicaState, RequestState
+
+# The operations whose requests `next_step` looks at; a `probe` changes nothing.
+DECISIVE = frozenset({"launch", "down"})
+
+
+class Step(Enum):
+    """What is due for an environment."""
+
+    NOTHING = "nothing"
+    QUEUED = "queued"  # its launch waits (again)
+    STARTING = "starting"  # its launch runs
+    SERVE = "serve"  # its launch succeeded: adopt its replicas, observe them
+    ABANDON = "abandon"  # its launch failed: stop what it left, say why
+    CALL_OFF = "call off"  # its launch was cancelled: stop what it left
+    SWEEP = "sweep"  # its launch ended later than it did: stop what that left
+    LET_GO = "let go"  # it is being taken down: start nothing again
+    RETIRE = "retire"  # it was taken down
+    STUCK = "stuck"  # taking it down failed
+
+
+_STEP_OF_LAUNCH = {
+    RequestState.PENDING: Step.QUEUED,
+    RequestState.RUNNING: Step.STARTING,
+    RequestState.SUCCEEDED: Step.SERVE,
+    RequestState.FAILED: Step.ABANDON,
+    RequestState.CANCELLED: Step.CALL_OFF,
+}
+_STEP_OF_DOWN = {
+    RequestState.PENDING: Step.LET_GO,
+    RequestState.RUNNING: Step.LET_GO,
+    RequestState.SUCCEEDED: Step.RETIRE,
+    RequestState.FAILED: Step.STUCK,
+    RequestState.CANCELLED: Step.STUCK,  # only by a lost daemon's hand: the API refuses it
+}
+
+
+def next_step(
+    state: EnvironmentState, launch: RequestState | None, down: RequestState | None
+) -> Step:
+    """What is due, from where the environment, its launch and its latest `down` stand."""
+    if state is EnvironmentState.STOPPED and launch is not None and launch.is_final:
+        return Step.SWEEP
+    if not state.is_live:
+        return Step.NOTHING
+    if state is EnvironmentState.STOPPING and down in _STEP_OF_DOWN:
+        return _STEP_OF_DOWN[down]
+    return Step.SERVE if launch is None else _STEP_OF_LAUNCH[launch]
+
+
+def observed_state(replicas: list[ReplicaState]) -> EnvironmentState:
+    """How an environment is whose launch succeeded, from how its replicas are."""
+    if replicas and all(state is ReplicaState.READY for state in replicas):
+        return EnvironmentState.READY
+    if all(state in (ReplicaState.FAILED, ReplicaState.STOPPED) for state in replicas):
+        return EnvironmentState.FAILED
+    return EnvironmentState.DEGRADED

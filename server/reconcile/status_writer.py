@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reconciler observed: written to the database, then told to the hub.
+
+    set_environment, set_replica ──▶ a guarded update ──▶ its event, if anything changed ──▶ hub
+
+The database may refuse for a while (a full disk). Whoever must not lose what was observed says
+`insist`; a step that is taken again anyway (`settling.py`) need not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ...requests_db.async_store import AsyncStore
+from ...requests_db.errors import DatabaseError
+from ...requests_db.records import Replica, RequestError
+from ...requests_db.states import EnvironmentState
+from ..events.bus import EventHub
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 1.0
+
+
+class Observations:
+    """Writes and tells."""
+
+    def __init__(self, store: AsyncStore, hub: EventHub) -> None:
+        self._store = store
+        self._hub = hub
+
+    async def set_environment(
+        self,
+        name: str,
+        state: EnvironmentState,
+        *,
+        address: str | None = None,
+        error: RequestError | None = None,
+    ) -> None:
+        """How an environment is."""
+        event = await self._store.set_environment_state(
+            name, state, address=address, error=error, now=time.time()
+        )
+        self._hub.publish([event] if event is not None else [])
+
+    async def set_replica(self, replica: Replica) -> None:
+        """How a replica is."""
+        event = await self._store.upsert_replica(replica, now=time.time())
+        self._hub.publish([event] if event is not None else [])
+
+
+async def insist(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What `work` returns, as soon as the database lets it."""
+    while True:
+        try:
+            return await work()
+        except DatabaseError as exc:
+            log.warning("what was observed cannot be written, trying again: %s", exc)
+            await asyncio.sleep(RETRY_SECONDS)
