@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from ..bench.errors import InvalidPlan
 from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
 from ..environments import run_files
-from ..environments.asking import address_by_name, ask
+from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout, make_private
 from ..shim.client import KeeperGone, KeeperLink
 from . import base

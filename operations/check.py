@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..environments import catalogue
 from ..environments.errors import PreparationFailed
-from ..environments.project_venv import find_uv, package_source
+from ..environments.sources import catalogue
+from ..environments.venv.project_venv import find_uv, package_source
 from . import base
 
 Json = dict[str, Any]

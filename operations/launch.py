@@ -24,12 +24,12 @@ from ..environments import run_files
 from ..environments.errors import UnknownProvider
 from ..environments.layout import Layout
 from ..environments.names import name_of_source, validate_name
-from ..environments.program import program_of
-from ..environments.project_venv import project_python
 from ..environments.providers import check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
-from ..environments.sources import Project, ResolvedSource, resolve
+from ..environments.sources.program import program_of
+from ..environments.sources.resolve import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, ResourceRequest
+from ..environments.venv.project_venv import project_python
 from . import base
 
 MEGABYTE = 2**20

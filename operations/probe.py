@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ..environments.asking import address_by_name, ask
+from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout
 from . import base
 

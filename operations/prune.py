@@ -28,7 +28,7 @@ class Prune:
     @staticmethod
     def run(payload: PrunePayload, context: base.OperationContext) -> dict[str, Any]:
         """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "freed_bytes"}`."""
-        from ..environments.venvs import prune
+        from ..environments.venv.cleanup import prune
 
         removed = prune(Layout(context.home))
         freed = sum(each.freed_bytes for each in removed)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..env_host.startup import malloc_tuning
-from ..environments.asking import address_by_name
+from ..environments.http_get import address_by_name
 from ..environments.layout import Layout
 from . import base
 

@@ -422,7 +422,7 @@ def _bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socke
 
 
 def _who_listens(port: int) -> str:
-    from ..environments.ports import holder_of, name_of
+    from ..environments.providers.ports import holder_of, name_of
 
     holder = holder_of(port)
     if holder is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from ..program import Program
+from ..sources.program import Program
 from ..spec import EnvironmentSpec
 
 

@@ -28,8 +28,7 @@ from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
 from ...shim.client import KeeperGone, KeeperLink, start_keeper
 from ...system.file_tail import last_lines
-from .. import gpus, run_files
-from ..child_environment import child_environment
+from .. import run_files
 from ..errors import (
     EnvironmentsError,
     InvalidSpec,
@@ -39,10 +38,12 @@ from ..errors import (
     with_last_lines,
 )
 from ..layout import Layout, make_private
-from ..ports import open_listener
-from ..program import HOST_PRELOAD, Program
+from ..sources.program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec
+from . import gpus
 from .base import OnReplica, StartedReplica
+from .environment_variables import child_environment
+from .ports import open_listener
 
 Json = dict[str, Any]
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them

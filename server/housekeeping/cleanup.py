@@ -2,7 +2,7 @@
 """What is left lying about beside the database and its logs, looked for at the start and daily.
 
     folders of sockets in which nobody listens          `socket_folder.py`
-    virtual environments that nothing has used lately   `environments.venvs`
+    virtual environments that nothing has used lately   `environments.venv.cleanup`
 
 Nothing depends on it, and nothing waits for it: what fails is logged, and tried again a day later.
 Requests and logs go by the dispatcher's hand, which knows what runs.
@@ -14,7 +14,7 @@ import asyncio
 import logging
 
 from ...environments.layout import socket_folders_outside
-from ...environments.venvs import prune
+from ...environments.venv.cleanup import prune
 from ..settings import Paths, Settings
 from .runtime_dir import collect_abandoned
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import InvalidSpec
-from openenvd.environments.gpus import find_gpus, named, share
 from openenvd.environments.providers import TO_COME
+from openenvd.environments.providers.gpus import find_gpus, named, share
 
 NOBODY = {"PATH": "/no/such/folder"}
 

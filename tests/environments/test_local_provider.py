@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.asking import address_by_name, ask
 from openenvd.environments.errors import (
     InvalidSpec,
     NoProcesses,
@@ -22,8 +21,8 @@ from openenvd.environments.errors import (
     NotReady,
     ReplicaFailed,
 )
+from openenvd.environments.http_get import address_by_name, ask
 from openenvd.environments.layout import Layout
-from openenvd.environments.program import program_of
 from openenvd.environments.providers import local
 from openenvd.environments.providers.base import Replicas, StartedReplica
 from openenvd.environments.providers.local import (
@@ -32,7 +31,8 @@ from openenvd.environments.providers.local import (
     readable,
     share_sessions,
 )
-from openenvd.environments.sources import resolve
+from openenvd.environments.sources.program import program_of
+from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 from openenvd.processes.resources.limits import read_limits
 from openenvd.processes.resources.pids_limit import ProcessRoom

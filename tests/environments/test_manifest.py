@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import ManifestError
-from openenvd.environments.manifest import MAX_BYTES, parse_manifest, read_manifest
+from openenvd.environments.sources.manifest import MAX_BYTES, parse_manifest, read_manifest
 
 PATH = Path("/projects/x/openenv.yaml")
 RESOURCES = "validation.resources"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments import package_index
-from openenvd.environments.package_index import uv_variables
+from openenvd.environments.venv import package_index
+from openenvd.environments.venv.package_index import uv_variables
 
 MIRROR = "https://mirror.example/simple"
 

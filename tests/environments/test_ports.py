@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from openenvd.environments.errors import PortInUse
-from openenvd.environments.ports import FIRST_PORT, LAST_PORT, holder_of, open_listener
+from openenvd.environments.providers.ports import FIRST_PORT, LAST_PORT, holder_of, open_listener
 
 LOOPBACK = "127.0.0.1"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.environments.child_environment import child_environment
 from openenvd.environments.errors import InvalidSpec
-from openenvd.environments.program import app_candidates, package_of, program_of
-from openenvd.environments.sources import Project, resolve
+from openenvd.environments.providers.environment_variables import child_environment
+from openenvd.environments.sources.program import app_candidates, package_of, program_of
+from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 
 PYTHON = Path("/venvs/x/bin/python")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments import project_venv
 from openenvd.environments.errors import PreparationFailed
 from openenvd.environments.layout import Layout
-from openenvd.environments.project_venv import is_complete, project_python, venv_key
-from openenvd.environments.sources import Project, resolve
+from openenvd.environments.sources.resolve import Project, resolve
+from openenvd.environments.venv import project_venv
+from openenvd.environments.venv.project_venv import is_complete, project_python, venv_key
 
 PYPROJECT = '[project]\nname = "sample"\nversion = "1"\n'
 

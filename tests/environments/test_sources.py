@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import ManifestError, UnknownSource, UnsupportedSource
-from openenvd.environments.sources import Bundled, ClassSource, Project, resolve
+from openenvd.environments.sources.resolve import Bundled, ClassSource, Project, resolve
 
 
 def make_project(folder: Path) -> Path:

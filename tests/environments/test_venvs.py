@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from openenvd.environments import venvs
 from openenvd.environments.layout import Layout
-from openenvd.environments.project_venv import COMPLETE, note_use
-from openenvd.environments.venvs import LAUNCH_SECONDS, Venv, in_use, prune, unused, venvs_of
+from openenvd.environments.venv import cleanup
+from openenvd.environments.venv.cleanup import LAUNCH_SECONDS, Venv, in_use, prune, unused, venvs_of
+from openenvd.environments.venv.project_venv import COMPLETE, note_use
 
 DAY = 86_400.0
 PAYLOAD_BYTES = 64 * 1024
@@ -94,21 +94,21 @@ def test_what_was_used_after_it_was_chosen_stays_whole(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     note_use(venv)
-    assert venvs._remove(chosen) is None
+    assert cleanup._remove(chosen) is None
     assert note_use(venv)
 
 
 def test_what_is_going_is_not_found_by_a_launch(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
-    assert venvs._take_away(chosen)
+    assert cleanup._take_away(chosen)
     assert not note_use(venv)
 
 
 def test_what_was_going_when_its_remover_died_goes_the_next_time(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
-    venvs._take_away(chosen)
+    cleanup._take_away(chosen)
     os.utime(venv, (0, 0))
     assert [gone.path for gone in prune(layout)] == [venv]
     assert not venv.exists()

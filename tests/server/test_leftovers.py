@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.client import daemon
-from openenvd.environments.project_venv import COMPLETE
+from openenvd.environments.venv.project_venv import COMPLETE
 from openenvd.server.housekeeping.cleanup import collect
 from openenvd.server.settings import Paths, Settings
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..env_host.protocol import HostConfig
-from .errors import InvalidSpec
+from ...env_host.protocol import HostConfig
+from ..errors import InvalidSpec
+from ..spec import EnvironmentSpec
 from .manifest import Manifest
-from .sources import Bundled, ClassSource, Project, ResolvedSource
-from .spec import EnvironmentSpec
+from .resolve import Bundled, ClassSource, Project, ResolvedSource
 
-HOST_PROGRAM = Path(__file__).resolve().parent.parent / "env_host" / "__main__.py"
+HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same without exec, where its modules have been imported: a host in our own Python.
 HOST_ENTRY = "openenvd.env_host.main:main"
 HOST_PRELOAD = (

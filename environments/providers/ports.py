@@ -10,7 +10,7 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
-from .errors import PortInUse
+from ..errors import PortInUse
 
 if TYPE_CHECKING:
     import psutil  # 1 MB, and only for naming who is in the way

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
+from ..spec import ResourceRequest
 from . import catalogue
-from .errors import EnvironmentsError, UnknownSource, UnsupportedSource
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
-from .spec import ResourceRequest
 
 WHAT_CAN_BE_LAUNCHED = (
     f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, or module:Class"

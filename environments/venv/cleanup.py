@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import run_files
-from .layout import Layout
+from .. import run_files
+from ..layout import Layout
 from .project_venv import COMPLETE, note_use, project_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written

@@ -29,12 +29,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..processes.tree import stop_tree
-from ..system.process_identity import ProcessIdentity
-from .errors import PreparationFailed, with_last_lines
-from .layout import Layout, make_private
+from ...processes.tree import stop_tree
+from ...system.process_identity import ProcessIdentity
+from ..errors import PreparationFailed, with_last_lines
+from ..layout import Layout, make_private
 from .package_index import uv_variables
-from .sources import Project
+from ..sources.resolve import Project
 
 COMPLETE = "complete"
 KEY_VERSION = 1  # a higher one makes every environment anew

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .manifest import MANIFEST_NAME
 
-BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "envs"
+BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "envs"
 MAX_NEAR = 3
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ManifestError
-from .spec import ResourceRequest
+from ..errors import ManifestError
+from ..spec import ResourceRequest
 
 if TYPE_CHECKING:
     import yaml
