@@ -3,7 +3,7 @@
 
     main thread: waits, is cancelled          thread "rollout": the event loop
     ───────────────────────────────           ────────────────────────────────
-    run ──order──────────────────────────────▶ rollouts.to_folder.roll_out
+    run ──order──────────────────────────────▶ rollouts.run.roll_out
     TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
     context.progress, the log ◀───report, each second
 
@@ -29,7 +29,7 @@ from ..environments.layout import Layout
 from . import base
 
 if TYPE_CHECKING:
-    from ..rollouts.to_folder import Order, Report
+    from ..rollouts.run import Order, Report
 
 MEGABYTE = 2**20
 MAX_EPISODES = 10_000_000
@@ -174,8 +174,8 @@ class RolloutPayload(base.Payload):
 
     def order(self, addresses: Mapping[str, str]) -> Order:
         """For the room that does it."""
+        from ..rollouts.run import Order
         from ..rollouts.stages.chosen import Stages
-        from ..rollouts.to_folder import Order
 
         named = {} if self.advantages is None else {"advantages": self.advantages}
         return Order(
@@ -221,7 +221,7 @@ class Rollout:
         """
         from ..rollouts.loop_thread import run_on_thread
         from ..rollouts.policies.named_function import importable
-        from ..rollouts.to_folder import roll_out
+        from ..rollouts.run import roll_out
 
         teller = _Teller(context)
         order = payload.order(addresses_of(payload.names, context.home))

@@ -31,18 +31,18 @@ from typing import Any
 
 from ..system.loop_lag import EventLoopLagMonitor
 from .batches import BatchSink
+from .concurrency_limit import EpisodeRoom, StandingRoom
+from .episode_runner import Attempt, Rules, Stage
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
-from .figures import Figures
 from .interpreter import while_episodes_run
-from .playing import Attempt, Rules, Stage
+from .loop_budget import Turns
 from .policies.policy import CallablePolicy, CpuThreads, Policy, TimedPolicy
+from .progress_stats import Figures
 from .sessions.descriptors import make_room
 from .sessions.message_memory import MessageMemory
 from .sessions.session import session_url
 from .sessions.session_pool import SessionPool
-from .standing import EpisodeRoom, StandingRoom
-from .turns import Turns
 
 DEFAULT_BUFFER_BYTES = 512 * 2**20
 LAG_WINDOW_SECONDS = 600.0

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ..episodes import BytesLike
+from .direct_io import PastCache
 from .disk import Disk
-from .past_cache import PastCache
 
 DIGESTED_BESIDE_BYTES = 256 << 10  # another thread's turn costs as much as a digest of 64 kB
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..episodes import BytesLike
 from ..errors import of_os_error
-from .past_cache import PastCache
+from .direct_io import PastCache
 
 BLOCK_BYTES = 1 << 20  # of a copy
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024

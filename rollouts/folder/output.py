@@ -22,12 +22,12 @@ from ..episodes import BytesLike, Episode, Step
 from ..errors import EpisodeRefused, OutputBusy
 from . import manifest
 from .appender import Appender
-from .asides import Asides
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Journal, Known
 from .part import OpenPart, publish
+from .pending_observations import Asides
 from .spool import LARGE_BYTES, OWN_PART_BYTES, Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins

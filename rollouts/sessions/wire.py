@@ -29,7 +29,7 @@ from ..episodes import BytesLike, FailureReason
 from ..errors import EpisodeFailed
 from .answers import failure_of
 from .inbox import SCRATCH_BYTES, Inbox
-from .intake import Intake
+from .loop_budget import Intake
 from .message_memory import MessageMemory
 from .outgoing import Masks, client_frame
 from .secure import Secure

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.rollouts.folder.past_cache import DIRECT
+from openenvd.rollouts.folder.direct_io import DIRECT
 
 from ..env_host.hosts import Host
 from .worlds import WORLDS

@@ -15,9 +15,9 @@ import pytest
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.errors import OutputFull
 from openenvd.rollouts.folder.appender import DIGESTED_BESIDE_BYTES, Appender
+from openenvd.rollouts.folder.direct_io import DIRECT
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.output import Output
-from openenvd.rollouts.folder.past_cache import DIRECT
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.spool import LIKELY_BYTES, OWN_PART_BYTES
 

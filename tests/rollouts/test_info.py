@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.playing import _info
+from openenvd.rollouts.episode_runner import _info
 
 
 def pairs(text: bytes) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.sessions import session_pool
-from openenvd.rollouts.sessions.intake import AT_ONCE_SECONDS, LEAST_BYTES, Intake
+from openenvd.rollouts.sessions.loop_budget import AT_ONCE_SECONDS, LEAST_BYTES, Intake
 from openenvd.rollouts.sessions.message_memory import MessageMemory
 from openenvd.rollouts.sessions.wire import Receiving
 

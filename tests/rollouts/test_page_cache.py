@@ -14,10 +14,10 @@ from typing import cast
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.folder import past_cache
+from openenvd.rollouts.folder import direct_io
+from openenvd.rollouts.folder.direct_io import PastCache
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.output import Output
-from openenvd.rollouts.folder.past_cache import PastCache
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.rows import StepRow
 from openenvd.rollouts.folder.spool import OWN_PART_BYTES
@@ -80,7 +80,7 @@ def appended(path: Path, disk: Disk, *, passes: bool) -> int:
 @pytest.fixture
 def no_way_past(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system where everything goes through the cache."""
-    monkeypatch.setattr(past_cache, "DIRECT", 0)
+    monkeypatch.setattr(direct_io, "DIRECT", 0)
 
 
 @pytest.mark.usefixtures("direct")

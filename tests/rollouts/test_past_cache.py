@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.folder import past_cache
-from openenvd.rollouts.folder.disk import Disk
-from openenvd.rollouts.folder.past_cache import (
+from openenvd.rollouts.folder import direct_io
+from openenvd.rollouts.folder.direct_io import (
     BLOCK_BYTES,
     DIRECT,
     GATHERED_BYTES,
@@ -23,6 +22,7 @@ from openenvd.rollouts.folder.past_cache import (
     REFUSED,
     PastCache,
 )
+from openenvd.rollouts.folder.disk import Disk
 
 PLACES = [path for path in (None, Path("/dev/shm")) if path is None or path.is_dir()]
 
@@ -124,7 +124,7 @@ def test_a_file_system_that_refuses_when_it_is_written_to(
 
 
 def test_a_file_system_that_refuses_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_cache, "_set_direct", lambda *_: False)
+    monkeypatch.setattr(direct_io, "_set_direct", lambda *_: False)
     past = PastCache()
     assert not append(past, path, [some(GATHERED_BYTES)])
     assert not append(past, path, [some(GATHERED_BYTES, 1)])
@@ -132,7 +132,7 @@ def test_a_file_system_that_refuses_at_once(path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_system_that_knows_nothing_of_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_cache, "DIRECT", 0)
+    monkeypatch.setattr(direct_io, "DIRECT", 0)
     assert not append(PastCache(), path, [some(GATHERED_BYTES)])
     assert path.read_bytes() == some(GATHERED_BYTES)
 

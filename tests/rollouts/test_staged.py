@@ -13,9 +13,9 @@ import pytest
 from openenvd.rollouts.errors import AllFailed, OtherRollout, StageError, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.policies.named_function import importable
+from openenvd.rollouts.run import Order, roll_out
 from openenvd.rollouts.stages.advantages import group_normalised, leave_one_out
 from openenvd.rollouts.stages.chosen import Stages
-from openenvd.rollouts.to_folder import Order, roll_out
 
 from .conftest import Serve, address_of
 from .made import episode

@@ -14,7 +14,7 @@ import pytest
 from openenvd.rollouts import to_folder
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.policies.named_function import importable
-from openenvd.rollouts.to_folder import RECORD, Order, Report, missing, roll_out
+from openenvd.rollouts.run import RECORD, Order, Report, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
 

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from openenvd.rollouts.turns import TURN_SECONDS, Turns, at_once_after
+from openenvd.rollouts.loop_budget import TURN_SECONDS, Turns, at_once_after
 
 
 async def pass_all(turns: Turns, count: int) -> tuple[list[int], list[int]]:

@@ -19,15 +19,15 @@ from typing import Any
 
 import msgspec
 
+from .concurrency_limit import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
-from .figures import Figures
+from .loop_budget import Turns
 from .policies.policy import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
+from .progress_stats import Figures
 from .sessions.answers import Answer, answer_of
 from .sessions.session import Session
 from .sessions.session_pool import SessionPool, is_for_want_of_room
-from .standing import EpisodeRoom
-from .turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ from typing import Any
 import orjson
 
 from ..system.loop_lag import LagSnapshot
-from .choosing import ChosenSink, Say
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout
-from .figures import Figures
+from .failure_policy import ChosenSink, Say
 from .folder.disk import typed
 from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
+from .progress_stats import Figures
 from .stages.chosen import Functions, Stages
 from .stages.grouping import GroupSink
 from .tally import Tally

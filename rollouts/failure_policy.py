@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink
 from .errors import AllFailed
-from .figures import Figures
+from .progress_stats import Figures
 from .stages.grouping import GroupSink
 from .tally import Tally
 
