@@ -25,10 +25,10 @@ from typing import Any
 import psutil
 import uvloop
 
-from load_tests import brigade_state, sleep_polled_memory
-from load_tests.brigade_servers import Trial, serve, sing
-from load_tests.brigade_singers import PACKET_SAMPLES
-from load_tests.report import Measure, Report, parse_arguments, share
+from load_tests.peers import brigade_state, sleep_polled_memory
+from load_tests.peers.brigade_servers import Trial, serve, sing
+from load_tests.peers.brigade_singers import PACKET_SAMPLES
+from load_tests.shared.report import Measure, Report, parse_arguments, share
 from openenvd.env_host.shared_state.proxy import World
 from openenvd.env_host.shared_state.setup import connect_world, start_state_process
 

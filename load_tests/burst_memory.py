@@ -21,10 +21,8 @@ from typing import Any
 
 import psutil
 
-from load_tests.api_client import ApiClient
 from load_tests.idle_memory import MEGABYTE, measure_pss
-from load_tests.report import Report, daemon, parse_arguments
-from load_tests.skypilot_peer import (
+from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
     Kind,
     Peer,
@@ -34,6 +32,8 @@ from load_tests.skypilot_peer import (
     settle_seconds,
     started,
 )
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.report import Report, daemon, parse_arguments
 
 AIM_MB = 20
 SETTLE_SECONDS = 2.0

@@ -13,8 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from load_tests.report import OPENENV, Report, daemon, parse_arguments, run
-from load_tests.skypilot_peer import PEER_OPTION, SKYPILOT, kinds, need, settle_seconds, started
+from load_tests.peers.skypilot_peer import (
+    PEER_OPTION,
+    SKYPILOT,
+    kinds,
+    need,
+    settle_seconds,
+    started,
+)
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
 
 MEGABYTE = 1e6
 

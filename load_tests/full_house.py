@@ -27,9 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from load_tests.api_client import ApiClient
-from load_tests.pool_peer import POOL, behind_long
-from load_tests.report import Report, daemon, parse_arguments, percentile
+from load_tests.peers.pool_peer import POOL, behind_long
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.report import Report, daemon, parse_arguments, percentile
 
 SUBMITTERS = 8
 HOUSE = 200  # more than any plan lets run at once

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from load_tests.report import OPENENV, Report, daemon, parse_arguments
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
 
 MEGABYTE = 1e6
 AIM_MB = 80

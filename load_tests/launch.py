@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from load_tests.report import OPENENV, Report, daemon, parse_arguments, run
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
 
 
 def main() -> None:

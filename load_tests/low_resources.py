@@ -34,13 +34,13 @@ from contextlib import contextmanager, suppress
 from itertools import product
 from typing import Any
 
-from load_tests.api_client import ApiClient
-from load_tests.pool_peer import POOL
-from load_tests.report import Report, parse_arguments, percentile
-from load_tests.scaling_servers import REPOSITORY
+from load_tests.peers.pool_peer import POOL
+from load_tests.peers.scaling_servers import REPOSITORY
+from load_tests.peers.skypilot_peer import PEER_OPTION, Kind, kinds
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.report import Report, parse_arguments, percentile
+from load_tests.shared.tight_group import SIZES, Group, Size, why_no_group
 from load_tests.short_in_tight_group import Key, short_of_ours, short_of_peer
-from load_tests.skypilot_peer import PEER_OPTION, Kind, kinds
-from load_tests.tight_group import SIZES, Group, Size, why_no_group
 
 HOLDERS = 8
 HELD_MB = 150
@@ -183,7 +183,7 @@ def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> d
     dispatcher and the executor with one that does, inside the group, under the group's plan."""
     group.run(["stop"], environ)
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
-        words = ["-m", "load_tests.memory_holders", folder, str(HOLDERS), str(HELD_MB)]
+        words = ["-m", "load_tests.shared.memory_holders", folder, str(HOLDERS), str(HELD_MB)]
         done = group.run_program([sys.executable, *words], environ)
     if done.returncode != 0:
         raise SystemExit(f"the holders could not run: {done.stderr}")
@@ -198,7 +198,7 @@ def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> d
 def _holders_of_pool(size: Size) -> dict[Key, float]:
     """The same by a `ProcessPoolExecutor` with a worker for each, as SkyPilot's bursts are."""
     group = Group(size)
-    words = ["-m", "load_tests.pool_peer", str(HOLDERS), str(HELD_MB)]
+    words = ["-m", "load_tests.peers.pool_peer", str(HOLDERS), str(HELD_MB)]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     try:
         done = group.run_program([sys.executable, *words], environ)

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load_tests.operations import worker_path
-from load_tests.pool_peer import DEATHS, POOL, one_death
-from load_tests.report import Report, parse_arguments
+from load_tests.peers.pool_peer import DEATHS, POOL, one_death
+from load_tests.shared.operations import worker_path
+from load_tests.shared.report import Report, parse_arguments
 from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import (
     LONG,
@@ -188,7 +188,7 @@ class _Bench:
         self._heard = threading.Condition()
         self._executor = BurstableExecutor(
             Plan(guaranteed, guaranteed, burst, burst, 2**32, 0, worker_bytes=WORKER_BYTES),
-            preload=["load_tests.operations"],
+            preload=["load_tests.shared.operations"],
             home=home,
             on_event=self._hear,
             cancel_grace_seconds=1.0,
@@ -210,7 +210,7 @@ class _Bench:
         timeout_seconds: float | None = None,
     ) -> str:
         task_id = f"{schedule}-{operation}-{time.monotonic_ns()}"
-        name = f"load_tests.operations:{operation}"
+        name = f"load_tests.shared.operations:{operation}"
         log_path = str(self._home / f"{task_id}.log")
         task = Task(task_id, name, payload, schedule, log_path, timeout_seconds=timeout_seconds)
         self._until(lambda: self._executor.room(schedule) > 0)

@@ -32,7 +32,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from load_tests.report import Report, parse_arguments
+from load_tests.shared.report import Report, parse_arguments
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.env_host.startup import malloc_tuning
 from openenvd.env_host.websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
@@ -159,7 +159,7 @@ class Server:
     def clients(self, sessions: int, payload_bytes: int, *more: str) -> tuple[int, float]:
         """How many steps there were, and the server's CPU time of all."""
         before = self.cpu_seconds()
-        command = [sys.executable, "-m", "load_tests.step_clients", str(self.port)]
+        command = [sys.executable, "-m", "load_tests.shared.step_clients", str(self.port)]
         command += [str(sessions), str(SECONDS), str(payload_bytes), *more]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         outcome = json.loads(done.stdout)

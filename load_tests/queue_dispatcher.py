@@ -32,9 +32,9 @@ from typing import Any
 
 import psutil
 
-from load_tests.operations import worker_path
-from load_tests.report import Report, parse_arguments, percentile
-from load_tests.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
+from load_tests.peers.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
+from load_tests.shared.operations import worker_path
+from load_tests.shared.report import Report, parse_arguments, percentile
 from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU
@@ -192,7 +192,7 @@ def _ours_running(path: Path, count: int) -> Round:
     dispatcher: Dispatcher
     executor = BurstableExecutor(
         Plan(1, WORKERS, 0, BURST_SHORT_PER_CPU * WORKERS, 2**32, 0),
-        preload=["load_tests.operations"],
+        preload=["load_tests.shared.operations"],
         home=str(path.parent),
         on_event=lambda event: dispatcher.deliver(event),
     )
@@ -238,7 +238,7 @@ def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outco
         store,
         executor,
         publish=outcomes,
-        operations={OPERATION: "load_tests.operations:moment"},
+        operations={OPERATION: "load_tests.shared.operations:moment"},
         paths=paths,
         settings=Settings(keep_requests=1_000_000),
     )
@@ -247,7 +247,7 @@ def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outco
 def _warm_up(executor: BurstableExecutor, path: Path) -> None:
     """Until a worker has worked; the others come with the work (the rivals' are all there)."""
     log_path = str(path.with_name("warm-up.log"))
-    executor.submit(Task("warm-up", "load_tests.operations:moment", {}, SHORT, log_path))
+    executor.submit(Task("warm-up", "load_tests.shared.operations:moment", {}, SHORT, log_path))
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not any(worker.tasks_run for worker in executor.status().workers):
         assert time.monotonic() < deadline

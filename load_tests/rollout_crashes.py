@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load_tests.report import OPENENV
+from load_tests.shared.report import OPENENV
 from openenvd.rollouts.folder import manifest
 from openenvd.rollouts.folder.readers import open_rollouts
 
@@ -64,7 +64,7 @@ class Home:
             "rollout", environment, "--async", "--out", str(self.folder / out),
             "--episodes", str(self.episodes), "--max-steps", str(self.steps),
             "--concurrency", str(max(1, self.episodes // 8)), "-e", f"ROLLOUT_STEP={action}",
-            "--policy", f"load_tests.rollout_policies:{policy}", *more,
+            "--policy", f"load_tests.shared.rollout_policies:{policy}", *more,
         )  # fmt: skip
         return str(answer["request_id"])
 

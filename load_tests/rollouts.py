@@ -38,9 +38,9 @@ from pathlib import Path
 
 import psutil
 
-from load_tests.report import OPENENV, Report, daemon, parse_arguments
+from load_tests.peers.rollout_ways import GROUP, Task, Told
 from load_tests.rollout_crashes import CRASHES, Home
-from load_tests.rollout_ways import GROUP, Task, Told
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
 
 MB = 1 << 20
 WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # client/daemon.py
@@ -91,7 +91,7 @@ class Bench:
         """One way, in a process and a folder of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
-            command = [sys.executable, "-m", "load_tests.rollout_ways", *words]
+            command = [sys.executable, "-m", "load_tests.peers.rollout_ways", *words]
             environ = {**os.environ, **({} if way == "naive" else WORKER_HEAP)}
             with idle_loop() as idle:
                 done = subprocess.run(
@@ -143,7 +143,7 @@ def idle_loop() -> Iterator[list[float]]:
     """
     found: list[float] = []
     with subprocess.Popen(
-        [sys.executable, "-m", "load_tests.idle_loop"],
+        [sys.executable, "-m", "load_tests.shared.idle_loop"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -29,9 +29,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from load_tests import scaling_servers as servers
-from load_tests.report import OPENENV, machine
-from load_tests.scaling_servers import Arrangement, Started
+from load_tests.peers import scaling_servers as servers
+from load_tests.peers.scaling_servers import Arrangement, Started
+from load_tests.shared.report import OPENENV, machine
 from openenvd.bench import figures, table
 from openenvd.bench.errors import BenchError
 from openenvd.bench.plan import Plan, parse_counts, parse_grid

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from load_tests.report import Report, daemon, parse_arguments
-from load_tests.scaling_servers import openenv, write_project
+from load_tests.peers.scaling_servers import openenv, write_project
+from load_tests.shared.report import Report, daemon, parse_arguments
 from openenvd.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.bench.generator import Batch
 from openenvd.bench.target import Target, pss_bytes

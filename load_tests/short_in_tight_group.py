@@ -12,10 +12,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from load_tests.api_client import ApiClient
-from load_tests.pool_peer import POOL
-from load_tests.skypilot_peer import SKYPILOT, Kind, PeerClient, answers, started
-from load_tests.tight_group import Group, Size
+from load_tests.peers.pool_peer import POOL
+from load_tests.peers.skypilot_peer import SKYPILOT, Kind, PeerClient, answers, started
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.tight_group import Group, Size
 
 MOST_AT_ONCE = 64
 START_SECONDS = 180.0

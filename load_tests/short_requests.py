@@ -24,11 +24,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from load_tests.api_client import ApiClient
 from load_tests.idle_memory import MEGABYTE, measure_pss
-from load_tests.pool_peer import POOL
-from load_tests.report import OPENENV, Report, parse_arguments, percentile, run
-from load_tests.skypilot_peer import (
+from load_tests.peers.pool_peer import POOL
+from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
     SKYPILOT,
     Kind,
@@ -38,6 +36,8 @@ from load_tests.skypilot_peer import (
     settle_seconds,
     started,
 )
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.report import OPENENV, Report, parse_arguments, percentile, run
 
 CLIENTS = 50
 LOOK_AGAIN_SECONDS = 0.002

@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from load_tests import scaling_servers
-from load_tests.report import Measure, Report, parse_arguments, percentile
+from load_tests.peers import scaling_servers
+from load_tests.shared.report import Measure, Report, parse_arguments, percentile
 from openenvd.bench.target import Target
 
 SESSIONS = (1, 64, 1024)
@@ -80,7 +80,7 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
 def _start_clients(port: int, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
     """Clients whose sessions are all there, and wait for the word."""
     count = min(CLIENTS, case.sessions)
-    command = [sys.executable, "-m", "load_tests.step_clients", str(port)]
+    command = [sys.executable, "-m", "load_tests.shared.step_clients", str(port)]
     command += [str(case.sessions // count), str(seconds), str(case.payload_bytes), "--hold"]
     pipe = subprocess.PIPE
     clients = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]

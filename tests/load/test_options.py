@@ -24,6 +24,6 @@ def test_how_exactly_to_seek_is_a_share(
 
 
 def test_a_quarter_is_a_share() -> None:
-    from load_tests.report import share
+    from load_tests.shared.report import share
 
     assert share("0.25") == 0.25

@@ -10,7 +10,7 @@ import pytest
 
 
 def test_the_peer_runs_requests_and_leaves_no_process() -> None:
-    from load_tests.skypilot_peer import PeerClient, kinds, need, session_of, started
+    from load_tests.peers.skypilot_peer import PeerClient, kinds, need, session_of, started
 
     async def one_request(port: int) -> None:
         client = PeerClient(port)
@@ -26,7 +26,7 @@ def test_the_peer_runs_requests_and_leaves_no_process() -> None:
 
 
 def test_a_peer_that_cannot_start_is_told_with_its_last_words() -> None:
-    from load_tests.skypilot_peer import Kind, need, started
+    from load_tests.peers.skypilot_peer import Kind, need, started
 
     kind = Kind("mute", lambda _port, _home: ["/bin/sh", "-c", "echo no such luck; exit 3"])
     with (
@@ -37,7 +37,7 @@ def test_a_peer_that_cannot_start_is_told_with_its_last_words() -> None:
 
 
 def test_a_peer_whose_port_is_taken_gets_another() -> None:
-    from load_tests.skypilot_peer import Kind, need, started
+    from load_tests.peers.skypilot_peer import Kind, need, started
 
     script = 'test -e tried || { touch tried; echo port $0 is already in use; exit 1; }; exec "$@"'
     serve = "import http.server as h; import sys; C = h.BaseHTTPRequestHandler\n"
@@ -54,7 +54,7 @@ def test_a_peer_whose_port_is_taken_gets_another() -> None:
 
 
 def test_one_killed_worker_takes_a_whole_pool_along() -> None:
-    from load_tests.pool_peer import kill_by_hand, one_death
+    from load_tests.peers.pool_peer import kill_by_hand, one_death
 
     death = one_death(kill_by_hand)
     assert not death.neighbour_unharmed
@@ -63,7 +63,7 @@ def test_one_killed_worker_takes_a_whole_pool_along() -> None:
 
 
 def test_a_ratio_over_one_is_for_ours() -> None:
-    from load_tests.report import Report
+    from load_tests.shared.report import Report
 
     report = Report("any")
     report.beside("waits (aim: 3)", "ms", [2.0], {"peer": [6.0]})

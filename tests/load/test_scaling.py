@@ -50,7 +50,7 @@ SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
 def limit() -> Iterator[Any]:
     """The bare server, started."""
     pytest.importorskip("picows")
-    from load_tests.scaling_servers import limit as bare
+    from load_tests.peers.scaling_servers import limit as bare
 
     before = set(psutil.Process().children(recursive=True))
     with bare() as started:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer on the standard library: requests run the way SkyPilot runs them, without SkyPilot.
 
-    python -m load_tests.pool_server PORT DATABASE
+    python -m load_tests.peers.pool_server PORT DATABASE
 
     client --POST /status--> a thread --row PENDING--> SQLite <--RUNNING, SUCCEEDED-- worker
                                  `---id---> ProcessPoolExecutor (spawned, started beforehand) --^
@@ -27,7 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from load_tests.seed_arrangements import connect
+from load_tests.peers.seed_arrangements import connect
 
 WORKERS = 2 * (os.cpu_count() or 1)
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.01, 0.1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that step as fast as they are answered, in one light process.
 
-    python -m load_tests.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES [--wait S] [--steps N]
+    python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES [--wait S] [--steps N]
                                       [--hold]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import uvloop
 
-from load_tests.brigade_singers import PACKET_SAMPLES, PACKET_SECONDS
-from load_tests.report import percentile
+from load_tests.peers.brigade_singers import PACKET_SAMPLES, PACKET_SECONDS
+from load_tests.shared.report import percentile
 from openenvd.env_host.shared_state.proxy import World
 from openenvd.env_host.shared_state.reconnect import StateLink
 from openenvd.env_host.shared_state.setup import connect_world, start_state_process
@@ -105,7 +105,9 @@ def bare_round_trips_a_second(calls: int) -> float:
     """The limit: frames of our header's size between bare processes on uvloop, pipelined."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/bare"
-        process = subprocess.Popen([sys.executable, "-m", "load_tests.brigade_state", address, "-"])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "load_tests.peers.brigade_state", address, "-"]
+        )
         try:
             while not os.path.exists(address):
                 time.sleep(0.01)
@@ -308,7 +310,7 @@ class SlowEchoWorld:
 
 def victim_command(address: str) -> list[str]:
     """A shard whose call will not be answered before it is killed."""
-    return [sys.executable, "-m", "load_tests.brigade_state", address]
+    return [sys.executable, "-m", "load_tests.peers.brigade_state", address]
 
 
 async def _be_victim(address: str) -> None:

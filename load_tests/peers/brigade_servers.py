@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from load_tests.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
-from load_tests.report import percentile
+from load_tests.peers.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
+from load_tests.shared.report import percentile
 from openenvd.bench.target import Target, cpu_seconds
 from openenvd.env_host.protocol import (
     HOST_CONFIG_VARIABLE,
@@ -30,7 +30,7 @@ from openenvd.env_host.protocol import (
     HostConfig,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "env_host" / "__main__.py"
 SHARED = "openenvd.envs.brigade.environment:BrigadeEnvironment"
 ALONE = "load_tests.envs_for_load.brigade_alone:BrigadeAlone"
@@ -146,7 +146,7 @@ def _trial(count: int, found: list[dict[str, Any]], cores: float, seconds: float
 def _crew(port: int, count: int, packets: int, *, leads: bool) -> Iterator[subprocess.Popen[str]]:
     words = [str(port), str(count), str(packets), "leads" if leads else "follows"]
     crew = subprocess.Popen(
-        [sys.executable, "-m", "load_tests.brigade_singers", *words],
+        [sys.executable, "-m", "load_tests.peers.brigade_singers", *words],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

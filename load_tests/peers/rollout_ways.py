@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to collect the same episodes; used by `rollouts.py`, each in a process of its own.
 
-    python -m load_tests.rollout_ways ours|naive ADDRESS FOLDER '{"episodes": 256, …}'
+    python -m load_tests.peers.rollout_ways ours|naive ADDRESS FOLDER '{"episodes": 256, …}'
 
 Both end with the same: every step in a file, an advantage for each episode, and each episode's
 payloads joined into one piece, as a trainer gets routed experts. Prints one line of JSON.

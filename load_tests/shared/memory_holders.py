@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that hold memory, in whatever limits this process has; used by `low_resources.py`.
 
-    python -m load_tests.memory_holders FOLDER COUNT MB
+    python -m load_tests.shared.memory_holders FOLDER COUNT MB
 
 The daemon's own queue, plan, dispatcher and executor, without HTTP, with an operation that holds
 memory for a while. Prints one line of JSON.
@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from load_tests.operations import worker_path
-from load_tests.seed_arrangements import connect
+from load_tests.peers.seed_arrangements import connect
+from load_tests.shared.operations import worker_path
 from openenvd.executor import BurstableExecutor, plan_workers
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.processes.resources.limits import read_limits
@@ -54,7 +54,7 @@ def main() -> None:
     )
     executor = BurstableExecutor(
         plan,
-        preload=["load_tests.operations"],
+        preload=["load_tests.shared.operations"],
         home=str(folder),
         on_event=lambda event: dispatcher.deliver(event),
     )
@@ -63,7 +63,7 @@ def main() -> None:
         store,
         executor,
         publish=lambda _events: None,
-        operations={"launch": "load_tests.operations:hold"},
+        operations={"launch": "load_tests.shared.operations:hold"},
         paths=paths,
         settings=Settings(),
         # As learned from earlier runs.

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SLEEP_SECONDS = 1 / 10_000  # the original's
 POST, RESPONSE = 1, 2
 SIZE = 1 + 2 + 10_000 + 4 + 199_998
@@ -103,7 +103,7 @@ def server(shards: int) -> Iterator[tuple[list[str], subprocess.Popen[str]]]:
 
 def start(*words: str) -> subprocess.Popen[str]:
     """This program in a process of its own."""
-    command = [sys.executable, "-m", "load_tests.sleep_polled_memory", *words]
+    command = [sys.executable, "-m", "load_tests.peers.sleep_polled_memory", *words]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

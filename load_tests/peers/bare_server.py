@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit: OpenEnv's JSON protocol on `picows` and uvloop, and nothing else.
 
-    python -m load_tests.bare_server --port 9000 --processes 2
+    python -m load_tests.peers.bare_server --port 9000 --processes 2
 
 No environment, no validation, no limits, no other route than `/ws`: what is left is the cost of
 Python, the event loop and the kernel. Whoever serves environments cannot be quicker; how near he

@@ -31,8 +31,8 @@ from typing import Any
 import psutil
 
 from load_tests.idle_memory import MEGABYTE
-from load_tests.pool_peer import POOL
-from load_tests.scaling_servers import PEER_VENV_VARIABLE, REPOSITORY
+from load_tests.peers.pool_peer import POOL
+from load_tests.peers.scaling_servers import PEER_VENV_VARIABLE, REPOSITORY
 
 REQUIREMENT = "skypilot==0.14.1"
 SKYPILOT = "SkyPilot 0.14.1"
@@ -274,7 +274,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 def _pool_command(port: int, home: Path) -> list[str]:
     database = str(home / "requests.db")
-    return [sys.executable, "-m", "load_tests.pool_server", str(port), database]
+    return [sys.executable, "-m", "load_tests.peers.pool_server", str(port), database]
 
 
 def _environ(home: str, port: int) -> dict[str, str]:

@@ -7,7 +7,7 @@
 
 SkyPilot's workers run in such pools. Workers are spawned, as its are.
 
-    python -m load_tests.pool_peer COUNT MB     `holders`, as one line of JSON
+    python -m load_tests.peers.pool_peer COUNT MB     `holders`, as one line of JSON
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from load_tests.operations import FOREVER_SECONDS, touched
+from load_tests.shared.operations import FOREVER_SECONDS, touched
 
 POOL = "ProcessPoolExecutor"  # what it is called in tables
 MB = 2**20

@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 def worker_path() -> None:
     """Let the zygote of this process import `load_tests`."""
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])

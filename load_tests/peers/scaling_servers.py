@@ -29,11 +29,11 @@ from typing import Any
 
 import psutil
 
-from load_tests.report import OPENENV, daemon
+from load_tests.shared.report import OPENENV, daemon
 from openenvd.bench.target import Target
 from openenvd.envs.benchmark.behaviour import SYNC_VARIABLE
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_REQUIREMENT = "openenv==0.10.0"
 MANIFEST = "spec_version: 1\nname: waits\ntype: space\nruntime: fastapi\napp: server.app:app\n"
 PACKAGING = f"""[project]
@@ -194,7 +194,7 @@ def limit(processes: int = LIMIT_PROCESSES) -> Iterator[Started]:
     """The bare server."""
     with tempfile.TemporaryDirectory(prefix="openenvd-limit-") as folder:
         port = _free_port()
-        command = [sys.executable, "-m", "load_tests.bare_server"]
+        command = [sys.executable, "-m", "load_tests.peers.bare_server"]
         command += ["--port", str(port), "--processes", str(processes)]
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         log = Path(folder) / "log"

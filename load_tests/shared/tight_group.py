@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from load_tests.report import OPENENV
+from load_tests.shared.report import OPENENV
 
 MB = 2**20
 PERIOD_US = 100_000
