@@ -61,7 +61,8 @@ def dotted_name(operation: type[Operation]) -> str:
 
 def expected_bytes() -> dict[str, int]:
     """By schedule, what its first operation is expected to use: the plan sets that much aside for
-    each guaranteed worker. Those that need more wait until there is room (`executor.policy.admission`).
+    each guaranteed worker. Those that need more wait until there is room
+    (`executor.policy.admission`).
     """
     expected: dict[str, int] = {}
     for operation in OPERATIONS:

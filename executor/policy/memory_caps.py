@@ -3,7 +3,8 @@
 
 Without a cap of its own, a worker that grows takes the machine's memory until the kernel kills
 whom it likes. So whoever exceeds its cap is ended; and when the machine is nearly out of memory,
-whoever holds the most. `offence_of` decides, the supervisor acts, `processes.resources.memory` reads.
+whoever holds the most. `offence_of` decides, the supervisor acts, and
+`processes.resources.memory` reads.
 
 Costs nothing while no such worker has a task, and then some tens of microseconds for each.
 """

@@ -21,9 +21,9 @@ it ends, also in a container whose pid 1 reaps nothing.
 
 There are two ways into it. The first zygote of a daemon is forked from the daemon itself while that
 has one thread and little memory (`first_zygote.py`), so that both share what both have imported.
-One that has to be replaced is run as `python -P -m openenvd.executor.spawning.zygote CONFIG`, since a
-daemon with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors), `home`,
-`preload` (modules).
+One that has to be replaced is run as `python -P -m openenvd.executor.spawning.zygote CONFIG`,
+since a daemon with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors),
+`home`, `preload` (modules).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies for `rollouts.py`, as `openenv rollout --policy load_tests.shared.rollout_policies:…` has them.
+"""Policies for `rollouts.py`: `openenv rollout --policy load_tests.shared.rollout_policies:NAME`.
 
 How large an answer and how long a step they ask for is in `ROLLOUT_STEP`: `{"answer_bytes": 100}`.
 What a leaking one keeps of each step is in `LEAK_BYTES`.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that step as fast as they are answered, in one light process.
 
-    python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES [--wait S] [--steps N]
-                                      [--hold]
+    python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES
+                                             [--wait S] [--steps N] [--hold]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
 or it has done N steps; then it closes. With `--hold`, they all begin to step when a line comes on

@@ -9,8 +9,8 @@
 
 The queue *is* the table. A turn first writes what the executor reported (one transaction), then
 claims as many pending requests as there is room for, in one statement per schedule, SHORT first.
-Where memory is short, it looks at the head of the queue, has `executor.policy.admission` choose, and
-claims what was chosen; the others stay in the queue, and `shortages` says what they wait for.
+Where memory is short, it looks at the head of the queue, has `executor.policy.admission` choose,
+and claims what was chosen; the others stay in the queue, and `shortages` says what they wait for.
 The thread sleeps until somebody wakes it: an insert, an executor event, `stop`, or the time of the
 next look: at old requests, at long logs, at memory when somebody waits for it.
 

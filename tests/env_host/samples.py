@@ -184,7 +184,7 @@ if "FAIL_SHARDS" in os.environ:
     os.register_at_fork(after_in_child=lambda: os._exit(9))
 
 if "NO_CGROUPS" in os.environ:
-    from openenvd.env_host import session_cgroup
+    from openenvd.env_host.supervisor import session_cgroup
 
     session_cgroup._open = lambda: os.mkdir("/proc/no_groups_here")
 

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from openenvd.env_host import heap
+from openenvd.env_host.startup import malloc_tuning as heap
 {keep}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

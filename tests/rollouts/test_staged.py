@@ -19,7 +19,7 @@ from openenvd.rollouts.stages.chosen import Stages
 
 from .conftest import Serve, address_of
 from .made import episode
-from .test_to_folder import rows
+from .test_run import rows
 
 STAGES = """
 calls = 0

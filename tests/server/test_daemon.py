@@ -131,8 +131,8 @@ def test_processes_that_others_take_while_it_starts_are_told_as_well(
     is what is said."""
     script = (
         "import sys\n"
-        "from openenvd.processes import process_room\n"
-        "process_room.process_room = lambda: None\n"
+        "from openenvd.processes.resources import pids_limit\n"
+        "pids_limit.process_room = lambda: None\n"
         "from openenvd.server.__main__ import main\n"
         "sys.exit(main(['--port=0']))"
     )

@@ -43,7 +43,7 @@ from openenvd.shim.client import read_status_file
 from openenvd.shim.wire import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
-from ..processes.conftest import Replica as KeptServer
+from ..shim.conftest import Replica as KeptServer
 from .conftest import WAIT_SECONDS, until
 
 S = EnvironmentState

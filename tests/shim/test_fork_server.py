@@ -24,7 +24,7 @@ from openenvd.shim.fork_server import is_idle
 from openenvd.shim.fork_server_client import end_nurseries, may_fork, start_environment
 from openenvd.system.process_identity import ProcessIdentity
 
-from ..processes.conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
+from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
 
 pytestmark = ON_LINUX
 Make = Callable[..., Replica]

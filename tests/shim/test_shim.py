@@ -36,7 +36,7 @@ from openenvd.shim.server_exit import EXIT_CANNOT_START
 from openenvd.system.cgroups import CgroupManager
 from openenvd.system.process_identity import ProcessIdentity
 
-from ..processes.conftest import WAIT_SECONDS, Replica
+from .conftest import WAIT_SECONDS, Replica
 
 Make = Callable[..., Replica]
 MB = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts import to_folder
+from openenvd.rollouts import run as rollout_run
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.policies.named_function import importable
 from openenvd.rollouts.run import RECORD, Order, Report, missing, roll_out
@@ -176,7 +176,7 @@ async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
 async def test_how_far_it_is_is_told(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(to_folder, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(rollout_run, "REPORT_SECONDS", 0.01)
     reports: list[str] = []
 
     def tell(report: Report) -> None:

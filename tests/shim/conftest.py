@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real keepers, real servers (small programs that do as they are told), real cgroups.
+
+The test process is a subreaper, so that whatever a test loses becomes its child: every test ends
+with the assertion that there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.shim.client import KeeperGone, KeeperLink, clean_up_after_keeper, start_keeper
+from openenvd.shim.fork_server_client import end_nurseries
+from openenvd.shim.server_child import _PR_SET_CHILD_SUBREAPER, adopted_children, become_subreaper
+from openenvd.system.cgroups import CgroupManager
+
+WAIT_SECONDS = 30.0
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="keepers are forked on Linux alone")
+
+# What a kept server of these tests is: it says that it is ready, then does what it reads.
+SERVER = """
+import json, os, signal, sys, time
+notify = int(os.environ["OPENENVD_NOTIFY_FD"])
+def say(**message):
+    os.write(notify, json.dumps(message).encode() + b"\\n")
+orders = os.open(sys.argv[1], os.O_RDWR)
+print("server", os.getpid(), flush=True)
+if sys.argv[2:] == ["fail"]:
+    print("ImportError: no such thing", flush=True)
+    say(failed="ImportError: no such thing")
+    sys.exit(3)
+say(ready=True, max_sessions=4)
+for line in open(orders):
+    order, *words = line.split()
+    if order == "exit":
+        sys.exit(int(words[0]))
+    elif order == "raise":
+        os.kill(os.getpid(), int(words[0]))
+    elif order == "sessions":
+        say(sessions=int(words[0]))
+    elif order == "print":
+        print(*words, flush=True)
+    elif order == "show":
+        print(words[0], os.environ.get(words[0]), flush=True)
+    elif order == "ignore_sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say(sessions=99)
+    elif order == "eat":
+        block = bytearray(b"x") * (int(words[0]) << 20)
+    elif order == "child_eats":
+        if os.fork() == 0:
+            block = bytearray(b"x") * (int(words[0]) << 20)
+            os._exit(0)
+        _, status = os.wait()
+        say(sessions=os.waitstatus_to_exitcode(status))
+    elif order == "lose_shard":
+        if os.fork() == 0:
+            block = bytearray(b"x") * (int(words[0]) << 20)
+            os.kill(os.getpid(), signal.SIGKILL)
+        pid, status = os.wait()
+        say(shard_exit={"shard": 2, "pid": pid, "wait_status": status, "sessions": 3})
+    elif order == "lose_capped":
+        say(shard_exit={"pid": 5, "wait_status": 9, "isolated": True, "detector": "watchdog",
+                        "out_of_memory": "was killed for memory", "limit_bytes": 1 << 20})
+    elif order == "orphan":
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writing, str(os.getpid()).encode())
+                time.sleep(3600)
+            os._exit(0)
+        os.wait()
+        say(sessions=int(os.read(reading, 20)))
+"""
+
+
+# The same as a function to be called in a process that was forked.
+ENTRY = """
+import sys
+SERVER = {!r}
+def main():
+    sys.argv = ["-c", *sys.orig_argv[5:]]
+    exec(SERVER, {{"__name__": "kept"}})
+"""
+
+
+def forked(folder: Path) -> dict[str, Any]:
+    """What a run file must say for its server to be forked by a nursery in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "kept_server.py").write_text(ENTRY.format(SERVER))
+    return {
+        "entry": "kept_server:main",
+        "env": {"PATH": os.environ["PATH"], "SECRET": "xyz", "PYTHONPATH": str(folder)},
+        "nursery": {
+            "folder": str(folder),
+            "log_path": str(folder / "nursery.log"),
+            "preload": ["kept_server"],
+        },
+    }
+
+
+class Replica:
+    """One kept server, and a link to its keeper."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        folder.mkdir(parents=True)
+        self.run_dir = folder / "run"
+        self.orders = folder / "orders"
+        os.mkfifo(self.orders)
+        words = changes.pop("words", [])
+        self.listen_fd = changes.pop("listen_fd", None)
+        self.run_file: dict[str, Any] = {
+            "version": 1,
+            "replica_id": f"echo-0-{uuid.uuid4().hex[:8]}",
+            "environment": "echo",
+            "ordinal": 0,
+            "request_id": "0" * 16,
+            "argv": [sys.executable, "-I", "-S", "-c", SERVER, str(self.orders), *words],
+            "env": {"PATH": os.environ["PATH"], "SECRET": "xyz"},
+            "cwd": str(folder),
+            "log_path": str(folder / "replica.log"),
+            "socket_path": str(folder / "k.sock"),
+            "host": "127.0.0.1",
+            "port": 0,
+            "memory_limit_bytes": None,
+            "max_log_bytes": 1 << 20,
+            "oom_score_adj": 500,
+            "created_at": 0.0,
+        } | changes
+        self._link: KeeperLink | None = None
+
+    def start(self) -> Replica:
+        start_keeper(self.run_dir, self.run_file, listen_fd=self.listen_fd)
+        return self
+
+    @property
+    def link(self) -> KeeperLink:
+        if self._link is None:
+            self._link = self.connect()
+        return self._link
+
+    def connect(self) -> KeeperLink:
+        return KeeperLink.connect(self.run_file["socket_path"], WAIT_SECONDS)
+
+    def tell(self, order: str) -> None:
+        fd = os.open(self.orders, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)  # there is a reader, or the line above had raised
+        os.write(fd, order.encode() + b"\n")
+        os.close(fd)
+
+    def wait_state(self, state: str, generation: int | None = None) -> dict[str, Any]:
+        return self.wait(lambda s: s["state"] == state and generation in (None, s["generation"]))
+
+    def wait(self, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        return self.link.wait(predicate, WAIT_SECONDS)
+
+    def ready(self) -> Replica:
+        self.start().wait_state("ready")
+        return self
+
+    def log(self) -> str:
+        return Path(self.run_file["log_path"]).read_text()
+
+    def wait_for_end(self) -> None:
+        """Until the keeper has closed the connection."""
+        with contextlib.suppress(KeeperGone):
+            self.link.wait(lambda _: False, WAIT_SECONDS)
+
+    def close(self) -> None:
+        if self._link is not None:
+            with contextlib.suppress(KeeperGone):
+                self._link.send("stop", grace_seconds=0.0)
+            self.wait_for_end()
+            self._link.close()
+        clean_up_after_keeper(self.run_dir, grace_seconds=0.0)
+
+
+@pytest.fixture(params=["program", pytest.param("forked", marks=ON_LINUX)])
+def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    """Makes replicas whose keepers are not started yet: `replica(memory_limit_bytes=…)`.
+
+    Every test of a keeper holds for one that is a program, and for one that was forked.
+    """
+    made: list[Replica] = []
+    nursery = tmp_path / "nursery"
+    way = forked(nursery) if request.param == "forked" else {}
+
+    def make(**changes: Any) -> Replica:
+        made.append(Replica(tmp_path / str(len(made)), **way | changes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    end_nurseries(nursery)
+
+
+@pytest.fixture
+def cgroups() -> Iterator[CgroupManager]:
+    """A manager of real groups; skips where the machine allows none."""
+    manager = CgroupManager(f"test-{os.getpid()}")
+    if not manager.available:
+        pytest.skip(f"no memory cgroups here: {manager.why_not}")
+    yield manager
+    assert manager.remove()
+
+
+@pytest.fixture(autouse=True)
+def no_process_survives() -> Iterator[None]:
+    """Every process that a test started is gone at its end."""
+    become_subreaper()
+    before = set(adopted_children())
+    yield
+    _collect_dead(before)
+    survivors = set(adopted_children()) - before
+    for pid in survivors:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # other rooms' tests are not
+    assert not survivors
+
+
+def _collect_dead(ours: set[int]) -> None:
+    """Keepers that were told to stop are on their way out; others are collected if dead."""
+    for pid in set(adopted_children()) - ours:
+        fd = os.pidfd_open(pid)
+        try:
+            import select
+
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(2000)
+            os.waitpid(pid, os.WNOHANG)
+        finally:
+            os.close(fd)
