@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ from openenvd.system.cgroup_tree import locate
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
 # that down to the commands that are interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes a core: most tests wait for processes and sockets; at most eight."""
+    return min(8, 2 * len(os.sched_getaffinity(0)) if sys.platform == "linux" else 4)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 from openenvd.server.settings import SETTINGS
@@ -25,6 +27,23 @@ def _package_folders() -> set[Path]:
 def test_every_package_is_built() -> None:
     listed = set(PROJECT["tool"]["setuptools"]["packages"])
     assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
+
+
+def test_a_module_that_is_gone_from_the_tree_is_not_built(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    unneeded = shutil.ignore_patterns(".*", "build", "tests", "load_tests")
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=unneeded)
+    stale = clone / "build" / "lib" / "openenvd" / "server" / "gone.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("")
+    script = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(command, cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    built = zipfile.ZipFile(wheel).namelist()
+    assert "openenvd/server/daemon.py" in built
+    assert "openenvd/server/gone.py" not in built
+    assert "openenvd/setup.py" not in built
 
 
 def test_every_data_file_of_a_bundled_environment_is_built() -> None:
