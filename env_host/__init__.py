@@ -21,7 +21,7 @@ Where to look, a process at a time:
       isolating.py          the processes of single sessions
       session_cgroup.py, memory_watch.py, session_memory.py
                             their caps, and what they hold
-      host_news.py          how full it is, for the keeper
+      host_news.py          how full it is, for the shim
 
     between the processes
       board.py              what each says of itself, in shared memory

@@ -3,8 +3,8 @@
 
 Two doors. Towards clients: OpenEnv's WebSocket protocol, whose error codes are below
 (source: upstream `openenv` 0.10.0, `core/env_server/types.py`, `WSErrorCode`).
-Towards whoever started it (a keeper): the environment variables it reads, and the *notify pipe*,
-one JSON object a line, host to keeper:
+Towards whoever started it (a shim): the environment variables it reads, and the *notify pipe*,
+one JSON object a line, host to shim:
 
     {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
      "shards": 4, "isolate": false}

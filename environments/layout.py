@@ -4,10 +4,10 @@
     home/run/<replica>/replica.json        the run file, written before the replica is started
     home/run/<replica>/imports/<package>   a link to an upstream project, under its import name
     home/logs/environments/<name>/         one log per replica; they outlive it
-    home/sockets/<digest>.sock             the keeper of one replica; all sockets lie elsewhere when
+    home/sockets/<digest>.sock             the shim of one replica; all sockets lie elsewhere when
                                            the home's path is long (`Layout.sockets`)
-    home/sockets/nursery-<digest>.sock     what forks keepers (the folder is its starter's lock)
-    home/logs/nursery.log                  what could not be imported there
+    home/sockets/fork-<digest>.sock     what forks shims (the folder is its starter's lock)
+    home/logs/fork-server.log                  what could not be imported there
     home/venvs/<key>/                      the virtual environment of an upstream project
 
 `server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with
@@ -56,11 +56,11 @@ class Layout:
         digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
         return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
 
-    def nursery(self, preload: Sequence[str]) -> dict[str, Any]:
-        """Where the nursery is found or started: what its keepers' run files say of it."""
+    def fork_server(self, preload: Sequence[str]) -> dict[str, Any]:
+        """Where the fork server is found or started: what its shims' run files say of it."""
         return {
             "folder": str(self.sockets),
-            "log_path": str(self.home / "logs" / "nursery.log"),
+            "log_path": str(self.home / "logs" / "fork-server.log"),
             "preload": list(preload),
         }
 

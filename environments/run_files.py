@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run files: what was started, written down before it was started, found again by anyone.
 
-One folder per local replica below `runs`, with the run file that its keeper reads
+One folder per local replica below `runs`, with the run file that its shim reads
 (`shim`). A replica exists as long as its folder does: whoever stops it removes the
 folder last, so that no crash in between can lose one.
 
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..shim.client import KeeperGone, KeeperLink, clean_up_after_keeper, read_run_file, start_keeper
+from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 
 Json = dict[str, Any]
 
 RUN_FILE_VERSION = 1
 GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
-_MARGIN_SECONDS = 5.0  # beyond the grace, for the keeper to kill, collect and say so
+_MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RunFile:
     host: str
     port: int
     request_id: str  # the launch it belongs to
-    data: Json  # everything that its keeper reads
+    data: Json  # everything that its shim reads
 
     @property
     def address(self) -> str:
@@ -109,22 +109,22 @@ def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS
         if link is not None:
             _await_end(link, max(0.0, deadline - time.monotonic()))
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
-        clean_up_after_keeper(run_dir, grace_seconds=0.0)
+        clean_up_after_shim(run_dir, grace_seconds=0.0)
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def revive(run_file: RunFile) -> None:
-    """A new keeper in place of one that was killed, on the environment's own socket. Blocks.
+    """A new shim in place of one that was killed, on the environment's own socket. Blocks.
 
-    Without a sibling to get the socket from, the keeper binds the address again by itself.
+    Without a sibling to get the socket from, the shim binds the address again by itself.
 
     Raises:
         OSError: it cannot be started.
     """
-    clean_up_after_keeper(run_file.run_dir, grace_seconds=0.0)
+    clean_up_after_shim(run_file.run_dir, grace_seconds=0.0)
     listen_fd = _listener_of_siblings(run_file)
     try:
-        start_keeper(run_file.run_dir, run_file.data, listen_fd=listen_fd)
+        start_shim(run_file.run_dir, run_file.data, listen_fd=listen_fd)
     finally:
         if listen_fd is not None:
             os.close(listen_fd)
@@ -137,26 +137,26 @@ def address_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _ask_to_stop(run_dir: Path, grace_seconds: float) -> KeeperLink | None:
+def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:
     run_file = read(run_dir)
     if run_file is None:
         return None
     try:
-        link = KeeperLink.connect(run_file.socket_path)
-    except KeeperGone:
+        link = ShimClient.connect(run_file.socket_path)
+    except ShimGone:
         return None
     try:
         link.send("stop", grace_seconds=grace_seconds)
-    except KeeperGone:
+    except ShimGone:
         link.close()
         return None
     return link
 
 
-def _await_end(link: KeeperLink, timeout_seconds: float) -> None:
-    # The end of the connection is the end of the keeper; one that does not answer is ended by
-    # `clean_up_after_keeper`.
-    with link, contextlib.suppress(KeeperGone, TimeoutError):
+def _await_end(link: ShimClient, timeout_seconds: float) -> None:
+    # The end of the connection is the end of the shim; one that does not answer is ended by
+    # `clean_up_after_shim`.
+    with link, contextlib.suppress(ShimGone, TimeoutError):
         link.wait(lambda _: False, timeout=timeout_seconds)
 
 
@@ -165,8 +165,8 @@ def _listener_of_siblings(run_file: RunFile) -> int | None:
         if sibling.replica_id == run_file.replica_id or sibling.port != run_file.port:
             continue
         try:
-            with KeeperLink.connect(sibling.socket_path) as link:
+            with ShimClient.connect(sibling.socket_path) as link:
                 return link.request_listener()
-        except (KeeperGone, TimeoutError, LookupError):
+        except (ShimGone, TimeoutError, LookupError):
             continue
     return None

@@ -21,7 +21,7 @@ from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
 from ..environments import run_files
 from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout, make_private
-from ..shim.client import KeeperGone, KeeperLink
+from ..shim.client import ShimClient, ShimGone
 from . import base
 
 if TYPE_CHECKING:
@@ -198,10 +198,10 @@ def _folder_of(payload: BenchmarkPayload, context: base.OperationContext) -> Pat
 
 def _server_pid(replica: run_files.RunFile) -> int | None:
     try:
-        with KeeperLink.connect(replica.socket_path) as link:
+        with ShimClient.connect(replica.socket_path) as link:
             pid: int | None = link.status.get("pid")
             return pid or None
-    except (KeeperGone, TimeoutError):
+    except (ShimGone, TimeoutError):
         return None
 
 

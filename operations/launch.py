@@ -182,7 +182,7 @@ class Launch:
     idempotent: ClassVar[bool] = True  # it begins by clearing what an earlier attempt left
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 60 * MEGABYTE
-    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a server of its own Python, and its keeper
+    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a server of its own Python, and its shim
     Payload: ClassVar[type[base.Payload]] = LaunchPayload
 
     @staticmethod

@@ -14,8 +14,8 @@ Where to look:
     exit_reason.py     `ExitReason`: how a process died, with the evidence
     explain.py         from a wait status and counters to an `ExitReason`
     oom_evidence.py    what the kernel counts and writes when it kills for memory
-    signal_pipe.py     signals as something that keeper and nursery select on
-    fresh_process.py   making a forked child as good as an exec'ed one
+    signal_pipe.py     signals as something that shim and fork server select on
+    after_fork.py   making a forked child as good as an exec'ed one
     detached.py        starting a program that outlives us
     tail.py            the last lines of a log
 

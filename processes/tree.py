@@ -6,7 +6,7 @@ whose parent died), by session and process group (loses those that called `setsi
 (loses nobody, where there is one). Waiting is on pidfds: nothing is polled, and nobody's zombie
 is collected but by its own parent.
 
-A keeper has its own, smaller way to end its server (`kept_server.py`): it adopts orphans.
+A shim has its own, smaller way to end its server (`server_process.py`): it adopts orphans.
 """
 
 from __future__ import annotations

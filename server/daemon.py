@@ -13,7 +13,7 @@ What may go wrong before it answers is told in one line through the ready pipe (
 that `openenv up` can say it; what may go wrong later is in `daemon.log`.
 
 When it stops, requests that still run are left RUNNING: the next daemon's recovery decides. Their
-workers end with the executor. Environments go on: their keepers do not know the daemon.
+workers end with the executor. Environments go on: their shims do not know the daemon.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from ..requests_db.migrate import open_database
 from ..requests_db.states import Schedule
 from ..requests_db.store import DispatchStore
 from ..shim.files import remove_if_empty
-from ..shim.fork_server_client import end_nurseries
+from ..shim.fork_server_client import end_fork_servers
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.process_identity import ProcessIdentity
 from .api.app import create_app
@@ -133,7 +133,7 @@ class _Daemon:
                 self._tidy_up()
 
     def _tidy_up(self) -> None:
-        end_nurseries(self._paths.sockets)
+        end_fork_servers(self._paths.sockets)
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talking to a keeper, and starting one: the other end of `keeper.py`.
+"""Talking to a shim, and starting one: the other end of `loop.py`.
 
-    start_keeper(run_dir, run_file)      write the run file, start a keeper that outlives us
-    KeeperLink.connect(socket_path)      a blocking client for workers and tests
+    start_shim(run_dir, run_file)      write the run file, start a shim that outlives us
+    ShimClient.connect(socket_path)      a blocking client for workers and tests
     read_run_file, read_status_file      what is on disk, when nobody answers
-    clean_up_after_keeper(run_dir)       end what a killed keeper left running
+    clean_up_after_shim(run_dir)       end what a killed shim left running
 
-The wire is one JSON object a line (`keeper_wire.py`, which the daemon's asyncio streams use too).
+The wire is one JSON object a line (`wire.py`, which the daemon's asyncio streams use too).
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from .files import (
     open_control_socket,
     write_json,
 )
-from .fork_server_client import fork_keeper
+from .fork_server_client import fork_shim
 from .wire import Json, decode_line, encode_line
 
 __all__ = [
-    "KeeperGone",
-    "KeeperLink",
-    "clean_up_after_keeper",
+    "ShimClient",
+    "ShimGone",
+    "clean_up_after_shim",
     "read_run_file",
     "read_status_file",
-    "start_keeper",
+    "start_shim",
 ]
 
-_RUN_KEEPER = Path(__file__).with_name("__main__.py")
+_RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
 
 
-class KeeperGone(ConnectionError):
-    """The connection to a keeper ended: it was told to stop, or it died."""
+class ShimGone(ConnectionError):
+    """The connection to a shim ended: it was told to stop, or it died."""
 
 
-def start_keeper(
+def start_shim(
     run_dir: str | os.PathLike[str],
     run_file: Json,
     *,
     listen_fd: int | None = None,
     python: str = sys.executable,
 ) -> None:
-    """Write the run file, then start a keeper that outlives this process.
+    """Write the run file, then start a shim that outlives this process.
 
-    On return its control socket accepts connections, although the keeper itself may still be
+    On return its control socket accepts connections, although the shim itself may still be
     starting: the socket is made here and handed over, so nobody need wait for a file to appear.
     `listen_fd` (a bound, listening socket shared with siblings) stays the caller's to close.
-    With a `nursery` in the run file it is forked there, and a program of its own where that fails.
+    With a `fork_server` in the run file it is forked there; where that fails, it is a program.
 
     Raises:
         OSError: when a file or the socket cannot be made; then nothing has been started.
@@ -76,9 +76,9 @@ def start_keeper(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_json(str(folder / RUN_FILE_NAME), run_file)
     with open_control_socket(run_file["socket_path"]) as control:
-        nursery = run_file.get("nursery")
-        if nursery and fork_keeper(
-            nursery,
+        fork_server = run_file.get("fork_server")
+        if fork_server and fork_shim(
+            fork_server,
             run_file,
             run_dir=str(folder),
             control_fd=control.fileno(),
@@ -91,12 +91,12 @@ def start_keeper(
         if listen_fd is not None:
             environ[LISTEN_FD_VARIABLE] = str(listen_fd)
             fds.append(listen_fd)
-        argv = [python, "-I", "-S", str(_RUN_KEEPER), str(folder)]
+        argv = [python, "-I", "-S", str(_RUN_SHIM), str(folder)]
         spawn_detached(argv, environ, pass_fds=fds, log_path=Path(run_file["log_path"]))
 
 
-class KeeperLink:
-    """A blocking connection to one keeper. Used by one thread at a time."""
+class ShimClient:
+    """A blocking connection to one shim. Used by one thread at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -107,14 +107,14 @@ class KeeperLink:
         self.has_ended = False  # whether the end of the connection has been read
 
     @classmethod
-    def connect(cls, socket_path: str, timeout: float = 5.0) -> KeeperLink:
+    def connect(cls, socket_path: str, timeout: float = 5.0) -> ShimClient:
         """Connect; the first status follows by itself.
 
         Raises:
-            KeeperGone: when no keeper listens there (any more).
+            ShimGone: when no shim listens there (any more).
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Not `settimeout`: that makes `connect` fail at once while the keeper's backlog is full.
+        # Not `settimeout`: that makes `connect` fail at once while the shim's backlog is full.
         seconds, fraction = divmod(timeout, 1.0)
         limit = struct.pack("ll", int(seconds), int(fraction * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -122,23 +122,23 @@ class KeeperLink:
             connection.connect(socket_path)
         except OSError as exc:
             connection.close()
-            raise KeeperGone(f"no keeper answers at {socket_path}: {exc.strerror}") from exc
+            raise ShimGone(f"no shim answers at {socket_path}: {exc.strerror}") from exc
         return cls(connection)
 
     @property
     def status(self) -> Json:
         """The newest status that has arrived; waits for the first one.
 
-        `has_ended` tells whether it is the keeper's last.
+        `has_ended` tells whether it is the shim's last.
 
         Raises:
-            KeeperGone: when the connection ended before there was one.
+            ShimGone: when the connection ended before there was one.
         """
-        with contextlib.suppress(TimeoutError, KeeperGone):
+        with contextlib.suppress(TimeoutError, ShimGone):
             while True:
                 self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
         if self._status is None:
-            raise KeeperGone("the keeper said nothing")
+            raise ShimGone("the shim said nothing")
         return self._status
 
     def wait(self, predicate: Callable[[Json], bool], timeout: float | None = None) -> Json:
@@ -146,7 +146,7 @@ class KeeperLink:
 
         Raises:
             TimeoutError: when none came in time.
-            KeeperGone: when the connection has ended.
+            ShimGone: when the connection has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -159,27 +159,27 @@ class KeeperLink:
         """Ask for something: `send("stop", grace_seconds=2.0)`.
 
         Raises:
-            KeeperGone: when the connection has ended.
+            ShimGone: when the connection has ended.
         """
         try:
             self._socket.settimeout(_REPLY_TIMEOUT_SECONDS)
             self._socket.sendall(encode_line({"op": op, **fields}))
         except OSError as exc:
-            raise KeeperGone(f"the keeper is gone: {exc}") from exc
+            raise ShimGone(f"the shim is gone: {exc}") from exc
 
     def request_listener(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> int:
         """A descriptor of the listening socket; the caller closes it.
 
         Raises:
-            TimeoutError, KeeperGone: as for `wait`.
-            LookupError: when the keeper has no listening socket.
+            TimeoutError, ShimGone: as for `wait`.
+            LookupError: when the shim has no listening socket.
         """
         asked, deadline = self._listener_replies, time.monotonic() + timeout
         self.send("listener")
         while self._listener_replies == asked:
             self._receive(max(0.0, deadline - time.monotonic()))
         if not self._fds:
-            raise LookupError("the keeper has no listening socket")
+            raise LookupError("the shim has no listening socket")
         return self._fds.pop(0)
 
     def fileno(self) -> int:
@@ -191,7 +191,7 @@ class KeeperLink:
             os.close(fd)
         self._fds.clear()
 
-    def __enter__(self) -> KeeperLink:
+    def __enter__(self) -> ShimClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -221,19 +221,19 @@ class KeeperLink:
         try:
             data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(size))
         except BlockingIOError as exc:
-            raise TimeoutError("nothing from the keeper yet") from exc
+            raise TimeoutError("nothing from the shim yet") from exc
         except TimeoutError:
-            raise TimeoutError("nothing from the keeper in time") from None
+            raise TimeoutError("nothing from the shim in time") from None
         except OSError as exc:
             self.has_ended = True
-            raise KeeperGone(f"the keeper is gone: {exc}") from exc
+            raise ShimGone(f"the shim is gone: {exc}") from exc
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds = array.array("i", payload[: len(payload) - len(payload) % size])
                 self._fds.extend(fds)
         if not data:
             self.has_ended = True
-            raise KeeperGone("the keeper closed the connection")
+            raise ShimGone("the shim closed the connection")
         self._buffer += data
 
 
@@ -243,22 +243,22 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
 
 
 def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
-    """The last status that the keeper wrote; None when it wrote none."""
+    """The last status that the shim wrote; None when it wrote none."""
     return _read_json(Path(run_dir) / STATUS_FILE_NAME)
 
 
-def clean_up_after_keeper(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
-    """End the keeper and the server of a run directory, whatever is left of them.
+def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
+    """End the shim and the server of a run directory, whatever is left of them.
 
-    For a keeper that was killed: the kernel ended its server with it, but perhaps not what the
-    server had started. Also a keeper that does not answer. Returns the pids that were signalled.
+    For a shim that was killed: the kernel ended its server with it, but perhaps not what the
+    server had started. Also a shim that does not answer. Returns the pids that were signalled.
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
     ended: list[int] = []
-    keeper = status.get("keeper") or run.get("keeper")
-    if keeper:
-        identity = ProcessIdentity(keeper["pid"], keeper["started_at"])
+    shim = status.get("shim") or run.get("shim")
+    if shim:
+        identity = ProcessIdentity(shim["pid"], shim["started_at"])
         ended += stop_tree(identity, grace_seconds=grace_seconds)
     cgroup = Cgroup.from_json(status["cgroup"]) if status.get("cgroup") else None
     if status.get("pid") is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of a keeper: what each has half said, and what it is owed. Nobody blocks.
+"""The clients of a shim: what each has half said, and what it is owed. Nobody blocks.
 
 A status is whole in itself, so a client that reads slowly is owed the newest one only, made when
-it can be sent. Replies are queued, up to a bound. Light: a keeper imports it.
+it can be sent. Replies are queued, up to a bound. Light: a shim imports it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a keeper is handed, opens and writes: its sockets, its lock, its files.
+"""What a shim is handed, opens and writes: its sockets, its lock, its files.
 
-    <run dir>/replica.json  what is to be kept (the run file); the keeper adds who it is
+    <run dir>/replica.json  what is to be kept (the run file); the shim adds who it is
     <run dir>/status.json   what its clients were told last
-    <run dir>/keeper.lock   held as long as it lives
+    <run dir>/shim.lock   held as long as it lives
 
-Light: a keeper imports it.
+Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
-LOCK_FILE_NAME = "keeper.lock"
+LOCK_FILE_NAME = "shim.lock"
 
 CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
 # As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
@@ -89,7 +89,7 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 
 
 def lock(run_dir: str) -> int:
-    """The run directory is one keeper's; the kernel lets go of the lock when we die."""
+    """The run directory is one shim's; the kernel lets go of the lock when we die."""
     fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nursery: a process that has imported keeper and server, and forks keepers (Linux).
+"""The fork server: a process that has imported shim and server, and forks shims (Linux).
 
-    launch ──(control socket, log, listener)──▶ nursery ──fork──▶ keeper ──fork──▶ server
+    launch ──(control socket, log, listener)──▶ fork server ──fork──▶ shim ──fork──▶ server
                                                    │                 │                │
                                                    └───── pages of what it imported ──┘  shared
 
-What it forks owns only the pages that it writes: a keeper and its server together 8 MB instead of
+What it forks owns only the pages that it writes: a shim and its server together 8 MB instead of
 the 33 MB of two programs that import everything for themselves, and are ready in tens of
 milliseconds. One thread and no event loop, so that forking is safe. Started when it is first
-needed (`nursery_link.py`), of one Python, one version of ours and one list of modules.
+needed (`fork_server_client.py`), of one Python, one version of ours and one list of modules.
 
 Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
 
@@ -18,11 +18,11 @@ Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
 
 What happens when
 
-    nobody needs it            no keeper of its own and no request for `idle_seconds`: it ends. With
-                               keepers it stays, for the pages are held anyway
-    the daemon stops           it is told to end; its keepers go on
+    nobody needs it            no shim of its own and no request for `idle_seconds`: it ends. With
+                               shims it stays, for the pages are held anyway
+    the daemon stops           it is told to end; its shims go on
     the daemon dies            nothing; it ends when it is idle
-    it is killed               keepers go on (they are detached); the next launch starts another
+    it is killed               shims go on (they are detached); the next launch starts another
     it hangs                   who has waited in vain takes its name away, and does without; the
                                next launch starts another
     it ends while one connects it takes its socket's name away under the lock that a starter holds,
@@ -33,7 +33,7 @@ What happens when
     a client connects and      it waits alone: nobody is read from before there is something to read
     says nothing
 
-A keeper leaves with its own session, signals, descriptors, log and name (`fresh_process.py`).
+A shim leaves with its own session, signals, descriptors, log and name (`after_fork.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from typing import Any, NoReturn
 from ..system import after_fork
 from ..system.signal_pipe import watch_signals
 from . import loop
-from .cgroup import enter_keepers_group, leave_keepers_group
+from .cgroup import enter_shims_group, leave_shims_group
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .server_child import set_own_oom_score_adj
 
@@ -67,7 +67,7 @@ RETRY_SECONDS = 0.02  # told to end, while somebody looks whether we are there
 Json = dict[str, Any]
 
 
-class Nursery:
+class ForkServer:
     """Waits for requests and for the dead; forks, reaps, and leaves when it is not needed."""
 
     def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
@@ -76,7 +76,7 @@ class Nursery:
         self._born_as = _identity_of(self._name)
         self._folder = folder
         self._idle_seconds = idle_seconds
-        self._keepers: set[int] = set()
+        self._shims: set[int] = set()
         self._asked_at = time.monotonic()
         self._is_told_to_end = False
         self._has_left = False
@@ -95,7 +95,7 @@ class Nursery:
             for key, _ in self._selector.select(timeout):
                 key.data()
             silent = time.monotonic() - self._asked_at
-            if self._is_told_to_end or is_idle(len(self._keepers), silent, self._idle_seconds):
+            if self._is_told_to_end or is_idle(len(self._shims), silent, self._idle_seconds):
                 self._leave()
 
     def _on_signal(self, fd: int) -> None:
@@ -103,7 +103,7 @@ class Nursery:
             self._is_told_to_end = True
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                self._keepers.discard(ended)
+                self._shims.discard(ended)
 
     def _on_connect(self) -> None:
         try:
@@ -145,8 +145,8 @@ class Nursery:
         run_dir, title = str(message["run_dir"]), str(message["title"])
         pid = os.fork()
         if pid == 0:
-            _become_keeper(run_dir, title, control, log, listener)
-        self._keepers.add(pid)
+            _become_shim(run_dir, title, control, log, listener)
+        self._shims.add(pid)
         return pid
 
     def _leave(self) -> None:
@@ -180,15 +180,15 @@ def _identity_of(path: str) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def is_idle(keepers: int, silent_seconds: float, idle_seconds: float) -> bool:
-    """Whether nobody needs it. Beside its keepers it costs next to nothing."""
-    return not keepers and silent_seconds >= idle_seconds
+def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
+    """Whether nobody needs it. Beside its shims it costs next to nothing."""
+    return not shims and silent_seconds >= idle_seconds
 
 
-def _become_keeper(
+def _become_shim(
     run_dir: str, title: str, control: int, log: int, listener: int | None
 ) -> NoReturn:
-    """In the child: never back into the nursery's loop, whatever happens."""
+    """In the child: never back into the fork server's loop, whatever happens."""
     try:
         os.setsid()
         after_fork.reset_signals()
@@ -202,7 +202,7 @@ def _become_keeper(
         loop.keep(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
-        print(exc, file=sys.stderr, flush=True)  # noqa: T201  another keeper has it
+        print(exc, file=sys.stderr, flush=True)  # noqa: T201  another shim has it
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -231,21 +231,21 @@ def main() -> NoReturn:
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir("/")
-    # As a keeper: what it is started by may be a worker, capped and to be killed first.
+    # As a shim: what it is started by may be a worker, capped and to be killed first.
     set_own_oom_score_adj(0)
-    group = enter_keepers_group()
+    group = enter_shims_group()
     after_fork.close_all_but([config["listen"]])
     listener = socket.socket(fileno=config["listen"])
     listener.setblocking(False)
     os.set_inheritable(config["listen"], False)
-    nursery = Nursery(listener, config["lock"], config["idle_seconds"])
-    after_fork.be_called("openenvd: nursery")
+    fork_server = ForkServer(listener, config["lock"], config["idle_seconds"])
+    after_fork.be_called("openenvd: fork server")
     gc.disable()
     preload(config["preload"])
     gc.collect()
     gc.freeze()
-    nursery.serve()
-    leave_keepers_group(group)
+    fork_server.serve()
+    leave_shims_group(group)
     os._exit(0)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking the nursery for a keeper, starting it when there is none, telling it to end.
+"""Asking the fork server for a shim, starting it when there is none, telling it to end.
 
-One nursery per kind: the same Python, the same version of ours, the same modules, the same
+One fork server per kind: the same Python, the same version of ours, the same modules, the same
 variables that only a program's start obeys. Its socket is named by a digest of these, so an
-upgrade finds nobody and starts its own, and the old one ends when its keepers have.
+upgrade finds nobody and starts its own, and the old one ends when its shims have.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .fork_server import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
 Json = dict[str, Any]
 
 IDLE_SECONDS = 15.0
-# For it to import everything with half a CPU, thirty launches waiting. Then a keeper is started as
-# a program; were the nursery's still to come, it would find the run directory taken.
+# For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
+# a program; were the fork server's still to come, it would find the run directory taken.
 REPLY_SECONDS = 60.0
 END_SECONDS = 5.0  # it may still be importing
 _ATTEMPTS = 2  # one may be ending while we connect
@@ -36,25 +36,25 @@ _OBEYED_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG"
 _HANDED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
-def fork_keeper(
-    nursery: Json, run: Json, *, run_dir: str, control_fd: int, listen_fd: int | None
+def fork_shim(
+    fork_server: Json, run: Json, *, run_dir: str, control_fd: int, listen_fd: int | None
 ) -> bool:
-    """A keeper from the nursery, which `nursery` describes: `{"folder", "preload", "log_path"}`.
+    """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
 
-    False when there can be none here, or it would not: then start the keeper as a program.
+    False when there can be none here, or it would not: then start the shim as a program.
     """
     if not may_fork(run):
         return False
     environ = start_environment(run["env"])
-    path = Path(nursery["folder"]) / f"nursery-{_digest(nursery['preload'], environ)}.sock"
-    message = {"run_dir": run_dir, "title": f"openenvd: keeper {run['replica_id']}"}
+    path = Path(fork_server["folder"]) / f"fork-{_digest(fork_server['preload'], environ)}.sock"
+    message = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
     log_path = Path(run["log_path"])
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
     try:
         for _ in range(_ATTEMPTS):
-            found = _start_unless_there(path, nursery, environ)
+            found = _start_unless_there(path, fork_server, environ)
             try:
                 if answer := _ask(path, message, fds, REPLY_SECONDS):
                     return "pid" in answer
@@ -74,7 +74,7 @@ def may_fork(run: Json) -> bool:
 
 
 def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of a server's environment its nursery must have been started with."""
+    """What of a server's environment its fork server must have been started with."""
     return {
         name: value
         for name, value in environ.items()
@@ -82,22 +82,24 @@ def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def end_nurseries(folder: Path) -> None:
-    """End every nursery of a home; what they forked goes on. Tolerates that none is there."""
-    for path in folder.glob("nursery-*.sock"):
+def end_fork_servers(folder: Path) -> None:
+    """End every fork server of a home; what they forked goes on. Tolerates that none is there."""
+    for path in folder.glob("fork-*.sock"):
         with contextlib.suppress(TimeoutError):
             _ask(path, {"end": True}, [], END_SECONDS)
         path.unlink(missing_ok=True)  # it was killed, or does not answer
 
 
 def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
-    """What two servers must have in common to come from one nursery."""
+    """What two servers must have in common to come from one fork server."""
     kind = [sys.executable, sys.version, str(_PACKAGE), _PACKAGE.stat().st_mtime_ns]
     told = json.dumps([*kind, preload, sorted(environ.items())])
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -> os.stat_result:
+def _start_unless_there(
+    path: Path, fork_server: Json, environ: Mapping[str, str]
+) -> os.stat_result:
     """On return somebody listens at `path`, although it may still be importing."""
     with _locked(path.parent):
         if _listens(path):
@@ -108,23 +110,23 @@ def _start_unless_there(path: Path, nursery: Json, environ: Mapping[str, str]) -
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(LISTEN_BACKLOG)
-            _spawn(listener.fileno(), nursery, environ)
+            _spawn(listener.fileno(), fork_server, environ)
         return path.stat()
 
 
 def _forget(path: Path, found: os.stat_result) -> None:
-    """Take its name from the nursery that was found there; another's is left alone."""
+    """Take its name from the fork server that was found there; another's is left alone."""
     with _locked(path.parent), contextlib.suppress(FileNotFoundError):
         now = path.stat()
         if (now.st_ino, now.st_mtime_ns) == (found.st_ino, found.st_mtime_ns):
             path.unlink()
 
 
-def _spawn(listen_fd: int, nursery: Json, environ: Mapping[str, str]) -> None:
+def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> None:
     config = {
         "listen": listen_fd,
-        "lock": nursery["folder"],
-        "preload": nursery["preload"],
+        "lock": fork_server["folder"],
+        "preload": fork_server["preload"],
         "idle_seconds": IDLE_SECONDS,
     }
     argv = [sys.executable, "-P", "-m", "openenvd.shim.fork_server", json.dumps(config)]
@@ -133,7 +135,7 @@ def _spawn(listen_fd: int, nursery: Json, environ: Mapping[str, str]) -> None:
         argv,
         {**environ, "SPT_NOENV": "1"},
         pass_fds=[listen_fd],
-        log_path=Path(nursery["log_path"]),
+        log_path=Path(fork_server["log_path"]),
     )
 
 

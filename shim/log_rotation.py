@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping a log file bounded while somebody else appends to it. Light: a keeper imports it.
+"""Keeping a log file bounded while somebody else appends to it. Light: a shim imports it.
 
 The newest half is moved to the front within the file, which is then cut: no second file is needed
 (the disk may be full), writers keep their `O_APPEND` descriptors, and a crash on the way repeats

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper: the small parent of one replica's server, which outlives worker and daemon.
+"""The shim: the small parent of one replica's server, which outlives worker and daemon.
 
-    starter ──run file, sockets──▶ keeper ──fork, exec──▶ server (env host) ──▶ its children
+    starter ──run file, sockets──▶ shim ──fork, exec──▶ server (env host) ──▶ its children
                                      ▲  │                    │ notify pipe
     daemon, workers ◀──JSON lines──▶─┘  └── status.json      └── log file (by descriptor)
 
-Started as a program of its own, or forked by the nursery (`nursery.py`); then the server is forked
-too, without exec, when the run file names its `entry`.
+Started as a program of its own, or forked by the fork server (`fork_server.py`); then its server
+is forked too, without exec, when the run file names its `entry`.
 
 One thread, one `select`. It starts the server once; whether a dead one is started again is the
 daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts, is the
 subreaper of everything below it, and says how the server died. Here is its agenda; the rest is in
 
-    keeper_wire.py     what clients and keeper say to each other
-    keeper_clients.py  who is connected, and what each is owed
-    keeper_files.py    what is opened and written
-    server_life.py     what happens to the server, from one state to the next
-      keeper_status.py   what is known of it (plain data)
-      keeper_ending.py   when it is to be ended (decisions alone)
-      kept_server.py     its process: socket, cgroup, start, kill, collect
+    wire.py     what clients and shim say to each other
+    clients.py  who is connected, and what each is owed
+    files.py    what is opened and written
+    server_state.py     what happens to the server, from one state to the next
+      status.py   what is known of it (plain data)
+      shutdown_policy.py   when it is to be ended (decisions alone)
+      server_process.py     its process: socket, cgroup, start, kill, collect
       notify_pipe.py     what it says
       server_exit.py     how it died, with the evidence
-      log_bound.py       keeping its log bounded
+      log_rotation.py       keeping its log bounded
 
 What happens when
 
@@ -30,18 +30,18 @@ What happens when
     it forks orphans        they become our children (subreaper); they end with the server
     it cannot be started    "exited" with `failed` and exit code 127; "start" tries again
     a grandchild is killed  for memory, and the server lives: `oom_kills` moves, nothing else
-    the keeper is SIGKILLed the kernel kills the server (PDEATHSIG); clients see the end of the
+    the shim is SIGKILLed the kernel kills the server (PDEATHSIG); clients see the end of the
                             connection; `status.json` says which cgroup and session to sweep
-                            (`keeper_link.clean_up_after_keeper`)
+                            (`client.clean_up_after_shim`)
     the daemon dies         nothing: no pipe, no session, no cgroup is shared with it
     its home is removed     nobody can reach it any more: as `stop`, some seconds later
     the disk is full        clients are told all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it
     a client does not read  it owes one line at most: statuses are whole, so only the newest is kept
     two clients             both hear everything, either may ask
-    stop twice              the earlier deadline wins; a stopped keeper is gone
+    stop twice              the earlier deadline wins; a stopped shim is gone
     start while running     nothing
-    two keepers             the second finds the lock of the run directory held, and exits
+    two shims             the second finds the lock of the run directory held, and exits
     SIGTERM                 as `stop`; SIGINT and SIGHUP are a terminal's, and ignored
 
 Small on purpose, and so is what it imports (no dataclasses, pathlib or subprocess: each costs every
@@ -59,7 +59,7 @@ import time
 
 from ..system.process_identity import ProcessIdentity
 from ..system.signal_pipe import watch_signals
-from .cgroup import enter_keepers_group, leave_keepers_group
+from .cgroup import enter_shims_group, leave_shims_group
 from .clients import Client, Clients
 from .files import (
     CONTROL_FD_VARIABLE,
@@ -74,25 +74,25 @@ from .files import (
     write_json,
 )
 from .server_child import become_subreaper, set_own_oom_score_adj
-from .server_state import ServerLife
+from .server_state import ServerStateMachine
 from .shutdown_policy import GONE_SECONDS, Home
 from .wire import DEFAULT_GRACE_SECONDS, Json, encode_line, error_line, read_order
 
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 
 
-class Keeper:
-    """One replica's keeper. `run` returns when everything has been stopped."""
+class Shim:
+    """One replica's shim. `run` returns when everything has been stopped."""
 
     def __init__(self, run_dir: str, *, is_forked: bool = False) -> None:
         """Take up what is kept in `run_dir`, whose lock this process holds.
 
-        `is_forked`: by the nursery, with the modules that a server needs imported.
+        `is_forked`: by the fork server, with the modules that a server needs imported.
         """
         self._run_dir = run_dir
         self._run = read_run_file(run_dir)
         me = ProcessIdentity.of(os.getpid())
-        self._keeper = {"pid": me.pid, "started_at": me.started_at}
+        self._shim = {"pid": me.pid, "started_at": me.started_at}
         # What is registered here is called without arguments. It must bear it when an earlier
         # event of the same round closed what it reads.
         self._selector = selectors.DefaultSelector()
@@ -102,9 +102,9 @@ class Keeper:
         path = self._run["socket_path"]
         control = inherited_socket(CONTROL_FD_VARIABLE) or open_control_socket(path)
         self._clients = Clients(control, self._selector, self._status_line, self._answer)
-        self._group = enter_keepers_group()  # out of the starter's (a worker's, capped)
+        self._group = enter_shims_group()  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
-        self._life = ServerLife(
+        self._life = ServerStateMachine(
             self._run, groups, self._selector, self._on_change, is_forked=is_forked
         )
         self._status_is_written = True
@@ -172,7 +172,7 @@ class Keeper:
             os.unlink(self._run["socket_path"])  # noqa: PTH108
         if self._home.is_missing:  # no daemon will come and see to it
             remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
-        leave_keepers_group(self._group)
+        leave_shims_group(self._group)
         self._group = None
 
     # Events
@@ -215,7 +215,7 @@ class Keeper:
         return encode_line(self._to_json())
 
     def _to_json(self) -> Json:
-        whose = {"replica_id": self._run["replica_id"], "keeper": self._keeper}
+        whose = {"replica_id": self._run["replica_id"], "shim": self._shim}
         return {"event": "status", **whose, **self._life.to_json()}
 
     def _write_status(self) -> None:
@@ -227,7 +227,7 @@ class Keeper:
 
     def _note_in_run_file(self) -> None:
         with contextlib.suppress(OSError):  # status.json says it too
-            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"keeper": self._keeper})
+            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._shim})
 
 
 def main() -> None:
@@ -238,15 +238,15 @@ def main() -> None:
 
 
 def keep(run_dir: str, *, is_forked: bool = False) -> None:
-    """Be the keeper of `run_dir`, in a session of our own."""
+    """Be the shim of `run_dir`, in a session of our own."""
     # Raised in the worker that started us, which the kernel is to kill first. A replica without
-    # its keeper is lost, so the keeper goes last.
+    # its shim is lost, so the shim goes last.
     set_own_oom_score_adj(0)
     try:
         lock(run_dir)
     except BlockingIOError:
-        sys.exit(f"keeper: another keeper has {run_dir}")
-    Keeper(run_dir, is_forked=is_forked).run()
+        sys.exit(f"shim: another shim has {run_dir}")
+    Shim(run_dir, is_forked=is_forked).run()
 
 
 if __name__ == "__main__":

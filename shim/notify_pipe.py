@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server says to its keeper, one JSON object a line (`env_host.protocol` lists them).
+"""What a server says to its shim, one JSON object a line (`env_host.protocol` lists them).
 
-One pipe a generation. A line that is no message, or has no end, is dropped. Light: a keeper
+One pipe a generation. A line that is no message, or has no end, is dropped. Light: a shim
 imports it.
 """
 

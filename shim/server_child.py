@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a keeper starts its server, and who else has become its child.
+"""How a shim starts its server, and who else has become its child.
 
-`fork` and `exec` by hand rather than `subprocess`: that module costs a keeper 1.1 MB, and between
+`fork` and `exec` by hand rather than `subprocess`: that module costs a shim 1.1 MB, and between
 the two the child must do more than it offers (die with its parent, enter its cgroup). Safe
-because the keeper has one thread.
+because the shim has one thread.
 """
 
 from __future__ import annotations

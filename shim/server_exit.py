@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a keeper's server ended, and with what evidence; or why it could not be started.
+"""How a shim's server ended, and with what evidence; or why it could not be started.
 
 The kernel's counters are read before the server starts and at every look, so that what had
 happened before a death is not held to be its cause. What they mean is decided in `explain.py`,
-which is imported when there is a death: a keeper imports this module, and is light. When our
+which is imported when there is a death: a shim imports this module, and is light. When our
 modules are gone (upgraded meanwhile) the bare facts are told.
 """
 
@@ -80,7 +80,7 @@ class ExitEvidence:
             )
             return reason.to_json()
         except Exception as exc:  # keeping the replica matters more than explaining its past
-            print(f"keeper: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
+            print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
     def explain_shard(self, facts: Json) -> Json:
@@ -93,7 +93,7 @@ class ExitEvidence:
                 facts, self._counters[0], self._cgroup, self._limit_bytes, self._since
             )
         except Exception as exc:
-            print(f"keeper: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
+            print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
         self._counters = [read_oom_counters(self._cgroup)]  # what it died of is no later one's
         return told
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a keeper as a process: its listening socket, cgroup, log and pid.
+"""The server of a shim as a process: its listening socket, cgroup, log and pid.
 
     prepare    its socket (kept open across restarts) and a fresh cgroup
     start      forked, with the socket and the writing end of its notify pipe
     terminate  SIGTERM to its group
-    kill_all   SIGKILL to all that is below the keeper: its group, its cgroup, adopted orphans
+    kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
     collect    the dead, whoever they are
 
-When each is called is the keeper's to say (`keeper.py`), and the fork itself is `server_child.py`.
-Light: a keeper imports it.
+When each is called is the shim's to say (`loop.py`), and the fork itself is `server_child.py`.
+Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .server_child import ForkInto, adopted_children, spawn
 from .wire import Json
 
 
-class KeptServer:
+class ServerProcess:
     """One process at a time, or none."""
 
     def __init__(self, run: Json, groups: CgroupManager | None, *, is_forked: bool) -> None:
-        """`run` is the run file; `is_forked` tells whether the keeper was, by the nursery."""
+        """`run` is the run file; `is_forked` tells whether the shim was, by the fork server."""
         self._run = run
         self._groups = groups
         self._is_forked = is_forked
@@ -50,7 +50,7 @@ class KeptServer:
         return None if self._listener is None else self._listener.fileno()
 
     def to_json(self) -> Json:
-        """Its part of the status that clients are told (`keeper_wire.py`)."""
+        """Its part of the status that clients are told (`wire.py`)."""
         host, port = self._run["host"], self._run["port"]
         if not port and self._listener is not None:
             port = self._listener.getsockname()[1]  # asked for any; this one was bound

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server's life, as its keeper leads it: started, heard, looked at, ended, explained.
+"""One server's life, as its shim leads it: started, heard, looked at, ended, explained.
 
     from             to        when
     starting         ready     it says so
     starting, ready  exited    it dies, or could not be started
     starting, ready  stopping  its stop is asked for
     exited           starting  its start is asked for
-    stopping, exited stopped   nothing of it is left, and its stop was asked for: the keeper ends
+    stopping, exited stopped   nothing of it is left, and its stop was asked for: the shim ends
 
 Whatever way it ends, all that it left behind is killed and collected first (`_reap`), and only
 then is it said how it died (`_settle`). `changed` is called after every change, with whether it
-must be written down. What is decided stands in `keeper_ending.py`, what is known in
-`keeper_status.py`, what is done to the process in `kept_server.py`. Light: a keeper imports it.
+must be written down. What is decided stands in `shutdown_policy.py`, what is known in
+`status.py`, what is done to the process in `server_process.py`. Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..system.file_tail import last_lines
 from .log_rotation import BUSY_LOOK_SECONDS, BoundedLog
 from .notify_pipe import NotifyPipe
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
-from .server_process import KeptServer
+from .server_process import ServerProcess
 from .shutdown_policy import Ending, Step
 from .status import ServerStatus
 from .wire import Json
@@ -33,7 +33,7 @@ from .wire import Json
 LOG_TAIL_LINES = 20
 
 
-class ServerLife:
+class ServerStateMachine:
     """Of the server that a run file describes, through its generations."""
 
     def __init__(
@@ -49,7 +49,7 @@ class ServerLife:
         self._changed = changed
         self._log_path = run["log_path"]
         self._log = BoundedLog(run["log_path"], run["max_log_bytes"])
-        self._server = KeptServer(run, groups, is_forked=is_forked)
+        self._server = ServerProcess(run, groups, is_forked=is_forked)
         self._notify = NotifyPipe(selector, self._on_words)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ServerStatus()

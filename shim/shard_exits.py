@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The death of a shard, as the keeper tells it: the server's facts, with an `ExitReason`.
+"""The death of a shard, as the shim tells it: the server's facts, with an `ExitReason`.
 
 The server is its shards' parent and goes on without them, so it is the server that waits for them;
-the evidence (cgroup counters, the kernel's log) is the keeper's.
+the evidence (cgroup counters, the kernel's log) is the shim's.
 """
 
 from __future__ import annotations

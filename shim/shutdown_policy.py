@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a keeper ends what it keeps: decided here from plain values and an explicit `now` (seconds,
-monotonic), done in `keeper.py`. Light: a keeper imports it.
+"""When a shim ends what it keeps: decided here from plain values and an explicit `now` (seconds,
+monotonic), done in `loop.py`. Light: a shim imports it.
 
     asked to stop ──SIGTERM──▶ grace ──over──▶ KILL ──▶ clearing ──all collected──▶ said how it died
     the server died by itself ─────────────────▶        (its orphans)  └──over──▶ SETTLE, likewise
@@ -28,7 +28,7 @@ class Ending:
     """How far the end of the server, or of everything, has come."""
 
     def __init__(self) -> None:
-        self.is_wanted = False  # of the keeper too: what has exited is not started again
+        self.is_wanted = False  # of the shim too: what has exited is not started again
         self.deadline: float | None = None
         self._is_clearing = False
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a keeper tells of its server: its state, what it has said, how it ended. Plain data, no
-effects; what the process is made of (pid, socket, cgroup) is `kept_server.py`'s to tell.
+"""What a shim tells of its server: its state, what it has said, how it ended. Plain data, no
+effects; what the process is made of (pid, socket, cgroup) is `server_process.py`'s to tell.
 
     begin      a new generation is starting; what was said of the last one goes, `last_exit` stays
     take_in    the server has said something (`env_host.protocol` lists what)
     end        it is gone, or could not be started
-    state      set by the keeper, when it stops what it keeps
+    state      set by the shim, when it stops what it keeps
 
-Light: a keeper imports it.
+Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ServerStatus:
         self._capacity = None
 
     def to_json(self) -> Json:
-        """Its part of the status that clients are told (`keeper_wire.py`)."""
+        """Its part of the status that clients are told (`wire.py`)."""
         told: Json = {
             "state": self.state,
             "generation": self._generation,

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire between a keeper and its clients: one JSON object a line. Light: a keeper imports it.
+"""The wire between a shim and its clients: one JSON object a line. Light: a shim imports it.
 
-Keeper to client, on connecting and on every change:
+Shim to client, on connecting and on every change:
 
     {"event": "status", "replica_id", "state": "starting|ready|exited|stopping|stopped",
      "pid", "pid_started_at", "generation", "restarts", "ready_at", "host", "port", "sessions",
      "info": {ready line}, "capacity": {as the server told last}, "exit": ExitReason,
      "last_exit": ExitReason, "failed": str, "log_tail": [only when exited], "oom_kills": n,
-     "keeper": {pid, started_at}, "cgroup",
+     "shim": {pid, started_at}, "cgroup",
      "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
 
-`exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to keeper:
+`exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to shim:
 
     {"op": "start"}                          start the server again; ignored while one runs
     {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit
     {"op": "listener"}                       answered {"event": "listener"} with the descriptor
     anything else                            answered {"event": "error", "message"}
 
-Who speaks: `keeper_clients.py` here, `keeper_link.py` and the daemon there.
+Who speaks: `clients.py` here, `client.py` and the daemon there.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def test_a_killed_daemon_loses_no_request_and_no_environment(machine: Machine) -
 def _serves_sessions(process: psutil.Process) -> bool:
     try:
         parent = process.parent()
-        return parent is not None and _is_keeper(parent)
+        return parent is not None and _is_shim(parent)
     except psutil.Error:
         return False
 
 
-def _is_keeper(process: psutil.Process) -> bool:
-    return "keeper" in " ".join(process.cmdline())
+def _is_shim(process: psutil.Process) -> bool:
+    return "shim" in " ".join(process.cmdline())
 
 
 def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
@@ -102,13 +102,13 @@ def test_a_replica_that_died_while_no_daemon_lived_is_replaced(machine: Machine)
     say_hello(environment["address"])
 
 
-def test_a_keeper_that_is_killed_is_replaced(machine: Machine) -> None:
+def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
     machine.ok("launch", "echo")
     environment = machine.environment("echo")
     server = psutil.Process(environment["replicas"][0]["pid"])
-    keeper = server.parent()
-    assert keeper is not None
-    keeper.kill()
+    shim = server.parent()
+    assert shim is not None
+    shim.kill()
     psutil.wait_procs([server], timeout=10)
     eventually(
         lambda: (

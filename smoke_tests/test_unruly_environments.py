@@ -73,7 +73,7 @@ def test_an_import_that_fails_is_told_with_its_last_lines(
     assert answer.code == 1, answer.text
     assert "a_module_that_nobody_has" in answer.err
     assert machine.status()["environments"][0]["state"] == "FAILED"
-    assert not [p for p in machine.processes() if "keeper" in " ".join(p.cmdline())]
+    assert not [p for p in machine.processes() if "shim" in " ".join(p.cmdline())]
 
 
 def test_an_environment_that_exits_at_once_fails_at_once(
@@ -93,7 +93,7 @@ def test_an_environment_that_is_never_ready_is_given_up_with_its_last_words(
     assert answer.code == 1, answer.text
     assert "not ready" in answer.err
     assert "loading weights" in answer.err
-    eventually(lambda: not [p for p in machine.processes() if "keeper" in " ".join(p.cmdline())])
+    eventually(lambda: not [p for p in machine.processes() if "shim" in " ".join(p.cmdline())])
 
 
 def test_a_crash_in_a_step_is_explained_and_survived(

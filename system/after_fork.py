@@ -32,7 +32,7 @@ EXIT_UNCAUGHT = 1  # as Python itself says it
 
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-# By nursery and keeper. Not all there are: to look at each costs every process 300 kB.
+# By fork server and shim. Not all there are: to look at each costs every process 300 kB.
 _SET_BY_PARENTS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -5,7 +5,7 @@
 mounted, and from which group on: in a container the mount shows a subtree only). Every path can
 be read below another root, so that tests use trees of files.
 
-It creates nothing (`cgroups.py`) and knows no limit (`limits.py`). Light: a keeper imports it.
+It creates nothing (`cgroups.py`) and knows no limit (`limits.py`). Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Location(NamedTuple):
         found = [self]
         path = self.path
         while path != "/":
-            path = os.path.dirname(path)  # noqa: PTH120 (pathlib costs a keeper 0.7 MB)
+            path = os.path.dirname(path)  # noqa: PTH120 (pathlib costs a shim 0.7 MB)
             found.append(self._replace(path=path))
         return found
 

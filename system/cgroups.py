@@ -4,7 +4,7 @@
     <own group>/openenvd/<manager's name>/<group's name>        for instance
     /user.slice/…/openenvd/replicas/echo-0-7f3a
 
-`<own group>` is the group of the calling process, cut where `openenvd` begins: a keeper that a
+`<own group>` is the group of the calling process, cut where `openenvd` begins: a shim that a
 capped worker starts makes its groups beside the worker's, not below, and so outlives its cap.
 
 v1 needs a writable memory hierarchy. v2 needs a delegated group: its "no internal processes" rule
@@ -13,7 +13,7 @@ group is tried first (its processes moved into a leaf, when all of them are ours
 above it. What stands in the way is said in `why_not`, and callers do without.
 
 What it does *not* do: find limits (`limits.py`), explain deaths (`explain.py`).
-Sizes are bytes. Light: a keeper imports it, hence no dataclasses and no pathlib.
+Sizes are bytes. Light: a shim imports it, hence no dataclasses and no pathlib.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last lines of a log file, read from its end. Light: a keeper imports it."""
+"""The last lines of a log file, read from its end. Light: a shim imports it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value 
 reboot never matches after it. Two such numbers are compared for equality and mean nothing else;
 `age_seconds` says how long a process has run. Elsewhere than on Linux it is psutil's `create_time`.
 
-Light on purpose (standard library alone at import): a keeper imports it.
+Light on purpose (standard library alone at import): a shim imports it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def capacity_of(board: Board, now: int) -> Json:
 
 
 def summary_of(board: Board, now: int) -> Json:
-    """All shards in a few numbers: what the keeper is told, and the daemon's metrics show.
+    """All shards in a few numbers: what the shim is told, and the daemon's metrics show.
 
     Lag is in steps of 10 ms, so that a replica with nothing to do has nothing new to say.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Notifier`: what the host tells its keeper through the notify pipe (see `protocol.py`)."""
+"""`Notifier`: what the host tells its shim through the notify pipe (see `protocol.py`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notifier:
 
     def capacity(self, summary: dict[str, Any]) -> None:
         """How full it is, and how its shards do (`capacity.summary_of`); what it said last, if
-        the keeper is too slow to hear it now."""
+        the shim is too slow to hear it now."""
         if self.fd is None:
             return
         os.set_blocking(self.fd, False)
@@ -40,7 +40,7 @@ class Notifier:
             os.write(self.fd, _encode({"capacity": summary}))  # whole or not at all
 
     def sessions(self, count: int) -> bool:
-        """The number of sessions; False when the keeper is too slow to hear it now."""
+        """The number of sessions; False when the shim is too slow to hear it now."""
         if self.fd is None or count == self.told:
             self.told = count
             return True
@@ -49,7 +49,7 @@ class Notifier:
             os.write(self.fd, _encode({"sessions": count}))  # whole or not at all: it is short
         except BlockingIOError:
             return False
-        except OSError:  # the keeper is gone; the sessions need not be
+        except OSError:  # the shim is gone; the sessions need not be
             self.fd = None
         self.told = count
         return True

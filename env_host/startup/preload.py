@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports what serves sessions, for a process that forks hosts (the nursery of bundled
+"""Imports what serves sessions, for a process that forks hosts (the fork server of bundled
 environments and of classes in our own Python). Importing starts no thread and makes no loop.
 
 What is missing here costs every host its own copy, and is no fault otherwise.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deaths of the host's children: how one died, what its clients are told, what the keeper.
+"""Deaths of the host's children: how one died, what its clients are told, what the shim.
 
     wait status, memory group ──▶ `death_of` ──▶ Death ──▶ `Burials.bury`   its clients, its slot
-                                                  ├──▶ `facts_of`          for the keeper
+                                                  ├──▶ `facts_of`          for the shim
                                                   └──▶ `failure_of`        when none has served yet
 
 What its connections come to is decided in `unanswered.py`; when it has a successor, in
@@ -122,7 +122,7 @@ class Burials:
 
 
 def facts_of(death: Death, limit_bytes: int | None) -> dict[str, Any]:
-    """What the keeper is told of a child; `limit_bytes`: the cap of isolated sessions."""
+    """What the shim is told of a child; `limit_bytes`: the cap of isolated sessions."""
     dead = death.child
     by = "watchdog" if dead.killed_for is not None else "cgroup"
     return {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A memory cap for each isolated session: a cgroup below the replica's own, where there is one.
 
-    /…/openenvd/replicas/my_env-0-7f3a            the replica's, made by its keeper
+    /…/openenvd/replicas/my_env-0-7f3a            the replica's, made by its shim
     /…/openenvd/replicas/my_env-0-7f3a/session-5  one session's, made here before it is forked
 
 v1 needs a writable memory hierarchy. On v2 a group with processes hands no memory controller down,
@@ -58,7 +58,7 @@ class SessionGroup:
         return int(lines[0]) if lines and lines[0].isdigit() else None
 
     def remove(self) -> None:
-        """Remove it; what a killed process left inside is the keeper's to find."""
+        """Remove it; what a killed process left inside is the shim's to find."""
         with contextlib.suppress(OSError):
             os.rmdir(self.directory)  # noqa: PTH106
 
@@ -132,7 +132,7 @@ def _mounted(kind: str, path: str, option: str) -> str:
 
 
 def _sweep(directory: str) -> None:
-    """Remove what hosts that were killed have left, where no keeper does."""
+    """Remove what hosts that were killed have left, where no shim does."""
     for name in os.listdir(directory):  # noqa: PTH208
         match = _SESSION.fullmatch(name)
         if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host tells its keeper of the board: how many sessions, and how full all of it is."""
+"""What the host tells its shim of the board: how many sessions, and how full all of it is."""
 
 from __future__ import annotations
 

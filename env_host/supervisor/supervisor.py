@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host: imports the environment once, forks the processes that serve it, speaks for the dead.
 
-    keeper ──▶ host ──fork──▶ shard 0 … n-1          accept from the shared socket
+    shim ──▶ host ──fork──▶ shard 0 … n-1          accept from the shared socket
       ▲         │ ▲  └─fork──▶ isolated sessions      one connection each (`--isolate`)
       └─notify──┘ └── a link from each: ready, sockets that have sessions, sockets to isolate
 
@@ -10,11 +10,11 @@ imported its children share, and nothing that an environment does can hurt it.
 
 What happens when
 
-    a shard dies           its clients are told (`last_words`), the keeper too, and its successor is
+    a shard dies           its clients are told (`last_words`), the shim too, and its successor is
                            forked at once; later each time when it dies young again and again. What
                            it had not answered goes on in another, or its successor
-    an isolated one dies   its client is told, the keeper too; its slot is free
-    the state process dies its sessions are ended by their shards, the keeper is told, the next
+    an isolated one dies   its client is told, the shim too; its slot is free
+    the state process dies its sessions are ended by their shards, the shim is told, the next
                            epoch is forked (`shared_state.py`); before there is one, none begins
     a shard never starts   the host fails, with what the shard said, as if it had failed itself
     the host dies          the kernel kills its children (PDEATHSIG); their links end, too
@@ -30,7 +30,7 @@ What happens when
     children.py      who lives                held_sockets.py  copies of their connections
     deaths.py        who died, and how        unanswered.py    what the dead had not answered
     succession.py    when the next is due     isolating.py     processes of single sessions
-    memory_watch.py  who needs too much       host_news.py     how full it is, for the keeper
+    memory_watch.py  who needs too much       host_news.py     how full it is, for the shim
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from ..ipc.notify import Notifier
     from ..shared_state.process import StateProcess
 
-STOP_SECONDS = 4.5  # for children to end; below the keeper's grace
+STOP_SECONDS = 4.5  # for children to end; below the shim's grace
 AGAIN_SECONDS = 0.05  # until what a child had no room to hear is told again
 
 log = logging.getLogger("openenvd.env_host")
@@ -191,7 +191,7 @@ class Host:
             self._state.start_if_due()
 
     def forget(self) -> None:
-        """In a child: the keeper and the state process are the host's, not ours, also when we
+        """In a child: the shim and the state process are the host's, not ours, also when we
         leave through the host's frames."""
         self._notifier.silence()
         self._state = None
@@ -297,7 +297,7 @@ class Host:
         if self._is_ready or death.child.is_isolated:
             return
         self._children.signal(signal.SIGKILL)
-        if death.wait_status == signal.SIGKILL:  # for memory? the keeper finds out why we die of it
+        if death.wait_status == signal.SIGKILL:  # for memory? the shim finds out why we die of it
             os.kill(os.getpid(), signal.SIGKILL)
         raise failure_of(death)
 

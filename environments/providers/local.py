@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas as processes of this machine, each below a keeper that outlives us.
+"""Replicas as processes of this machine, each below a shim that outlives us.
 
-    open_listener ─▶ one listening socket ─▶ run file ─▶ keeper 0 ─▶ env host
-                                          └▶ run file ─▶ keeper 1 ─▶ env host   (the same socket)
+    open_listener ─▶ one listening socket ─▶ run file ─▶ shim 0 ─▶ env host
+                                          └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
 
 All replicas of an environment accept from one socket, so it has one address and the kernel gives a
-connection to one that has room. The keepers hold the socket; our copy is closed on `release`.
+connection to one that has room. The shims hold the socket; our copy is closed on `release`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...processes.resources.limits import available_memory_bytes, read_limits
 from ...processes.resources.memory import replica_bytes
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
-from ...shim.client import KeeperGone, KeeperLink, start_keeper
+from ...shim.client import ShimClient, ShimGone, start_shim
 from ...system.file_tail import last_lines
 from .. import run_files
 from ..errors import (
@@ -48,17 +48,17 @@ from .ports import open_listener
 Json = dict[str, Any]
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
 
-# Of one replica; the keeper drops the oldest half beyond it. The daemon sets the variable.
+# Of one replica; the shim drops the oldest half beyond it. The daemon sets the variable.
 MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
 DEFAULT_MAX_LOG_MB = 64
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
 LAST_LINES = 20  # of a replica's log, in a failure
-_ALIVE = ("starting", "ready")  # states of a keeper's status
+_ALIVE = ("starting", "ready")  # states of a shim's status
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
 _IMPORT_MACHINERY = 'File "<frozen importlib'
-PROCESSES_OF_REPLICA = 2  # the keeper and the host
-PROCESSES_TO_START = 1  # the nursery, or a shell
+PROCESSES_OF_REPLICA = 2  # the shim and the host
+PROCESSES_TO_START = 1  # the fork server, or a shell
 THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
@@ -80,7 +80,7 @@ class LocalProvider:
         memory_limit_bytes: int | None,
         on_started: OnReplica,
     ) -> LocalReplicas:
-        """Start a keeper per replica.
+        """Start a shim per replica.
 
         Raises:
             InvalidSpec: there are more replicas than sessions, or too few GPUs.
@@ -101,7 +101,7 @@ class LocalProvider:
         except BaseException as exc:
             replicas.stop()
             if isinstance(exc, BlockingIOError):
-                text = f"a replica's keeper cannot be started: {no_room_text()}"
+                text = f"a replica's shim cannot be started: {no_room_text()}"
                 raise NoProcesses(text, ROOM_HINT) from exc
             raise
         return replicas
@@ -115,21 +115,21 @@ class LocalReplicas:
         self._listener = listener
         self.port = int(listener.getsockname()[1])
         self._run_files: list[run_files.RunFile] = []
-        self._links: dict[str, KeeperLink] = {}
+        self._links: dict[str, ShimClient] = {}
 
     @property
     def address(self) -> str:
         return run_files.address_of(self._spec.host, self.port)
 
     def start_one(self, data: Json, links: dict[str, Path]) -> StartedReplica:
-        """Write one replica down, and start its keeper."""
+        """Write one replica down, and start its shim."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_links(run_dir / IMPORTS, links)
         # Before it is started: were we killed in between, it must be found.
         run_file = run_files.RunFile.of(run_dir, data)
         self._run_files.append(run_file)
-        start_keeper(run_dir, data, listen_fd=self._listener.fileno())
+        start_shim(run_dir, data, listen_fd=self._listener.fileno())
         return StartedReplica(run_file.replica_id, run_file.ordinal, str(run_dir))
 
     def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
@@ -159,7 +159,7 @@ class LocalReplicas:
         run_files.stop_replicas([r.run_dir for r in self._run_files], _STOP_GRACE_SECONDS)
 
     def release(self) -> None:
-        """Close our ends; the keepers have their own."""
+        """Close our ends; the shims have their own."""
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -170,13 +170,13 @@ class LocalReplicas:
             if run_file.replica_id in self._links:
                 continue
             try:
-                link = KeeperLink.connect(run_file.socket_path)
-            except KeeperGone as exc:
-                raise _keeper_lost(run_file) from exc
+                link = ShimClient.connect(run_file.socket_path)
+            except ShimGone as exc:
+                raise _shim_lost(run_file) from exc
             self._links[run_file.replica_id] = link
 
     def _changed(self, deadline: float) -> list[run_files.RunFile]:
-        """Those whose keepers have said something; none when the time is over."""
+        """Those whose shims have said something; none when the time is over."""
         by_link = {self._links[r.replica_id]: r for r in self._run_files}
         timeout = max(0.0, deadline - time.monotonic())
         readable, _, _ = select.select(list(by_link), [], [], timeout)
@@ -186,10 +186,10 @@ class LocalReplicas:
         link = self._links[run_file.replica_id]
         try:
             status = link.status
-        except KeeperGone as exc:
-            raise _keeper_lost(run_file) from exc
+        except ShimGone as exc:
+            raise _shim_lost(run_file) from exc
         if link.has_ended and status["state"] in _ALIVE:  # its last word is overtaken
-            raise _keeper_lost(run_file)
+            raise _shim_lost(run_file)
         return status
 
 
@@ -216,7 +216,7 @@ class _Plan:
         self._cores = _cores_of_one(spec)
 
     def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
-        """Everything that the keeper of one replica needs to know."""
+        """Everything that the shim of one replica needs to know."""
         name = self._spec.name
         replica_id = f"{name}-{ordinal}-{self._launch_id}"
         run_dir = self._layout.run_dir(replica_id)
@@ -231,7 +231,7 @@ class _Plan:
             "run_dir": str(run_dir),
             "argv": list(self._program.argv),
             "entry": self._program.entry,
-            "nursery": self._layout.nursery(HOST_PRELOAD),
+            "fork_server": self._layout.fork_server(HOST_PRELOAD),
             "env": self._environment(run_dir, max_sessions, devices),
             "cwd": str(self._program.folder),
             "log_path": str(log_path),
@@ -399,8 +399,8 @@ def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> Environme
     )
 
 
-def _keeper_lost(run_file: run_files.RunFile) -> ReplicaFailed:
-    who = f"the keeper of replica {run_file.ordinal} of {run_file.environment}"
+def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
+    who = f"the shim of replica {run_file.ordinal} of {run_file.environment}"
     lines = last_lines(run_file.log_path, LAST_LINES)
     return ReplicaFailed(
         with_last_lines(*_with_heading(f"{who} ended unexpectedly", lines)), "launch it again"

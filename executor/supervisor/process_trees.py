@@ -3,7 +3,7 @@
 
 While a worker lives, all its descendants can be found, also those that made a session of their
 own. Afterwards its process group, its session and its cgroup still tell. What must outlive a
-worker (a replica's keeper) is a grandchild in a session of its own, and leaves the worker's cgroup.
+worker (a replica's shim) is a grandchild in a session of its own, and leaves the worker's cgroup.
 """
 
 from __future__ import annotations

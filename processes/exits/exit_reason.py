@@ -97,7 +97,7 @@ class ExitReason:
         """One clause for people, to stand after a subject: `was killed by SIGSEGV`."""
         match self.kind:
             case ExitKind.EXITED if self.evidence is not None and not self.pid:
-                return self.evidence  # a keeper's: there never was a process
+                return self.evidence  # a shim's: there never was a process
             case ExitKind.EXITED:
                 return f"exited with code {self.exit_code}"
             case ExitKind.SIGNALED:

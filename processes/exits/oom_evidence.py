@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel counts and writes when it kills for memory. Light: a keeper imports it.
+"""What the kernel counts and writes when it kills for memory. Light: a shim imports it.
 
 Read before and after a death; what it means is decided in `explain.py`.
 """

@@ -42,10 +42,10 @@ def tree_bytes(pid: int, born_bytes: int = 0) -> int:
 
 
 def replica_bytes(status: dict[str, Any]) -> int | None:
-    """What a replica holds, by its keeper's status: keeper, server and all below it.
+    """What a replica holds, by its shim's status: shim, server and all below it.
 
-    Pages that it shares with other replicas (they were forked from one nursery) are not its own:
-    another replica would not need them again. None when it has no server.
+    Pages that it shares with other replicas of the same fork server are not its own: another
+    replica would not need them again. None when it has no server.
     """
     if status.get("pid") is None:
         return None
@@ -54,7 +54,7 @@ def replica_bytes(status: dict[str, Any]) -> int | None:
     if held is None:
         server = status["pid"]
         held = sum(proportional_bytes(pid) for pid in (server, *_descendants(server)))
-    return held + private_bytes(status["keeper"]["pid"])
+    return held + private_bytes(status["shim"]["pid"])
 
 
 def proportional_bytes(pid: int) -> int:

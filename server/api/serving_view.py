@@ -34,7 +34,7 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
 def _held_view(lives: Iterable[Json]) -> Json | None:
     """`{"shards", "since"}` of those in which something keeps the loop; None when it turns in all.
 
-    As their keepers said last, which is seconds ago at most.
+    As their shims said last, which is seconds ago at most.
     """
     told = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
     if not told:

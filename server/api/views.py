@@ -80,7 +80,7 @@ def error_view(error: RequestError | None) -> Json | None:
 def environment_view(
     environment: Environment, replicas: list[Replica], live: dict[str, Json]
 ) -> Json:
-    """One environment with its replicas. `live` holds the keepers' last words by replica id."""
+    """One environment with its replicas. `live` holds the shims' last words by replica id."""
     spec = environment.spec
     views = [replica_view(replica, live.get(replica.id)) for replica in replicas]
     known = [size for r in replicas if (size := _max_sessions(live.get(r.id)))]
@@ -101,7 +101,7 @@ def environment_view(
 
 
 def replica_view(replica: Replica, live: Json | None) -> Json:
-    """One replica, with what its keeper last said."""
+    """One replica, with what its shim last said."""
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,

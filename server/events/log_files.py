@@ -5,7 +5,7 @@ Workers and replicas write their logs by file descriptor, so nobody in the daemo
 `LogWatcher` (one thread of `watchdog`: inotify on Linux, FSEvents on macOS) sets an
 `asyncio.Event` of whoever follows a file when it has changed.
 
-A log that shrinks (a keeper cut it to its bound) is read on from its new end of line.
+A log that shrinks (a shim cut it to its bound) is read on from its new end of line.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 is too long a path.
 
     made        by each daemon that starts (`held`)
-    removed     by the daemon that ends, when no keeper has a socket there; by the last keeper of a
+    removed     by the daemon that ends, when no shim has a socket there; by the last shim of a
                 home that was removed (`shim.files.remove_if_empty`)
     collected   by the next daemon of any home of the same user, when nobody listens there any more:
-                daemons and keepers that are killed take nothing with them (`collect_abandoned`)
+                daemons and shims that are killed take nothing with them (`collect_abandoned`)
 
 Who binds a socket there, and who removes the folder, holds the lock on the folder itself, so that
 nobody's folder goes between the two steps of making it and binding in it.
@@ -29,7 +29,7 @@ from ...environments.layout import make_private
 MOST_REMOVALS = 100  # under our hands, one after the other
 
 # How `connect` tells of a socket whose owner has died. Anything else may be somebody alive: a full
-# backlog is EAGAIN, a nursery (of another type of socket) EPROTOTYPE.
+# backlog is EAGAIN, a fork server (of another type of socket) EPROTOTYPE.
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
 
 

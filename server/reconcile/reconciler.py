@@ -2,7 +2,7 @@
 """Environments as they are, against environments as they are wanted.
 
     hub: a request about an environment changed ──▶ settle(name) ──▶ environments table ──▶ hub
-    keepers' sockets ──▶ ReplicaWatch ──▶ observe ──────────────────▶ replicas table ─────▶ hub
+    shims' sockets ──▶ ReplicaWatch ──▶ observe ──────────────────▶ replicas table ─────▶ hub
                              └─ exited ──▶ restart_decision ──▶ start after a pause | give up
 
 `settle` is level-triggered: it reads the environment's row, its launch and its latest `down`, and
@@ -19,11 +19,11 @@ were started, so none is lost.
 
 Failure cases:
 
-* A replica's server dies: its keeper says how; it is started again after a pause, until the budget
-  of `restart_policy` is spent. Then the keeper is stopped too, so that nothing keeps the port.
-* A keeper dies (SIGKILL, a reboot): its socket ends; the server died with it. A new keeper is
+* A replica's server dies: its shim says how; it is started again after a pause, until the budget
+  of `restart_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
+* A shim dies (SIGKILL, a reboot): its socket ends; the server died with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
-* The daemon dies: keepers and servers go on. What happened meanwhile is in the keepers' first
+* The daemon dies: shims and servers go on. What happened meanwhile is in the shims' first
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile
   nothing is started or stopped on its account.
@@ -35,7 +35,7 @@ Everything here runs on the daemon's loop. Where to look:
     next_step.py     what is due, and how an environment is: pure
     settling.py      which environments are to be settled, one task for each
     replica_care.py  replicas: watched, kept alive, stopped
-    replica_watch.py one replica, through its keeper's socket
+    replica_watch.py one replica, through its shim's socket
     observations.py  what was observed, written and told
     loop_tasks.py    the tasks of all of them
 """

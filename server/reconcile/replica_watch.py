@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One replica, watched through its keeper's socket.
+"""One replica, watched through its shim's socket.
 
-    keeper ──status lines──▶ run() ──▶ replica's row
+    shim ──status lines──▶ run() ──▶ replica's row
                                └─ exited ──▶ restart_decision ──▶ pause ──▶ {"op": "start"}
 
-The connection itself is the sign of life: its end is the keeper's death. See `reconciler.py` for
+The connection itself is the sign of life: its end is the shim's death. See `reconciler.py` for
 who is responsible when, and for the failure cases.
 """
 
@@ -60,7 +60,7 @@ class Caretaker(Protocol):
 
 
 class ReplicaWatch:
-    """Follows one keeper, and starts its server again when that is due."""
+    """Follows one shim, and starts its server again when that is due."""
 
     task: asyncio.Task[None]
 
@@ -88,15 +88,15 @@ class ReplicaWatch:
         while not is_over(self.replica.state):
             try:
                 with contextlib.suppress(OSError):  # nobody listens: as the end of the connection
-                    await self._follow_keeper()
+                    await self._follow_shim()
                 if not is_over(self.replica.state):
-                    await self._keeper_ended()
+                    await self._shim_ended()
             except Exception:
-                # A trouble of ours says nothing about the keeper: look again.
+                # A trouble of ours says nothing about the shim: look again.
                 log.exception("cannot follow %s", self.replica.id)
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    async def _follow_keeper(self) -> None:
+    async def _follow_shim(self) -> None:
         reader, writer = await asyncio.open_unix_connection(
             self._run_file.socket_path, limit=MAX_LINE_BYTES
         )
@@ -121,7 +121,7 @@ class ReplicaWatch:
         await self._become(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
 
     async def believe_ready(self, pid: int | None) -> None:
-        """Its launch saw its first server ready; the keeper's word of that is on its way here."""
+        """Its launch saw its first server ready; the shim's word of that is on its way here."""
         is_first = self.status.get("generation", 1) == 1
         if is_first and self.replica.state is ReplicaState.STARTING:
             await self._become(ReplicaState.READY, pid=pid)
@@ -132,8 +132,8 @@ class ReplicaWatch:
             self.replica = changed
             await self._caretaker.record(changed)
 
-    async def _keeper_ended(self) -> None:
-        """The keeper's last word is in its status file; without one, it was killed."""
+    async def _shim_ended(self) -> None:
+        """The shim's last word is in its status file; without one, it was killed."""
         status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
         if status is None or status["state"] == "stopped":
             await self._become(ReplicaState.STOPPED, pid=None)
@@ -178,13 +178,13 @@ class ReplicaWatch:
             self._writer.write(encode_line({"op": "start"}))
             await self._writer.drain()
         else:
-            self._handled_generation = 0  # a new keeper counts anew
+            self._handled_generation = 0  # a new shim counts anew
             try:
                 await asyncio.to_thread(run_files.revive, self._run_file)
             except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
-                log.exception("cannot start a keeper of %s", self.replica.id)
+                log.exception("cannot start a shim of %s", self.replica.id)
 
 
 def _is_alive(status: Json) -> bool:
-    keeper: Json | None = status.get("keeper")
-    return keeper is not None and ProcessIdentity(keeper["pid"], keeper["started_at"]).is_alive()
+    shim: Json | None = status.get("shim")
+    return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()

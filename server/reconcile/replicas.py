@@ -77,7 +77,7 @@ class ReplicaCare:
             await self.record(replica)
 
     async def believe(self, replicas: list[Json]) -> None:
-        """What a launch has just seen ready is ready, although its keeper was not heard here yet.
+        """What a launch has just seen ready is ready, although its shim was not heard here yet.
 
         Otherwise whoever was told of the launch's success might find it DEGRADED for a moment.
         """

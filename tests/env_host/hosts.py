@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a real env host the way a keeper does, and talks to it."""
+"""Starts a real env host the way a shim does, and talks to it."""
 
 from __future__ import annotations
 

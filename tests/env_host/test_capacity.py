@@ -134,7 +134,7 @@ def _steps(seen: Json) -> int:
     return sum(shard["totals"]["steps"] for shard in seen["shards"])
 
 
-def test_the_keeper_is_told_when_something_has_changed(start: StartHost) -> None:
+def test_the_shim_is_told_when_something_has_changed(start: StartHost) -> None:
     host = start(shards=2, max_sessions=6)
     host.ready()
     while (told := (host.note() or {}).get("capacity")) is None:

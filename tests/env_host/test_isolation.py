@@ -224,7 +224,7 @@ def test_a_front_that_hangs_hears_later_of_all_slots_that_are_free(start: StartH
 
 
 def eats_too_much(host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the client of a session is told that goes over its cap, and what the keeper is."""
+    """What the client of a session is told that goes over its cap, and what the shim is."""
     host.ready()
     with host.open() as hungry, host.open() as other:
         other.ask("reset")

@@ -77,7 +77,7 @@ def test_http_is_answered_while_all_slots_are_taken(start: StartHost) -> None:
         assert host.http("GET", "/health") == (200, {"status": "healthy"})
 
 
-def test_the_keeper_hears_of_the_sessions_of_all_shards(start: StartHost) -> None:
+def test_the_shim_hears_of_the_sessions_of_all_shards(start: StartHost) -> None:
     host = start(shards=2, max_sessions=4)
     host.ready()
     with ExitStack() as stack:

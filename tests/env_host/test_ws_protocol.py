@@ -347,7 +347,7 @@ async def test_who_is_silent_is_asked_and_then_given_up() -> None:
     ours.close()
 
 
-class Doorkeeper:
+class DoorGuard:
     """Lets one in when it is told to."""
 
     totals = (0, 1)
@@ -365,7 +365,7 @@ class Doorkeeper:
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_client_that_goes_when_its_slot_comes_does_not_keep_it(turns: int) -> None:
-    door = Doorkeeper()
+    door = DoorGuard()
     definition = definition_of_class(ECHO, "echo")
     table = SessionTable(definition, 1, exclusive=False, admission=door)
     loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas on this machine: real keepers, the real env host, found again by their run files."""
+"""Replicas on this machine: real shims, the real env host, found again by their run files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
 from openenvd.processes.resources.limits import read_limits
 from openenvd.processes.resources.pids_limit import ProcessRoom
-from openenvd.shim.client import KeeperLink, read_status_file
+from openenvd.shim.client import ShimClient, read_status_file
 
 TIMEOUT_SECONDS = 60.0
 LAUNCH_ID = "0123456789abcdef"
@@ -141,7 +141,7 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
     monkeypatch: pytest.MonkeyPatch,
     left: int,
 ) -> None:
-    """Others took what there was when we looked: it may be a shell's, a keeper's, a shard's."""
+    """Others took what there was when we looked: it may be a shell's, a shim's, a shard's."""
     monkeypatch.setattr(local, "check_process_room", lambda *_: None)
     (pids_group / "cgroup.procs").write_text(str(os.getpid()))
     used = int((pids_group / "pids.current").read_text())
@@ -243,16 +243,14 @@ threading.Event().wait()
     assert "loading weights" in str(caught.value)
 
 
-def test_a_keeper_that_was_killed_is_replaced_on_the_same_address(
-    home: Path, layout: Layout
-) -> None:
+def test_a_shim_that_was_killed_is_replaced_on_the_same_address(home: Path, layout: Layout) -> None:
     replicas = start(home)
     [ready] = wait(replicas)
     replicas.release()
     [run_file] = run_files.all_of(layout.runs)
-    kill_keeper(run_file)
+    kill_shim(run_file)
     run_files.revive(run_file)
-    with KeeperLink.connect(run_file.socket_path) as link:
+    with ShimClient.connect(run_file.socket_path) as link:
         status = link.wait(lambda s: s["state"] in ("ready", "exited"), TIMEOUT_SECONDS)
     assert status["state"] == "ready"
     assert status["pid"] != ready.pid
@@ -260,26 +258,26 @@ def test_a_keeper_that_was_killed_is_replaced_on_the_same_address(
     run_files.stop_environment(layout.runs, "sample")
 
 
-def test_a_replaced_keeper_shares_its_siblings_socket(home: Path, layout: Layout) -> None:
+def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) -> None:
     replicas = start(home, replicas=2)
     wait(replicas)
     replicas.release()
     first, second = run_files.all_of(layout.runs)
-    kill_keeper(first)
+    kill_shim(first)
     run_files.revive(first)
-    with KeeperLink.connect(first.socket_path) as link:
+    with ShimClient.connect(first.socket_path) as link:
         status = link.wait(lambda s: s["state"] in ("ready", "exited"), TIMEOUT_SECONDS)
     assert status["state"] == "ready"
     assert status["port"] == second.port
     run_files.stop_environment(layout.runs, "sample")
 
 
-def test_what_a_killed_keeper_left_is_stopped(home: Path, layout: Layout) -> None:
+def test_what_a_killed_shim_left_is_stopped(home: Path, layout: Layout) -> None:
     replicas = start(home)
     wait(replicas)
     replicas.release()
     [run_file] = run_files.all_of(layout.runs)
-    kill_keeper(run_file)
+    kill_shim(run_file)
     run_files.stop_replica(run_file.run_dir)
     assert not run_file.run_dir.exists()
     assert not Path(run_file.socket_path).exists()
@@ -319,27 +317,27 @@ def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> Non
     assert run_files.address_of(host, 80) == address
 
 
-def kill_keeper(run_file: run_files.RunFile) -> None:
+def kill_shim(run_file: run_files.RunFile) -> None:
     """SIGKILL; returns when it and its server are gone."""
     status = read_status_file(run_file.run_dir)
     assert status is not None
-    pidfds = [os.pidfd_open(pid) for pid in (status["keeper"]["pid"], status["pid"])]
-    psutil.Process(status["keeper"]["pid"]).kill()
+    pidfds = [os.pidfd_open(pid) for pid in (status["shim"]["pid"], status["pid"])]
+    psutil.Process(status["shim"]["pid"]).kill()
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], TIMEOUT_SECONDS)[0]
         os.close(pidfd)
 
 
-def test_a_keeper_that_is_killed_ends_the_wait_at_once(home: Path) -> None:
+def test_a_shim_that_is_killed_ends_the_wait_at_once(home: Path) -> None:
     code = "import time\ntime.sleep(600)\n"
     replicas = start(home, write_class(home, code), cwd=home)
     [run_file] = run_files.of_environment(home / "run", "sample")
-    with KeeperLink.connect(run_file.socket_path) as link:
-        keeper = psutil.Process(link.wait(lambda s: s["pid"] is not None)["keeper"]["pid"])
-    killer = threading.Timer(0.5, keeper.kill)
+    with ShimClient.connect(run_file.socket_path) as link:
+        shim = psutil.Process(link.wait(lambda s: s["pid"] is not None)["shim"]["pid"])
+    killer = threading.Timer(0.5, shim.kill)
     killer.start()
     try:
-        with pytest.raises(ReplicaFailed, match="keeper of replica 0 of sample ended unexpectedly"):
+        with pytest.raises(ReplicaFailed, match="shim of replica 0 of sample ended unexpectedly"):
             wait(replicas)
     finally:
         killer.join()

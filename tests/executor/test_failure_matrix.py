@@ -34,7 +34,7 @@ from openenvd.system.process_identity import ProcessIdentity
 
 from .executor_bench import Bench, make_plan, wait_gone
 
-# Without them, what made a session of its own cannot be told from a keeper once its worker is dead.
+# Without them, what made a session of its own cannot be told from a shim once its worker is dead.
 _MANAGER = CgroupManager(f"test-{os.getpid()}")
 HAS_CGROUPS = _MANAGER.available
 _MANAGER.remove()

@@ -21,7 +21,7 @@ from openenvd.environments.layout import Layout
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.check import problems
-from openenvd.shim.client import KeeperLink
+from openenvd.shim.client import ShimClient
 
 LAUNCH_ID = "0123456789abcdef"
 FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
@@ -171,7 +171,7 @@ registry.run.launch({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
     done = subprocess.run([sys.executable, "-c", code, LAUNCH_ID, str(home)], check=False)
     assert done.returncode == -signal.SIGKILL
     [run_file] = run_files.all_of(layout.runs)
-    with KeeperLink.connect(run_file.socket_path) as link:
+    with ShimClient.connect(run_file.socket_path) as link:
         status = link.wait(lambda s: s["state"] == "ready", 60.0)
     assert psutil.pid_exists(status["pid"])
     assert run("down", name="echo")["stopped"] == [run_file.replica_id]

@@ -73,7 +73,7 @@ def test_group_is_found_again_from_its_json(cgroups: CgroupManager) -> None:
 
 
 def test_group_made_from_inside_a_group_stands_beside_it(cgroups: CgroupManager) -> None:
-    """A capped worker's keeper is not capped with it."""
+    """A capped worker's shim is not capped with it."""
     inner = cgroups.create("worker", 200 * MB)
     program = (
         "import sys; sys.stdin.readline()\n"

@@ -40,10 +40,10 @@ def test_without_a_cgroup_it_is_counted_by_process(replica: Make) -> None:
 
 
 def test_what_was_imported_before_the_fork_is_not_its_own(replica: Make, tmp_path: Path) -> None:
-    way = forked(tmp_path / "nursery")
-    (tmp_path / "nursery" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
-    nursery = way["nursery"] | {"preload": ["large", "kept_server"]}
-    one, other = (replica(**way | {"nursery": nursery}).ready() for _ in range(2))
+    way = forked(tmp_path / "fork_server")
+    (tmp_path / "fork_server" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
+    fork_server = way["fork_server"] | {"preload": ["large", "server_program"]}
+    one, other = (replica(**way | {"fork_server": fork_server}).ready() for _ in range(2))
     held = replica_bytes(one.link.status)
     assert other.link.status["state"] == "ready"
     assert held is not None

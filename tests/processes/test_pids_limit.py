@@ -114,6 +114,6 @@ def test_another_reason_is_told_as_it_is() -> None:
     assert not tells_no_room(why_not_started(missing))
 
 
-def test_a_keeper_names_the_limit_too() -> None:
+def test_a_shim_names_the_limit_too() -> None:
     assert why_no_server(REFUSED).startswith(NO_ROOM)
     assert why_no_server(OSError(errno.EACCES, "denied", "/x")) == "denied: /x"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a daemon, each real: a database's file, an event hub, keepers with their servers."""
+"""The parts of a daemon, each real: a database's file, an event hub, shims with their servers."""
 
 from __future__ import annotations
 

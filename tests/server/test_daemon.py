@@ -253,9 +253,9 @@ def test_the_replicas_of_a_removed_home_end_as_well(home: Path) -> None:
     launch = following.run(client, "launch", {"source": "echo", "shards": 1})
     [replica] = launch["result"]["environment"]["replicas"]
     server = psutil.Process(replica["pid"])
-    keeper = psutil.Process(server.ppid())
+    shim = psutil.Process(server.ppid())
     shutil.rmtree(home)
-    _, alive = psutil.wait_procs([server, keeper], timeout=WAIT_SECONDS)
+    _, alive = psutil.wait_procs([server, shim], timeout=WAIT_SECONDS)
     assert not alive
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reconciler, with the real tables and real keepers: what it makes of every end."""
+"""The reconciler, with the real tables and real shims: what it makes of every end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from openenvd.shim.client import read_status_file
 from openenvd.shim.wire import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
-from ..shim.conftest import Replica as KeptServer
+from ..shim.conftest import Replica as ShimmedServer
 from .conftest import WAIT_SECONDS, until
 
 S = EnvironmentState
@@ -60,7 +60,7 @@ class World:
         self.store = store
         self.dispatch = dispatch
         self.hub = hub
-        self.servers: list[KeptServer] = []
+        self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
 
     async def reconcile(self) -> Reconciler:
@@ -114,7 +114,7 @@ class World:
 
     # Replicas.
 
-    def start(self, launch: Request, ordinal: int = 0, **changes: Any) -> KeptServer:
+    def start(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
         """A replica of this launch that is ready, as the launch's worker would start it."""
         replica_id = f"{launch.environment}-{ordinal}-{launch.id}"
         folder = self.paths.home.parent / f"{ordinal}-{launch.id}-{len(self.servers)}"
@@ -124,19 +124,19 @@ class World:
             "ordinal": ordinal,
             "request_id": launch.id,
         }
-        server = KeptServer(folder, **identity, **changes)
+        server = ShimmedServer(folder, **identity, **changes)
         server.run_dir = self.paths.runs / replica_id
         self.servers.append(server)
         return server.ready()
 
-    async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> KeptServer:
+    async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
         """The same, and the launch says so."""
         server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
         replica_id = server.run_file["replica_id"]
         await self.progresses(launch, {"replica": {"id": replica_id}})
         return server
 
-    async def serving(self, name: str = "trial", replicas: int = 1) -> list[KeptServer]:
+    async def serving(self, name: str = "trial", replicas: int = 1) -> list[ShimmedServer]:
         """An environment whose launch succeeded, and which is READY."""
         launch = await self.launch(name)
         servers = [await self.started(launch, ordinal) for ordinal in range(replicas)]
@@ -190,19 +190,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 0.01)
 
 
-def pid_of(server: KeptServer) -> int:
+def pid_of(server: ShimmedServer) -> int:
     pid: int = server.link.status["pid"]
     return pid
 
 
-def keeper_pid(server: KeptServer) -> int:
+def shim_pid(server: ShimmedServer) -> int:
     status = read_status_file(server.run_dir)
     assert status is not None
-    pid: int = status["keeper"]["pid"]
+    pid: int = status["shim"]["pid"]
     return pid
 
 
-def is_running(server: KeptServer) -> bool:
+def is_running(server: ShimmedServer) -> bool:
     status = server.link.status
     return ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
 
@@ -221,7 +221,7 @@ async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
     assert reconciler.live[replica.id]["info"]["max_sessions"] == 4
 
 
-async def test_sessions_are_what_the_keeper_last_said(world: World) -> None:
+async def test_sessions_are_what_the_shim_last_said(world: World) -> None:
     reconciler = await world.reconcile()
     [server] = await world.serving()
     server.tell("sessions 3")
@@ -342,17 +342,17 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
     await asyncio.to_thread(server.wait_for_end)
 
 
-async def test_a_killed_keeper_is_replaced_on_its_run_file(world: World) -> None:
+async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     await world.reconcile()
     [server] = await world.serving()
     first = pid_of(server)
-    os.kill(keeper_pid(server), signal.SIGKILL)
+    os.kill(shim_pid(server), signal.SIGKILL)
     await world.becomes(S.DEGRADED)
     await world.becomes(S.READY)
     assert (await world.replica()).pid != first
 
 
-async def test_a_keeper_killed_during_its_launch_is_waited_about_and_not_polled(
+async def test_a_shim_killed_during_its_launch_is_waited_about_and_not_polled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -367,11 +367,11 @@ async def test_a_keeper_killed_during_its_launch_is_waited_about_and_not_polled(
     launch = await world.launch()
     server = await world.started(launch)
     await world.replica_becomes(ReplicaState.READY)
-    os.kill(keeper_pid(server), signal.SIGKILL)
+    os.kill(shim_pid(server), signal.SIGKILL)
     await asyncio.to_thread(server.wait_for_end)
     await asyncio.sleep(0.2)  # time enough for a hundred looks
     assert looks <= 1
-    await world.fails(launch, "a keeper died")
+    await world.fails(launch, "a shim died")
     await world.becomes(S.FAILED)
 
 
@@ -583,10 +583,10 @@ async def test_a_full_disk_costs_no_replica_its_life(
     os.kill(pid_of(server), signal.SIGKILL)
     replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
     assert refusals == 0
-    assert reconciler.live[replica.id]["generation"] == 2  # the same keeper, asked once
+    assert reconciler.live[replica.id]["generation"] == 2  # the same shim, asked once
 
 
-async def test_a_trouble_of_ours_is_no_death_of_the_keeper(
+async def test_a_trouble_of_ours_is_no_death_of_the_shim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)

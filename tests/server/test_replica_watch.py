@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's watch, against a keeper's socket that the test speaks for."""
+"""A replica's watch, against a shim's socket that the test speaks for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_file(tmp_path: Path) -> RunFile:
     status = {"state": "starting", "pid": 1, "exit": None}
     (tmp_path / "status.json").write_text(json.dumps(status))
     data = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
-    return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "keeper.sock")})
+    return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ async def watching(run_file: RunFile, reconciler: OneEnvironment) -> AsyncIterat
         await asyncio.gather(watch.task, return_exceptions=True)
 
 
-async def test_a_keeper_killed_during_its_launch_is_not_looked_for_without_pause(
+async def test_a_shim_killed_during_its_launch_is_not_looked_for_without_pause(
     run_file: RunFile,
 ) -> None:
     reconciler = OneEnvironment(serving=False)
@@ -95,7 +95,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
 ) -> None:
     asked: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def keeper(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         exited = {"kind": "exited", "pid": 1, "exit_code": 3}
         status = {"event": "status", "state": "exited", "generation": 1, "exit": exited}
         writer.write(encode_line(status))
@@ -105,7 +105,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
     reconciler = OneEnvironment(serving=False)
     async with (
         asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(keeper, run_file.socket_path),
+        await asyncio.start_unix_server(shim, run_file.socket_path),
         watching(run_file, reconciler),
     ):
         await asyncio.sleep(0.1)  # it has heard of the exit by now
@@ -114,7 +114,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
     assert reconciler.recorded[0].state is ReplicaState.BACKING_OFF
 
 
-async def test_a_keeper_that_cannot_be_started_again_is_given_up_in_the_end(
+async def test_a_shim_that_cannot_be_started_again_is_given_up_in_the_end(
     run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def revive(_: RunFile) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an environment is said to be served, from its keepers' last words."""
+"""How an environment is said to be served, from its shims' last words."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_an_empty_folder_goes(folder: Path) -> None:
 
 def test_a_folder_of_dead_sockets_goes(folder: Path, bind: Bind) -> None:
     bind(folder / "daemon.sock").close()
-    bind(folder / "nursery-0.sock", socket.SOCK_SEQPACKET).close()
+    bind(folder / "fork-0.sock", socket.SOCK_SEQPACKET).close()
     assert collect_abandoned([folder]) == [folder]
     assert not folder.exists()
 

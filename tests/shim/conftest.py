@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real keepers, real servers (small programs that do as they are told), real cgroups.
+"""Real shims, real servers (small programs that do as they are told), real cgroups.
 
 The test process is a subreaper, so that whatever a test loses becomes its child: every test ends
 with the assertion that there is none.
@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from openenvd.shim.client import KeeperGone, KeeperLink, clean_up_after_keeper, start_keeper
-from openenvd.shim.fork_server_client import end_nurseries
+from openenvd.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
+from openenvd.shim.fork_server_client import end_fork_servers
 from openenvd.shim.server_child import _PR_SET_CHILD_SUBREAPER, adopted_children, become_subreaper
 from openenvd.system.cgroups import CgroupManager
 
 WAIT_SECONDS = 30.0
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="keepers are forked on Linux alone")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shims are forked on Linux alone")
 
 # What a kept server of these tests is: it says that it is ready, then does what it reads.
 SERVER = """
@@ -96,22 +96,22 @@ def main():
 
 
 def forked(folder: Path) -> dict[str, Any]:
-    """What a run file must say for its server to be forked by a nursery in `folder`."""
+    """What a run file must say for its server to be forked by a fork server in `folder`."""
     folder.mkdir(exist_ok=True)
-    (folder / "kept_server.py").write_text(ENTRY.format(SERVER))
+    (folder / "server_program.py").write_text(ENTRY.format(SERVER))
     return {
-        "entry": "kept_server:main",
+        "entry": "server_program:main",
         "env": {"PATH": os.environ["PATH"], "SECRET": "xyz", "PYTHONPATH": str(folder)},
-        "nursery": {
+        "fork_server": {
             "folder": str(folder),
-            "log_path": str(folder / "nursery.log"),
-            "preload": ["kept_server"],
+            "log_path": str(folder / "fork-server.log"),
+            "preload": ["server_program"],
         },
     }
 
 
 class Replica:
-    """One kept server, and a link to its keeper."""
+    """One kept server, and a link to its shim."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         folder.mkdir(parents=True)
@@ -138,20 +138,20 @@ class Replica:
             "oom_score_adj": 500,
             "created_at": 0.0,
         } | changes
-        self._link: KeeperLink | None = None
+        self._link: ShimClient | None = None
 
     def start(self) -> Replica:
-        start_keeper(self.run_dir, self.run_file, listen_fd=self.listen_fd)
+        start_shim(self.run_dir, self.run_file, listen_fd=self.listen_fd)
         return self
 
     @property
-    def link(self) -> KeeperLink:
+    def link(self) -> ShimClient:
         if self._link is None:
             self._link = self.connect()
         return self._link
 
-    def connect(self) -> KeeperLink:
-        return KeeperLink.connect(self.run_file["socket_path"], WAIT_SECONDS)
+    def connect(self) -> ShimClient:
+        return ShimClient.connect(self.run_file["socket_path"], WAIT_SECONDS)
 
     def tell(self, order: str) -> None:
         fd = os.open(self.orders, os.O_WRONLY | os.O_NONBLOCK)
@@ -173,28 +173,28 @@ class Replica:
         return Path(self.run_file["log_path"]).read_text()
 
     def wait_for_end(self) -> None:
-        """Until the keeper has closed the connection."""
-        with contextlib.suppress(KeeperGone):
+        """Until the shim has closed the connection."""
+        with contextlib.suppress(ShimGone):
             self.link.wait(lambda _: False, WAIT_SECONDS)
 
     def close(self) -> None:
         if self._link is not None:
-            with contextlib.suppress(KeeperGone):
+            with contextlib.suppress(ShimGone):
                 self._link.send("stop", grace_seconds=0.0)
             self.wait_for_end()
             self._link.close()
-        clean_up_after_keeper(self.run_dir, grace_seconds=0.0)
+        clean_up_after_shim(self.run_dir, grace_seconds=0.0)
 
 
 @pytest.fixture(params=["program", pytest.param("forked", marks=ON_LINUX)])
 def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
-    """Makes replicas whose keepers are not started yet: `replica(memory_limit_bytes=…)`.
+    """Makes replicas whose shims are not started yet: `replica(memory_limit_bytes=…)`.
 
-    Every test of a keeper holds for one that is a program, and for one that was forked.
+    Every test of a shim holds for one that is a program, and for one that was forked.
     """
     made: list[Replica] = []
-    nursery = tmp_path / "nursery"
-    way = forked(nursery) if request.param == "forked" else {}
+    fork_server = tmp_path / "fork_server"
+    way = forked(fork_server) if request.param == "forked" else {}
 
     def make(**changes: Any) -> Replica:
         made.append(Replica(tmp_path / str(len(made)), **way | changes))
@@ -203,7 +203,7 @@ def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     yield make
     for each in made:
         each.close()
-    end_nurseries(nursery)
+    end_fork_servers(fork_server)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def no_process_survives() -> Iterator[None]:
 
 
 def _collect_dead(ours: set[int]) -> None:
-    """Keepers that were told to stop are on their way out; others are collected if dead."""
+    """Shims that were told to stop are on their way out; others are collected if dead."""
     for pid in set(adopted_children()) - ours:
         fd = os.pidfd_open(pid)
         try:

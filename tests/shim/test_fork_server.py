@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nursery's life, and what it forks. That forked keepers do all that keepers do is tested in
-`test_keeper.py`, which runs for both kinds.
+"""The fork server's life, and what it forks. That forked shims do all that shims do is tested in
+`test_shim.py`, which runs for both kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from openenvd.processes.tree import wait_until_dead
 from openenvd.shim import fork_server_client
 from openenvd.shim.fork_server import is_idle
-from openenvd.shim.fork_server_client import end_nurseries, may_fork, start_environment
+from openenvd.shim.fork_server_client import end_fork_servers, may_fork, start_environment
 from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
@@ -55,14 +55,14 @@ def main():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of the test's nurseries, which end with it."""
-    yield tmp_path / "nursery"
-    end_nurseries(tmp_path / "nursery")
+    """Of the test's fork servers, which end with it."""
+    yield tmp_path / "fork_server"
+    end_fork_servers(tmp_path / "fork_server")
 
 
 @pytest.fixture
 def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
-    """Replicas whose servers are forked by a nursery in `folder`."""
+    """Replicas whose servers are forked by a fork server in `folder`."""
     made: list[Replica] = []
 
     def new(**changes: Any) -> Replica:
@@ -74,15 +74,15 @@ def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
         each.close()
 
 
-def _nurseries(folder: Path) -> list[Path]:
-    return list(folder.glob("nursery-*.sock"))
+def _fork_servers(folder: Path) -> list[Path]:
+    return list(folder.glob("fork-*.sock"))
 
 
-def _nursery_of(replica: Replica) -> psutil.Process:
-    """The parent of its keeper."""
-    parent = psutil.Process(replica.link.status["keeper"]["pid"]).parent()
+def _fork_server_of(replica: Replica) -> psutil.Process:
+    """The parent of its shim."""
+    parent = psutil.Process(replica.link.status["shim"]["pid"]).parent()
     assert parent is not None
-    assert parent.cmdline()[0] == "openenvd: nursery"
+    assert parent.cmdline()[0] == "openenvd: fork server"
     return parent
 
 
@@ -91,7 +91,7 @@ def _await_end(process: psutil.Process) -> None:
     assert with_start is None or wait_until_dead([with_start], WAIT_SECONDS)
 
 
-def test_keeper_and_server_have_names_sessions_and_descriptors_of_their_own(
+def test_shim_and_server_have_names_sessions_and_descriptors_of_their_own(
     make: Make, folder: Path
 ) -> None:
     folder.mkdir()
@@ -99,11 +99,11 @@ def test_keeper_and_server_have_names_sessions_and_descriptors_of_their_own(
     changes: dict[str, Any] = {"entry": "looks_round:main"}
     one, two = make(**changes).ready(), make(**changes).ready()
     found, other = one.link.status["info"], two.link.status["info"]
-    keeper, server = one.link.status["keeper"]["pid"], one.link.status["pid"]
+    shim, server = one.link.status["shim"]["pid"], one.link.status["pid"]
     name = one.run_file["replica_id"]
-    assert psutil.Process(keeper).cmdline()[0] == f"openenvd: keeper {name}"
+    assert psutil.Process(shim).cmdline()[0] == f"openenvd: shim {name}"
     assert psutil.Process(server).cmdline()[0] == f"openenvd: host {name}"
-    assert os.getsid(keeper) == keeper
+    assert os.getsid(shim) == shim
     assert os.getsid(server) == server
     assert found["cwd"] == one.run_file["cwd"]
     assert (found["signals"], found["mask"]) == ([], [])
@@ -119,12 +119,12 @@ def test_a_forked_server_owns_only_what_it_writes(make: Make, folder: Path) -> N
     folder.mkdir()
     (folder / "looks_round.py").write_text(LOOKS_ROUND)
     way = forked(folder)
-    nursery = way["nursery"] | {"preload": ["looks_round"]}
-    one = make(entry="looks_round:main", nursery=nursery).ready()
+    fork_server = way["fork_server"] | {"preload": ["looks_round"]}
+    one = make(entry="looks_round:main", fork_server=fork_server).ready()
     assert one.link.status["info"]["private_kb"] < 12 << 10  # of the 24 MB that it can read
 
 
-def test_many_at_once_share_one_nursery(make: Make, folder: Path) -> None:
+def test_many_at_once_share_one_fork_server(make: Make, folder: Path) -> None:
     replicas = [make() for _ in range(12)]
     threads = [threading.Thread(target=replica.start) for replica in replicas]
     for thread in threads:
@@ -133,17 +133,17 @@ def test_many_at_once_share_one_nursery(make: Make, folder: Path) -> None:
         thread.join()
     for replica in replicas:
         replica.wait_state("ready")
-    assert len({_nursery_of(replica).pid for replica in replicas}) == 1
-    assert len(_nurseries(folder)) == 1
+    assert len({_fork_server_of(replica).pid for replica in replicas}) == 1
+    assert len(_fork_servers(folder)) == 1
 
 
-def test_a_killed_nursery_is_replaced_and_its_keepers_go_on(make: Make) -> None:
+def test_a_killed_fork_server_is_replaced_and_its_shims_go_on(make: Make) -> None:
     one = make().ready()
-    nursery = _nursery_of(one)
-    nursery.kill()
-    _await_end(nursery)
+    fork_server = _fork_server_of(one)
+    fork_server.kill()
+    _await_end(fork_server)
     two = make().ready()
-    assert _nursery_of(two).pid != nursery.pid
+    assert _fork_server_of(two).pid != fork_server.pid
     one.tell("sessions 3")
     assert one.wait(lambda s: s["sessions"] == 3)["state"] == "ready"
 
@@ -151,40 +151,40 @@ def test_a_killed_nursery_is_replaced_and_its_keepers_go_on(make: Make) -> None:
 def test_one_that_hangs_is_done_without_and_replaced(
     make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nursery = _nursery_of(make().ready())
-    nursery.suspend()
+    fork_server = _fork_server_of(make().ready())
+    fork_server.suspend()
     try:
         with monkeypatch.context() as impatient:
             impatient.setattr(fork_server_client, "REPLY_SECONDS", 0.2)
             make().ready()  # as a program
-        assert _nurseries(folder) == []
-        assert _nursery_of(make().ready()).pid != nursery.pid
+        assert _fork_servers(folder) == []
+        assert _fork_server_of(make().ready()).pid != fork_server.pid
     finally:
-        nursery.resume()
-        nursery.terminate()
-        _await_end(nursery)
-    assert len(_nurseries(folder)) == 1  # of the next one
+        fork_server.resume()
+        fork_server.terminate()
+        _await_end(fork_server)
+    assert len(_fork_servers(folder)) == 1  # of the next one
 
 
-def test_one_that_is_told_to_end_leaves_its_keepers_running(make: Make, folder: Path) -> None:
+def test_one_that_is_told_to_end_leaves_its_shims_running(make: Make, folder: Path) -> None:
     one = make().ready()
-    nursery = _nursery_of(one)
-    end_nurseries(folder)
-    _await_end(nursery)
-    assert _nurseries(folder) == []
+    fork_server = _fork_server_of(one)
+    end_fork_servers(folder)
+    _await_end(fork_server)
+    assert _fork_servers(folder) == []
     one.tell("exit 0")
     one.wait_state("exited")
-    one.link.send("start")  # the keeper has all that a server needs
+    one.link.send("start")  # the shim has all that a server needs
     one.wait_state("ready", generation=2)
 
 
 @pytest.mark.parametrize(
-    ("keepers", "silent_seconds", "idle"), [(0, 15.0, True), (0, 14.9, False), (1, 99.0, False)]
+    ("shims", "silent_seconds", "idle"), [(0, 15.0, True), (0, 14.9, False), (1, 99.0, False)]
 )
-def test_idle_is_who_has_no_keeper_and_heard_nothing(
-    keepers: int, silent_seconds: float, idle: bool
+def test_idle_is_who_has_no_shim_and_heard_nothing(
+    shims: int, silent_seconds: float, idle: bool
 ) -> None:
-    assert is_idle(keepers, silent_seconds, idle_seconds=15.0) == idle
+    assert is_idle(shims, silent_seconds, idle_seconds=15.0) == idle
 
 
 def test_an_idle_one_ends_by_itself(
@@ -192,27 +192,25 @@ def test_an_idle_one_ends_by_itself(
 ) -> None:
     monkeypatch.setattr(fork_server_client, "IDLE_SECONDS", 0.1)
     one = make().ready()
-    nursery = _nursery_of(one)
+    fork_server = _fork_server_of(one)
     one.link.send("stop", grace_seconds=0.0)
     one.wait_for_end()
-    _await_end(nursery)
-    assert _nurseries(folder) == []
+    _await_end(fork_server)
+    assert _fork_servers(folder) == []
 
 
 def test_sigterm_ends_it(make: Make) -> None:
-    nursery = _nursery_of(make().ready())
-    nursery.send_signal(signal.SIGTERM)
-    _await_end(nursery)
+    fork_server = _fork_server_of(make().ready())
+    fork_server.send_signal(signal.SIGTERM)
+    _await_end(fork_server)
 
 
-def test_a_nursery_that_cannot_start_makes_way_for_a_program(make: Make, folder: Path) -> None:
+def test_a_fork_server_that_cannot_start_makes_way_for_a_program(make: Make, folder: Path) -> None:
     folder.mkdir()
     way = forked(folder)
-    nursery = way["nursery"] | {"log_path": str(folder / "kept_server.py" / "no_folder")}
-    one = make(nursery=nursery).ready()
-    assert "shim/__main__.py" in " ".join(
-        psutil.Process(one.link.status["keeper"]["pid"]).cmdline()
-    )
+    fork_server = way["fork_server"] | {"log_path": str(folder / "server_program.py" / "no_folder")}
+    one = make(fork_server=fork_server).ready()
+    assert "shim/__main__.py" in " ".join(psutil.Process(one.link.status["shim"]["pid"]).cmdline())
 
 
 def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folder: Path) -> None:
@@ -220,22 +218,20 @@ def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folde
     (folder / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    nursery = forked(folder)["nursery"] | {"preload": ["threaded"]}
-    one = make(nursery=nursery).ready()
-    assert "shim/__main__.py" in " ".join(
-        psutil.Process(one.link.status["keeper"]["pid"]).cmdline()
-    )
+    fork_server = forked(folder)["fork_server"] | {"preload": ["threaded"]}
+    one = make(fork_server=fork_server).ready()
+    assert "shim/__main__.py" in " ".join(psutil.Process(one.link.status["shim"]["pid"]).cmdline())
 
 
 def test_a_module_that_cannot_be_imported_is_told_and_passed_over(make: Make, folder: Path) -> None:
     folder.mkdir()
-    nursery = forked(folder)["nursery"] | {"preload": ["no_such_module", "kept_server"]}
-    _nursery_of(make(nursery=nursery).ready())
-    assert "No module named 'no_such_module'" in (folder / "nursery.log").read_text()
+    fork_server = forked(folder)["fork_server"] | {"preload": ["no_such_module", "server_program"]}
+    _fork_server_of(make(fork_server=fork_server).ready())
+    assert "No module named 'no_such_module'" in (folder / "fork-server.log").read_text()
 
 
 def test_an_entry_that_raises_is_an_exit_with_a_traceback(make: Make) -> None:
-    one = make(entry="kept_server:no_such_function").start()
+    one = make(entry="server_program:no_such_function").start()
     status = one.wait_state("exited")
     assert status["exit"]["exit_code"] == 1
     assert "AttributeError" in one.log()
@@ -243,7 +239,7 @@ def test_an_entry_that_raises_is_an_exit_with_a_traceback(make: Make) -> None:
 
 def test_clients_that_say_nothing_or_nonsense_keep_nobody_waiting(make: Make, folder: Path) -> None:
     make().ready()
-    [path] = _nurseries(folder)
+    [path] = _fork_servers(folder)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as confused,
@@ -255,14 +251,14 @@ def test_clients_that_say_nothing_or_nonsense_keep_nobody_waiting(make: Make, fo
         make().ready()
 
 
-def test_what_only_a_start_obeys_takes_another_nursery(make: Make, folder: Path) -> None:
+def test_what_only_a_start_obeys_takes_another_fork_server(make: Make, folder: Path) -> None:
     make().ready()
     environ = forked(folder)["env"] | {"PYTHONHASHSEED": "7"}
     make(env=environ).ready()
-    assert len(_nurseries(folder)) == 2
+    assert len(_fork_servers(folder)) == 2
 
 
-def test_what_a_program_obeys_at_its_start_is_handed_to_the_nursery() -> None:
+def test_what_a_program_obeys_at_its_start_is_handed_to_the_fork_server() -> None:
     environ = {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C", "TOKEN": "secret"}
     assert start_environment(environ) == {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C"}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper's failure cases, one by one, as its docstring lists them."""
+"""The shim's failure cases, one by one, as its docstring lists them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from openenvd.processes.exits.oom_evidence import kernel_log_kills
 from openenvd.processes.tree import wait_until_dead
 from openenvd.shim import files
 from openenvd.shim.client import (
-    KeeperGone,
-    KeeperLink,
-    clean_up_after_keeper,
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
     read_run_file,
     read_status_file,
-    start_keeper,
+    start_shim,
 )
 from openenvd.shim.files import is_missing
 from openenvd.shim.server_exit import EXIT_CANNOT_START
@@ -69,13 +69,13 @@ def test_ready_carries_what_the_server_said_and_who_it_is(replica: Make) -> None
     assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
 
 
-def test_keeper_is_in_its_own_session_and_written_into_the_run_file(replica: Make) -> None:
+def test_shim_is_in_its_own_session_and_written_into_the_run_file(replica: Make) -> None:
     one = replica().ready()
     run_file = read_run_file(one.run_dir)
     assert run_file is not None
-    pid = run_file["keeper"]["pid"]
+    pid = run_file["shim"]["pid"]
     assert os.getsid(pid) != os.getsid(0)
-    assert ProcessIdentity(pid, run_file["keeper"]["started_at"]).is_alive()
+    assert ProcessIdentity(pid, run_file["shim"]["started_at"]).is_alive()
 
 
 def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
@@ -115,7 +115,7 @@ def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -
 
 def test_server_killed_for_memory_as_soon_as_it_starts_is_reported_as_that(replica: Make) -> None:
     _needs_cgroups()
-    for _ in range(5):  # it may be dead before, or after, the keeper hears that it has started
+    for _ in range(5):  # it may be dead before, or after, the shim hears that it has started
         one = replica(memory_limit_bytes=1 * MB)
         one.start()
         assert _exit_of(one.wait_state("exited")).kind is ExitKind.OOM_KILLED
@@ -213,7 +213,7 @@ def test_start_while_running_changes_nothing(replica: Make) -> None:
     assert (status["pid"], status["generation"]) == (pid, 1)
 
 
-def test_stop_ends_server_and_keeper_and_leaves_no_socket(replica: Make) -> None:
+def test_stop_ends_server_and_shim_and_leaves_no_socket(replica: Make) -> None:
     one = replica().ready()
     server = ProcessIdentity(one.link.status["pid"], one.link.status["pid_started_at"])
     one.link.send("stop", grace_seconds=WAIT_SECONDS)
@@ -245,7 +245,7 @@ def test_second_stop_can_only_shorten_the_grace(replica: Make) -> None:
     one.wait_state("stopped")
 
 
-def test_stop_of_an_exited_server_stops_the_keeper(replica: Make) -> None:
+def test_stop_of_an_exited_server_stops_the_shim(replica: Make) -> None:
     one = replica().ready()
     one.tell("exit 1")
     one.wait_state("exited")
@@ -264,28 +264,28 @@ def test_what_the_server_leaves_behind_ends_with_it(replica: Make) -> None:
     assert not orphan.is_alive()
 
 
-def test_sigterm_to_the_keeper_is_a_stop(replica: Make) -> None:
+def test_sigterm_to_the_shim_is_a_stop(replica: Make) -> None:
     one = replica().ready()
-    os.kill(one.link.status["keeper"]["pid"], signal.SIGTERM)
+    os.kill(one.link.status["shim"]["pid"], signal.SIGTERM)
     one.wait_state("stopped")
 
 
-def test_server_dies_with_a_killed_keeper_and_its_orphans_can_be_swept(replica: Make) -> None:
+def test_server_dies_with_a_killed_shim_and_its_orphans_can_be_swept(replica: Make) -> None:
     one = replica().ready()
     one.tell("orphan")
     status = one.wait(lambda s: s["sessions"] > 0)
     orphan = ProcessIdentity.of(status["sessions"])
     server = ProcessIdentity(status["pid"], status["pid_started_at"])
-    os.kill(status["keeper"]["pid"], signal.SIGKILL)
+    os.kill(status["shim"]["pid"], signal.SIGKILL)
     one.wait_for_end()
     assert wait_until_dead([server], WAIT_SECONDS)
-    clean_up_after_keeper(one.run_dir, grace_seconds=0.0)
+    clean_up_after_shim(one.run_dir, grace_seconds=0.0)
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
 
 
-def test_a_keeper_whose_home_was_removed_ends_with_its_server(replica: Make) -> None:
+def test_a_shim_whose_home_was_removed_ends_with_its_server(replica: Make) -> None:
     """Not ready, it looks round often."""
     silent = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
     one = replica(argv=silent, entry=None).start()
@@ -297,7 +297,7 @@ def test_a_keeper_whose_home_was_removed_ends_with_its_server(replica: Make) -> 
     assert not kept.is_alive()
 
 
-def test_the_last_keeper_of_a_removed_home_takes_the_folder_of_sockets_along(
+def test_the_last_shim_of_a_removed_home_takes_the_folder_of_sockets_along(
     replica: Make, tmp_path: Path
 ) -> None:
     silent = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
@@ -326,7 +326,7 @@ def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
     assert not is_missing(str(file))
 
 
-def test_a_keeper_without_clients_is_found_again(replica: Make) -> None:
+def test_a_shim_without_clients_is_found_again(replica: Make) -> None:
     """What happened meanwhile is in the status file, and is told to whoever connects."""
     one = replica().ready()
     pid = one.link.status["pid"]
@@ -353,7 +353,7 @@ def test_two_clients_hear_the_same(replica: Make) -> None:
 
 
 def test_clients_that_leave_by_the_dozen_harm_nobody(replica: Make) -> None:
-    """They leave while the keeper is writing to all of them."""
+    """They leave while the shim is writing to all of them."""
     one = replica().ready()
     for number in range(1, 50):
         leaving = [one.connect() for _ in range(5)]
@@ -363,7 +363,7 @@ def test_clients_that_leave_by_the_dozen_harm_nobody(replica: Make) -> None:
     assert one.wait(lambda s: s["sessions"] == 49)["state"] == "ready"
 
 
-def test_keepers_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> None:
+def test_shims_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> None:
     _needs_cgroups()
     leaving = [replica().ready() for _ in range(3)]
     coming = [replica() for _ in range(3)]
@@ -392,12 +392,12 @@ def test_line_without_end_drops_its_client_alone(replica: Make) -> None:
     with one.connect() as other:
         with contextlib.suppress(OSError):
             other._socket.sendall(b"x" * (1 << 20))
-        with pytest.raises(KeeperGone):
+        with pytest.raises(ShimGone):
             other.wait(lambda _: False, WAIT_SECONDS)
         assert one.link.status["state"] == "ready"
 
 
-def test_client_that_does_not_read_never_blocks_the_keeper(replica: Make) -> None:
+def test_client_that_does_not_read_never_blocks_the_shim(replica: Make) -> None:
     one = replica().ready()
     deaf = socket.socket(socket.AF_UNIX)
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -420,14 +420,14 @@ def test_listener_is_handed_over_and_serves_the_same_port(replica: Make) -> None
             listener.accept()[0].close()
 
 
-def test_keepers_of_one_environment_share_one_socket(replica: Make) -> None:
+def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as shared:
         port = shared.getsockname()[1]
         ones = [replica(port=port, listen_fd=shared.fileno()).ready() for _ in range(2)]
     assert {one.link.status["port"] for one in ones} == {port}
 
 
-def test_second_keeper_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
+def test_second_shim_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
     one = replica().ready()
     run = subprocess.run(
         [sys.executable, "-m", "openenvd.shim.loop", str(one.run_dir)],
@@ -437,7 +437,7 @@ def test_second_keeper_of_a_run_directory_leaves(replica: Make, tmp_path: Path) 
         cwd=tmp_path,
     )
     assert run.returncode == 1
-    assert "another keeper" in run.stderr
+    assert "another shim" in run.stderr
     assert one.link.status["state"] == "ready"
 
 
@@ -477,9 +477,9 @@ def test_log_is_kept_bounded_while_a_server_prints_that_is_not_ready(replica: Ma
     assert one.link.status["state"] == "starting"
 
 
-def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) -> None:
+def test_full_disk_silences_the_status_file_but_not_the_shim(replica: Make) -> None:
     """A file is where the run directory was, which fails every write the same way. (Were there
-    nothing, its home would have been removed, and the keeper would end.)"""
+    nothing, its home would have been removed, and the shim would end.)"""
     one = replica().ready()
     moved = one.run_dir.rename(one.run_dir.with_name("moved"))
     one.run_dir.touch()
@@ -491,7 +491,7 @@ def test_full_disk_silences_the_status_file_but_not_the_keeper(replica: Make) ->
     moved.rename(one.run_dir)
 
 
-def test_a_keeper_is_not_picked_first_though_the_worker_that_started_it_is(replica: Make) -> None:
+def test_a_shim_is_not_picked_first_though_the_worker_that_started_it_is(replica: Make) -> None:
     mine = Path("/proc/self/oom_score_adj")
     before = mine.read_text()
     mine.write_text("600")
@@ -500,8 +500,8 @@ def test_a_keeper_is_not_picked_first_though_the_worker_that_started_it_is(repli
     finally:
         mine.write_text(before)
     server = one.link.status["pid"]
-    keeper = psutil.Process(server).ppid()
-    assert Path(f"/proc/{keeper}/oom_score_adj").read_text().strip() == "0"
+    shim = psutil.Process(server).ppid()
+    assert Path(f"/proc/{shim}/oom_score_adj").read_text().strip() == "0"
     assert Path(f"/proc/{server}/oom_score_adj").read_text().strip() == "500"
 
 
@@ -519,14 +519,14 @@ def test_server_has_default_signals_and_the_oom_score_asked_for(replica: Make) -
     assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_connecting_where_no_keeper_is_says_so(tmp_path: Path) -> None:
-    with pytest.raises(KeeperGone, match="no keeper answers"):
-        KeeperLink.connect(str(tmp_path / "none.sock"), 1.0)
+def test_connecting_where_no_shim_is_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ShimGone, match="no shim answers"):
+        ShimClient.connect(str(tmp_path / "none.sock"), 1.0)
 
 
-def test_a_keeper_whose_python_cannot_start_is_gone_at_once(replica: Make) -> None:
+def test_a_shim_whose_python_cannot_start_is_gone_at_once(replica: Make) -> None:
     """The handed-over control socket closes with it: nobody waits for a time-out."""
-    one = replica(nursery=None)
-    start_keeper(one.run_dir, one.run_file, python="/no/such/python")
-    with pytest.raises(KeeperGone), one.connect() as link:
+    one = replica(fork_server=None)
+    start_shim(one.run_dir, one.run_file, python="/no/such/python")
+    with pytest.raises(ShimGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)

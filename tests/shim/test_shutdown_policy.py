@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a keeper ends what it keeps: decisions, with a clock of the tests' own."""
+"""When a shim ends what it keeps: decisions, with a clock of the tests' own."""
 
 from __future__ import annotations
 

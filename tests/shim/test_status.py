@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a keeper knows of its server after what it was told."""
+"""What a shim knows of its server after what it was told."""
 
 from __future__ import annotations
 

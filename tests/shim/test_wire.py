@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a keeper and its clients can say to each other."""
+"""What a shim and its clients can say to each other."""
 
 from __future__ import annotations
 
