@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.env_host.protocol import HostConfig
 
-from .hosts import WAIT_SECONDS, Host
+from .hosts import Host, wait_until_exited
 from .samples import SAMPLES, THREADED
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
@@ -44,8 +44,7 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     families = [child for host in hosts for child in _children(host)]
     for host in hosts:
         host.close()
-    _, left = psutil.wait_procs(families, timeout=WAIT_SECONDS)  # the kernel ends them, soon
-    assert not left
+    wait_until_exited(families)  # the kernel kills the children of a killed host
 
 
 def _children(host: Host) -> list[psutil.Process]:

@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import psutil
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.env_host.protocol import (
@@ -186,6 +187,26 @@ class Client:
         """Send this very frame and return the answer."""
         self.connection.send(text)
         return self.receive()
+
+
+def wait_until_exited(processes: Iterable[psutil.Process]) -> None:
+    """Wait until every process has exited, whether or not its parent has reaped it.
+
+    The children of a killed host become those of PID 1, and some init processes (in containers
+    and virtual machines) reap only every second or two.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    left = list(processes)
+    while left := [process for process in left if not _has_exited(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def _has_exited(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _decoded(body: bytes) -> Any:

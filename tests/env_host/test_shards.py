@@ -20,7 +20,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from .conftest import StartHost
-from .hosts import WAIT_SECONDS, Client, Host
+from .hosts import WAIT_SECONDS, Client, Host, wait_until_exited
 
 ABRUPT_ENDS = [
     ("kill", "was killed by SIGKILL"),
@@ -369,8 +369,7 @@ def test_when_the_host_is_killed_no_shard_survives(start: StartHost) -> None:
     with host.open() as client:
         client.ask("reset")
         host.process.kill()
-        _, left = psutil.wait_procs(children, timeout=WAIT_SECONDS)
-    assert not left
+        wait_until_exited(children)
 
 
 def test_stopping_tells_the_sessions_of_all_shards(start: StartHost) -> None:
