@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
 from collections import deque
@@ -24,7 +23,6 @@ from typing import Any, cast
 
 from . import frames as wire
 from . import limits as limits
-from . import shm_ring as bodies
 from .errors import (
     BodyTooLarge,
     WireError,
@@ -34,7 +32,7 @@ from .errors import (
     WorldLost,
     WorldTimeout,
 )
-from .frames import BODY_IN_RING, Frame, Kind
+from .frames import Frame, Kind
 from .methods import EXPIRED, decode_result
 from .write_buffer import Outgoing
 
@@ -71,9 +69,8 @@ class Pending:
 class Connection(asyncio.BufferedProtocol):
     """One connection to one epoch of the state process."""
 
-    def __init__(self, rings: bodies.Rings | None, on_lost: Callable[[WorldLost], None]) -> None:
+    def __init__(self, on_lost: Callable[[WorldLost], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rings = rings
         self._on_lost = on_lost
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
@@ -155,9 +152,6 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing.detach()
         if self._timer is not None:
             self._timer.cancel()
-        if self._rings is not None:
-            self._rings.close()
-            self._rings = None
         reason = f": {self._fault or exc}" if self._fault or exc else ""
         self.lost = WorldLost(
             f"The process that holds the shared state (pid {self.state_pid}, epoch {self.epoch}) "
@@ -192,9 +186,6 @@ class Connection(asyncio.BufferedProtocol):
         self._last_id += 1
         self._sent[self._last_id] = (pending, size)
         self._bytes += size
-        body, offset = pending.body, None
-        if body is not None and self._rings is not None and size > bodies.DOORBELL_BYTES:
-            offset = self._rings.put(body)
         self._outgoing.send(
             wire.encode(
                 Kind.CALL,
@@ -204,11 +195,10 @@ class Connection(asyncio.BufferedProtocol):
                 deadline_us=int(pending.deadline * 1e6),
                 name=pending.method.encode(),
                 value=pending.value,
-                body=body,
-                ring_offset=offset,
+                body=pending.body,
             )
         )
-        pending.body = None  # from here on it is the socket's or the ring's
+        pending.body = None  # from here on it is the socket's
 
     def _take(self, frames: Iterable[Frame]) -> None:
         try:
@@ -227,8 +217,6 @@ class Connection(asyncio.BufferedProtocol):
             raise WireError(f"a reply of epoch {frame.epoch}; this is {self.epoch}")
         elif frame.kind in (Kind.REPLY, Kind.FAILURE):
             self._answer(frame)
-        elif frame.kind == Kind.RELEASE and self._rings is not None:
-            self._rings.released()
         else:
             raise WireError(f"a frame of kind {frame.kind} from the state process")
 
@@ -243,24 +231,14 @@ class Connection(asyncio.BufferedProtocol):
         pending, size = self._sent.get(frame.request_id, (None, 0))
         if pending is None or pending.session != frame.session:
             raise WireError(f"a reply to call {frame.request_id}, which waits for none")
-        body = frame.body
-        if frame.flags & BODY_IN_RING:
-            body = self._body_of(frame)
-        del self._sent[frame.request_id]  # only now: whatever is wrong above must fail it too
+        del self._sent[frame.request_id]
         self._bytes -= size
         if pending.future.done():  # nobody waits for it any more
             return
         if frame.kind == Kind.REPLY:
-            pending.future.set_result(decode_result(frame.flags, frame.value, body))
+            pending.future.set_result(decode_result(frame.flags, frame.value, frame.body))
         else:
             pending.future.set_exception(_failure(pending.method, frame.value))
-
-    def _body_of(self, frame: Frame) -> bytes:
-        if self._rings is None:
-            raise WireError("a body in shared memory, of which there is none")
-        body = self._rings.get(frame.body_offset, frame.body_bytes)
-        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self.epoch))
-        return body
 
     def _watch(self, deadline: float) -> None:
         """One timer for all calls: it is set to the earliest deadline seen since it fired."""
@@ -296,25 +274,19 @@ async def open_connection(
         OSError, TimeoutError, WorldLost: it was not.
     """
     loop = asyncio.get_running_loop()
-    created = bodies.create()
-    rings, fd = created or (None, -1)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection = Connection(rings, on_lost)
+    connection = Connection(on_lost)
     try:
         async with asyncio.timeout(limits.GREETING_SECONDS):
             sock.setblocking(False)
             await loop.sock_connect(sock, socket_name(address))
-            hello = wire.encode(Kind.HELLO, name=shard.encode())
-            socket.send_fds(sock, [hello], [fd] if created else [])
+            await loop.sock_sendall(sock, wire.encode(Kind.HELLO, name=shard.encode()))
             await loop.create_connection(lambda: connection, sock=sock)
             await connection.welcomed
     except BaseException:
         connection.close()
         sock.close()
         raise
-    finally:
-        if created:
-            os.close(fd)
     return connection
 
 

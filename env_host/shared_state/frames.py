@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frames between a shard and the state process: bytes to frame, frame to bytes. Pure.
 
-    header (44 bytes, little-endian) │ method name │ value, as JSON │ body, raw
+    header (40 bytes, little-endian) │ method name │ value, as JSON │ body, raw
 
 `length` counts what follows the header, and must agree with the three lengths it is made of: that,
-the kind and the limits are how garbage is told from a frame. A body in shared memory
-(`BODY_IN_RING`) does not follow: it lies at `body_offset` of the sender's ring
-(`shared_state_bodies.py`).
+the kind and the limits are how garbage is told from a frame.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .errors import BodyTooLarge, WireError
 
-HEADER = struct.Struct("<IBBHIIIIIQQ")
+HEADER = struct.Struct("<IBBHIIIIQQ")
 MAX_VALUE_BYTES = 16 * 2**20  # of JSON in one frame
 MAX_BODY_BYTES = 256 * 2**20  # of one body; a WebSocket message of 100 MB fits
 READ_BYTES = 256 * 1024  # what is read at once
@@ -26,7 +24,6 @@ READ_BYTES = 256 * 1024  # what is read at once
 # How a frame carries what it carries. Plain ints: an `IntFlag` costs a microsecond at each use.
 HAS_BODY = 1
 HAS_VALUE = 2
-BODY_IN_RING = 4
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,20 +31,19 @@ Buffer = bytes | bytearray | memoryview
 class Kind(IntEnum):
     """What a frame says. C: client (a shard) to state process; S: the other way."""
 
-    HELLO = 1  # C  once, with the ring's descriptor
+    HELLO = 1  # C  once: the shard's name
     WELCOME = 2  # S  once: the epoch that every later frame must carry
     CALL = 3  # C  one call of a method
     REPLY = 4  # S  its result
     FAILURE = 5  # S  or why there is none
     LEAVE = 6  # C  a session is over
-    RELEASE = 7  # both  the oldest body in the other's ring has been read
 
 
-_FIRST_KIND, _LAST_KIND = int(Kind.HELLO), int(Kind.RELEASE)
+_FIRST_KIND, _LAST_KIND = int(Kind.HELLO), int(Kind.LEAVE)
 
 
 class Frame(NamedTuple):
-    """One frame; `body` is None when it has none, or when it lies in the ring."""
+    """One frame; `body` is None when it has none."""
 
     kind: int
     flags: int
@@ -58,8 +54,6 @@ class Frame(NamedTuple):
     name: str
     value: Any
     body: bytes | None
-    body_offset: int
-    body_bytes: int
 
 
 def encode(
@@ -72,18 +66,13 @@ def encode(
     name: bytes = b"",
     value: bytes = b"",
     body: Buffer | None = None,
-    ring_offset: int | None = None,
     flags: int = 0,
 ) -> bytes:
-    """Header, name and value; and the body, unless it lies in the ring at `ring_offset`."""
+    """Header, name, value and body as the bytes of one frame."""
     body_bytes = 0 if body is None else len(body)
-    length = len(name) + len(value)
+    length = len(name) + len(value) + body_bytes
     if body is not None:
         flags |= HAS_BODY
-    if ring_offset is not None:
-        flags |= BODY_IN_RING
-    else:
-        length += body_bytes
     head = HEADER.pack(
         length,
         kind,
@@ -93,13 +82,10 @@ def encode(
         session,
         len(value),
         body_bytes,
-        ring_offset or 0,
         request_id,
         deadline_us,
     )
-    if body is None or ring_offset is not None:
-        return b"".join((head, name, value))
-    return b"".join((head, name, value, body))
+    return b"".join((head, name, value, body or b""))
 
 
 def encode_value(value: Any) -> bytes:
@@ -176,10 +162,9 @@ class Incoming:
 
 
 def _checked_length(header: tuple[int, ...]) -> int:
-    length, kind, flags, name_bytes, _, _, value_bytes, body_bytes, _, _, _ = header
-    inline = 0 if flags & BODY_IN_RING else body_bytes
+    length, kind, _, name_bytes, _, _, value_bytes, body_bytes, _, _ = header
     if (
-        length != name_bytes + value_bytes + inline
+        length != name_bytes + value_bytes + body_bytes
         or not _FIRST_KIND <= kind <= _LAST_KIND
         or value_bytes > MAX_VALUE_BYTES
         or body_bytes > MAX_BODY_BYTES
@@ -189,8 +174,8 @@ def _checked_length(header: tuple[int, ...]) -> int:
 
 
 def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
-    (_, kind, flags, name_bytes, epoch, session, value_bytes, body_bytes, offset, request_id) = (
-        header[:10]
+    _, kind, flags, name_bytes, epoch, session, value_bytes, body_bytes, request_id, deadline = (
+        header
     )
     try:
         name = data[at : at + name_bytes].decode()
@@ -200,11 +185,9 @@ def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
         raise WireError(f"a frame whose text is none: {exc}") from exc
     at += value_bytes
     body = None
-    if flags & HAS_BODY and not flags & BODY_IN_RING:
+    if flags & HAS_BODY:
         body = bytes(memoryview(data)[at : at + body_bytes])
-    return Frame(
-        kind, flags, epoch, session, request_id, header[10], name, value, body, offset, body_bytes
-    )
+    return Frame(kind, flags, epoch, session, request_id, deadline, name, value, body)
 
 
 def _json_functions() -> tuple[Callable[[Any], bytes], Callable[[bytes | bytearray], Any]]:

@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from . import frames as wire
-from . import shm_ring as bodies
 from .errors import BodyTooLarge, WireError
-from .frames import BODY_IN_RING, Frame, Kind
+from .frames import Frame, Kind
 from .limits import GREETING_SECONDS, MAX_CALLS
 from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
 from .write_buffer import Outgoing
@@ -46,7 +45,7 @@ class StateServer:
         self.methods: dict[str, Method] = methods_of(state)
         self.session_ended: Callable[[int], None] | None = getattr(state, SESSION_ENDED, None)
         self._numbers = itertools.count(1)
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[Any]] = set()
 
     def listen(self, listener: socket.socket) -> None:
         """Accept whoever connects to `listener`, from now on."""
@@ -62,38 +61,24 @@ class StateServer:
             connection.close()
             return
         connection.setblocking(False)
-        task = asyncio.get_running_loop().create_task(self._greet(connection))
-        self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+        loop = asyncio.get_running_loop()
+        peer = StateConnection(self, next(self._numbers))
+        task = loop.create_task(loop.connect_accepted_socket(lambda: peer, connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opened)
 
-    async def _greet(self, connection: socket.socket) -> None:
-        """Read what comes first, with its descriptor, which only a bare socket can."""
-        fds: list[int] = []
-        try:
-            async with asyncio.timeout(GREETING_SECONDS):
-                await _readable(connection)
-            data, fds, _, _ = socket.recv_fds(connection, wire.READ_BYTES // 2, 4)
-            rings = bodies.adopt(fds[0]) if fds else None
-            peer = StateConnection(self, next(self._numbers), rings, data)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: peer, connection)
-        except (OSError, TimeoutError, WireError) as exc:
-            log.warning("shared state: a connection was refused: %r", exc)
-            connection.close()
-        finally:
-            for fd in fds:
-                os.close(fd)
+    def _opened(self, task: asyncio.Task[Any]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.debug("shared state: a connection ended at once: %r", exc)
 
 
 class StateConnection(asyncio.BufferedProtocol):
     """One shard, as the state process sees it."""
 
-    def __init__(
-        self, server: StateServer, number: int, rings: bodies.Rings | None, first: bytes
-    ) -> None:
+    def __init__(self, server: StateServer, number: int) -> None:
         self._server = server
         self._number = number
-        self._rings = rings
-        self._first = first
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
         self._outgoing = Outgoing()
@@ -105,10 +90,11 @@ class StateConnection(asyncio.BufferedProtocol):
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Look at what was read before there was a transport."""
+        """Give the shard some seconds to send HELLO."""
         self._transport = cast(asyncio.Transport, transport)
         self._outgoing.attach(self._transport)
-        self._take(lambda: self._incoming.feed(self._first))
+        loop = asyncio.get_running_loop()
+        self._greeting = loop.call_later(GREETING_SECONDS, self._transport.abort)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
@@ -116,7 +102,7 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle every frame that is complete."""
-        self._take(lambda: self._incoming.frames(nbytes))
+        self._take(self._incoming.frames(nbytes))
 
     def pause_writing(self) -> None:
         """A shard that does not read its replies is not listened to."""
@@ -133,14 +119,12 @@ class StateConnection(asyncio.BufferedProtocol):
         self._lost = True
         self._transport = None
         self._outgoing.detach()
-        if self._rings is not None:
-            self._rings.close()
-            self._rings = None
+        self._greeting.cancel()
         self._end_sessions()
 
-    def _take(self, frames: Callable[[], Iterable[Frame]]) -> None:
+    def _take(self, frames: Iterable[Frame]) -> None:
         try:
-            for frame in frames():
+            for frame in frames:
                 if self._lost:
                     return
                 self._handle(frame)
@@ -156,8 +140,6 @@ class StateConnection(asyncio.BufferedProtocol):
             raise WireError(f"a frame of epoch {frame.epoch}; this is {self._server.epoch}")
         elif frame.kind == Kind.CALL:
             self._call(frame)
-        elif frame.kind == Kind.RELEASE and self._rings is not None:
-            self._rings.released()
         elif frame.kind == Kind.LEAVE:
             self._leave(frame.session)
         else:
@@ -167,12 +149,12 @@ class StateConnection(asyncio.BufferedProtocol):
         if frame.kind != Kind.HELLO or not frame.name:
             raise WireError("no HELLO came first")
         self._greeted = True
+        self._greeting.cancel()
         self._shard = frame.name
         value = wire.encode_value({"pid": os.getpid()})
         self._outgoing.send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
 
     def _call(self, frame: Frame) -> None:
-        body = self._body_of(frame)
         if frame.value is not None and not isinstance(frame.value, dict):
             raise WireError("a call whose arguments have no names")
         if len(self._running) >= 2 * MAX_CALLS:  # a task goes only after its reply went
@@ -184,33 +166,23 @@ class StateConnection(asyncio.BufferedProtocol):
         elif frame.deadline_us and time.monotonic() * 1e6 >= frame.deadline_us:
             self._fail(frame, EXPIRED, "its time was over before it began")
         elif method.is_async:
-            task = asyncio.get_running_loop().create_task(self._run(method, frame, body))
+            task = asyncio.get_running_loop().create_task(self._run(method, frame))
             self._running[task] = frame.session
             task.add_done_callback(self._ran)
         else:
-            self._run_now(method, frame, body)
+            self._run_now(method, frame)
 
-    def _body_of(self, frame: Frame) -> bytes | None:
-        """The body, taken out of shared memory at once, so that its place is free again."""
-        if not frame.flags & BODY_IN_RING:
-            return frame.body
-        if self._rings is None:
-            raise WireError("a body in shared memory, of which there is none")
-        body = self._rings.get(frame.body_offset, frame.body_bytes)
-        self._outgoing.send(wire.encode(Kind.RELEASE, epoch=self._server.epoch))
-        return body
-
-    def _run_now(self, method: Method, frame: Frame, body: bytes | None) -> None:
+    def _run_now(self, method: Method, frame: Frame) -> None:
         try:
-            result = method.call(self._session_of(frame), frame.value, body)
+            result = method.call(self._session_of(frame), frame.value, frame.body)
             self._reply(frame, result)
         except Exception as exc:
             self._raised(frame, exc)
 
-    async def _run(self, method: Method, frame: Frame, body: bytes | None) -> None:
+    async def _run(self, method: Method, frame: Frame) -> None:
         try:
             async with asyncio.timeout(_seconds_left(frame)) as patience:
-                result = await method.call(self._session_of(frame), frame.value, body)
+                result = await method.call(self._session_of(frame), frame.value, frame.body)
             self._reply(frame, result)
         except Exception as exc:
             if patience.expired():
@@ -231,9 +203,6 @@ class StateConnection(asyncio.BufferedProtocol):
             raise BodyTooLarge(f"it returned {len(body)} bytes, more than {wire.MAX_BODY_BYTES}")
         if self._lost:
             return
-        offset = None
-        if body is not None and self._rings is not None and len(body) > bodies.DOORBELL_BYTES:
-            offset = self._rings.put(body)
         head = wire.encode(
             Kind.REPLY,
             epoch=self._server.epoch,
@@ -241,7 +210,6 @@ class StateConnection(asyncio.BufferedProtocol):
             request_id=frame.request_id,
             value=value,
             body=body,
-            ring_offset=offset,
             flags=flags,
         )
         self._outgoing.send(head)
@@ -303,18 +271,3 @@ def _is_ours(connection: socket.socket) -> bool:
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
     return bool(uid == os.geteuid())
-
-
-async def _readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(connection, _set, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(connection)
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)

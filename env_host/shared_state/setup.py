@@ -11,7 +11,6 @@ of each session, in its shard, calls the state as `await self.world.method(...)`
 
     session: world.mix ──▶ Pending ──(room?)──▶ CALL ───────────▶ state.mix(...)
              result    ◀── by request id ◀──── REPLY / FAILURE ◀── result / exception
-             body above 64 kB: a memfd per connection, the frame is the doorbell
 
 What fails, and how it shows:
 
@@ -31,7 +30,6 @@ What fails, and how it shows:
     the host dies                the state process notices within a second and ends.
 
     shared_state_wire.py     frames                    shared_state_methods.py  what may be called
-    shared_state_bodies.py   shared memory             shared_state_world.py    `self.world`
     shared_state_server.py   in the state process      shared_state_limits.py   bounds, deadlines
     shared_state_link.py     in a shard                shared_state_process.py  fork, exit, again
     shared_state_connection.py  calls in flight        shared_state_outgoing.py one write a turn

@@ -28,6 +28,7 @@ from openenvd.env_host.shared_state.errors import (
     WorldLost,
     WorldTimeout,
 )
+from openenvd.env_host.shared_state.frames import READ_BYTES
 from openenvd.env_host.shared_state.process import StateProcess, restart_delay
 from openenvd.env_host.shared_state.proxy import World
 from openenvd.env_host.shared_state.reconnect import StateLink
@@ -37,7 +38,6 @@ from openenvd.env_host.shared_state.setup import (
     shares_state,
     start_state_process,
 )
-from openenvd.env_host.shared_state.shm_ring import DOORBELL_BYTES
 
 from .worlds import ROOT, LedgerWorld, ShardProcess
 
@@ -105,15 +105,13 @@ async def test_what_a_method_returns_is_what_the_call_returns(world: World) -> N
     assert await world.echo(memoryview(b"view")) == b"view"
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, DOORBELL_BYTES - 1, DOORBELL_BYTES, DOORBELL_BYTES + 1, 10 * MEGABYTE]
-)
+@pytest.mark.parametrize("size", [0, 1, READ_BYTES - 1, READ_BYTES, READ_BYTES + 1, 10 * MEGABYTE])
 async def test_a_body_of_any_size_comes_back_as_it_went(world: World, size: int) -> None:
     body = os.urandom(size)
     assert await world.echo(body) == body
 
 
-async def test_bodies_that_find_no_place_in_shared_memory_come_back_too(world: World) -> None:
+async def test_many_large_bodies_at_once_come_back(world: World) -> None:
     bodies = [os.urandom(3 * MEGABYTE) + bytes([n]) for n in range(40)]
     assert await asyncio.gather(*(world.echo(body) for body in bodies)) == bodies
 

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames survive any cutting, and what is no frame is refused; places in shared memory."""
+"""Frames survive any cutting, and what is no frame is refused."""
 
 from __future__ import annotations
 
 import os
-import random
-from collections import deque
 
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state import shm_ring as bodies
 from openenvd.env_host.shared_state.errors import BodyTooLarge, WireError
 from openenvd.env_host.shared_state.frames import Incoming, Kind
 from openenvd.env_host.shared_state.limits import MAX_BYTES, MAX_CALLS, has_room
@@ -23,7 +20,7 @@ def call(number: int, body: bytes | None) -> bytes:
     )
 
 
-@pytest.mark.parametrize("piece", [1, 7, 44, 100_000])
+@pytest.mark.parametrize("piece", [1, 7, 40, 100_000])
 def test_frames_are_the_same_however_the_stream_is_cut(piece: int) -> None:
     sizes = [None, 0, 1, 5000, 40_000]
     stream = b"".join(call(n, None if s is None else os.urandom(s)) for n, s in enumerate(sizes))
@@ -51,14 +48,14 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" + bytes(44),
-        bytes(44),
-        b"\xff" * 44,
-        wire.HEADER.pack(10, Kind.CALL, 0, 3, 1, 1, 3, 3, 0, 1, 0),  # 3 + 3 + 3 is not 10
-        wire.HEADER.pack(9, 99, 0, 3, 1, 1, 3, 3, 0, 1, 0),
-        wire.HEADER.pack(2**31, Kind.CALL, 0, 0, 1, 1, 0, 2**31, 0, 1, 0),
-        wire.HEADER.pack(6, Kind.CALL, 0, 3, 1, 1, 3, 0, 0, 1, 0) + b"abc{x}",
-        wire.HEADER.pack(1, Kind.CALL, 0, 1, 1, 1, 0, 0, 0, 1, 0) + b"\xff",
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" + bytes(40),
+        bytes(40),
+        b"\xff" * 40,
+        wire.HEADER.pack(10, Kind.CALL, 0, 3, 1, 1, 3, 3, 1, 0),  # 3 + 3 + 3 is not 10
+        wire.HEADER.pack(9, 99, 0, 3, 1, 1, 3, 3, 1, 0),
+        wire.HEADER.pack(2**31, Kind.CALL, 0, 0, 1, 1, 0, 2**31, 1, 0),
+        wire.HEADER.pack(6, Kind.CALL, 0, 3, 1, 1, 3, 0, 1, 0) + b"abc{x}",
+        wire.HEADER.pack(1, Kind.CALL, 0, 1, 1, 1, 0, 0, 1, 0) + b"\xff",
     ],
 )
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
@@ -69,50 +66,6 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 def test_large_data_does_not_go_as_json() -> None:
     with pytest.raises(BodyTooLarge, match="as bytes"):
         wire.encode_value("x" * wire.MAX_VALUE_BYTES)
-
-
-def test_places_in_shared_memory_never_overlap_and_are_freed_in_order() -> None:
-    rng, plan, taken = random.Random(1), bodies.RingPlan(1000), deque[tuple[int, int]]()
-    refused = 0
-    for _ in range(20_000):
-        if taken and rng.random() < 0.5:
-            taken.popleft()
-            plan.free_oldest()
-            continue
-        count = rng.randint(1, 400)
-        offset = plan.take(count)
-        if offset is None:
-            refused += 1
-            assert taken
-            continue
-        assert 0 <= offset <= 1000 - count
-        assert all(offset + count <= o or o + c <= offset for o, c in taken)
-        taken.append((offset, count))
-    assert refused
-
-
-def test_nothing_can_be_freed_that_was_not_taken() -> None:
-    with pytest.raises(WireError):
-        bodies.RingPlan(10).free_oldest()
-
-
-def test_a_body_larger_than_the_memory_has_no_place() -> None:
-    assert bodies.RingPlan(10).take(11) is None
-
-
-def test_memory_that_could_shrink_is_refused() -> None:
-    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.truncate(fd, 2**20)
-    with pytest.raises(WireError):
-        bodies.adopt(fd)
-    os.close(fd)
-
-
-def test_a_file_is_no_shared_memory(tmp_path: object) -> None:
-    fd = os.open(str(tmp_path), os.O_RDONLY)
-    with pytest.raises(WireError):
-        bodies.adopt(fd)
-    os.close(fd)
 
 
 @pytest.mark.parametrize(
