@@ -12,7 +12,7 @@ Where to look:
     tree.py            stopping a whole process tree: terminate, grace, kill, wait
     priority.py        whom the scheduler prefers when many sessions compete
     exit_reason.py     `ExitReason`: how a process died, with the evidence
-    explain.py         from a wait status and counters to an `ExitReason`
+    diagnose.py        from a wait status and counters to an `ExitReason`
     oom_evidence.py    what the kernel counts and writes when it kills for memory
     signal_pipe.py     signals as something that shim and fork server select on
     after_fork.py   making a forked child as good as an exec'ed one

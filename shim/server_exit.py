@@ -2,7 +2,7 @@
 """How a shim's server ended, and with what evidence; or why it could not be started.
 
 The kernel's counters are read before the server starts and at every look, so that what had
-happened before a death is not held to be its cause. What they mean is decided in `explain.py`,
+happened before a death is not held to be its cause. What they mean is decided in `diagnose.py`,
 which is imported when there is a death: a shim imports this module, and is light. When our
 modules are gone (upgraded meanwhile) the bare facts are told.
 """
@@ -63,22 +63,21 @@ class ExitEvidence:
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
         try:
-            from ..processes.exits.diagnose import evidence_after, explain_exit
+            from dataclasses import replace
 
-            evidence = evidence_after(
-                self._counters[0], self._cgroup, pid, since_monotonic=self._since
-            )
-            reason = explain_exit(
-                status,
-                pid=pid,
+            from ..processes.exits.diagnose import diagnose_exit, gather_evidence
+
+            evidence = replace(
+                gather_evidence(
+                    self._counters[0], self._cgroup, pid, status, since_monotonic=self._since
+                ),
                 stopped_by_us=is_wanted,
                 peak_bytes=peak or most_resident_bytes,
                 limit_bytes=self._limit_bytes,
                 memory_error=(failed or "").startswith("MemoryError"),
                 seconds=time.monotonic() - self._since,
-                **evidence,
             )
-            return reason.to_json()
+            return diagnose_exit(evidence).to_json()
         except Exception as exc:  # keeping the replica matters more than explaining its past
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)

@@ -8,9 +8,10 @@ the evidence (cgroup counters, the kernel's log) is the shim's.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from ..processes.exits.diagnose import evidence_after, explain_exit
+from ..processes.exits.diagnose import diagnose_exit, gather_evidence
 from ..processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from ..processes.exits.oom_evidence import OomCounters
 from ..system.cgroups import Cgroup
@@ -27,13 +28,15 @@ def told_of_shard(
     if facts.get("out_of_memory"):  # over the cap of its own, which the server has put on it
         reason = _over_own_cap(facts)
     else:
-        reason = explain_exit(
-            facts["wait_status"],
-            pid=facts["pid"],
-            peak_bytes=facts.get("peak_bytes"),
-            limit_bytes=limit_bytes,
-            seconds=facts.get("seconds"),
-            **evidence_after(before, cgroup, facts["pid"], since_monotonic=since_monotonic),
+        pid, status = facts["pid"], facts["wait_status"]
+        evidence = gather_evidence(before, cgroup, pid, status, since_monotonic=since_monotonic)
+        reason = diagnose_exit(
+            replace(
+                evidence,
+                peak_bytes=facts.get("peak_bytes"),
+                limit_bytes=limit_bytes,
+                seconds=facts.get("seconds"),
+            )
         )
     return {**facts, "at": time.time(), "reason": reason.to_json()}
 

@@ -12,7 +12,7 @@ lets a group hand the memory controller down only while it holds no process itse
 group is tried first (its processes moved into a leaf, when all of them are ours), then the groups
 above it. What stands in the way is said in `why_not`, and callers do without.
 
-What it does *not* do: find limits (`limits.py`), explain deaths (`explain.py`).
+What it does *not* do: find limits (`limits.py`), explain deaths (`diagnose.py`).
 Sizes are bytes. Light: a shim imports it, hence no dataclasses and no pathlib.
 """
 

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...processes.exits.diagnose import explain_exit, of_cgroup, telling_line
+from ...processes.exits.diagnose import Evidence as ExitEvidence
+from ...processes.exits.diagnose import diagnose_exit, of_cgroup, telling_line
 from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...processes.exits.oom_evidence import kernel_log_kills
 from ...system.file_tail import last_lines
@@ -123,20 +124,22 @@ def explain(known: Evidence) -> ExitReason:
     if known.offence is not None:
         of_cgroup["limit_bytes"] = known.offence.limit_bytes
         peaks = [known.offence.held_bytes]  # of the whole tree, and what it was ended for
-    return explain_exit(
-        known.status,
-        pid=known.pid,
-        stopped_by_us=known.stop_reason is StopReason.SHUT_DOWN,
-        timed_out=known.stop_reason is StopReason.TIMED_OUT,
-        was_alone=known.was_alone,
-        vmstat_before=None if known.machine_oom_kills is None else 0,
-        vmstat_after=known.machine_oom_kills,
-        kernel_log_line=known.kernel_log_line,
-        watchdog=None if known.offence is None else known.offence.evidence,
-        memory_error=known.memory_error,
-        peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        seconds=known.seconds,
-        **of_cgroup,
+    return diagnose_exit(
+        ExitEvidence(
+            known.pid,
+            known.status,
+            stopped_by_us=known.stop_reason is StopReason.SHUT_DOWN,
+            timed_out=known.stop_reason is StopReason.TIMED_OUT,
+            was_alone=known.was_alone,
+            machine_oom_kills_before=None if known.machine_oom_kills is None else 0,
+            machine_oom_kills_after=known.machine_oom_kills,
+            kernel_log_line=known.kernel_log_line,
+            watchdog=None if known.offence is None else known.offence.evidence,
+            memory_error=known.memory_error,
+            peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
+            seconds=known.seconds,
+            **of_cgroup,
+        )
     )
 
 

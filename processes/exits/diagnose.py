@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a wait status and the kernel's counters to an `ExitReason`.
 
-`explain_exit` is a pure function, tested by a table; the order of its questions is the order in
-`exit_reason.py`. `evidence_after` reads what it needs, beside the counters
-of before (`read_oom_counters`).
+    whoever waited for the process ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
+
+`Evidence` is everything that is known of one process's end; `diagnose_exit` is a pure function of
+it, tested by a table. Its questions come in the order that `exit_reason.py` lists.
+`gather_evidence` reads the counters after an exit, given those of before (`read_oom_counters`).
 
 Two rules keep a `kill -9` by hand from being called out of memory. A cgroup's counter that stood
 still rules memory out, whatever happened elsewhere on the machine. One that moved proves that
@@ -14,7 +16,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import NamedTuple, TypedDict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...system.cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
@@ -27,34 +30,110 @@ from .oom_evidence import (
 )
 
 
-class Evidence(TypedDict):
-    """Arguments of `explain_exit`, as `evidence_after` gathers them."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that is known of how one process ended.
 
-    oom_kills_before: int | None
-    oom_kills_after: int | None
-    vmstat_before: int | None
-    vmstat_after: int | None
-    kernel_log_line: str | None
-    cgroup_name: str | None
+    Sizes are in bytes, counters are None where there is none to read.
+
+    Attributes:
+        wait_status: as `os.waitpid` gave it; None when nobody could collect it.
+        was_alone: whether it certainly had no child. When it had one, a SIGKILL that its cgroup
+            counted is only probably its own, unless the kernel log names it.
+        oom_kills_before: counted in its cgroup when it started.
+        machine_oom_kills_before: the same of the whole machine, from `/proc/vmstat`.
+        kernel_log_line: what the kernel log says of a kill in its cgroup.
+        watchdog: one line for people, when our own watchdog killed it for using too much.
+        memory_error: whether it raised `MemoryError`.
+        seconds: how long it had run.
+    """
+
+    pid: int
+    wait_status: int | None
+    stopped_by_us: bool = False
+    timed_out: bool = False
+    was_alone: bool = True
+    oom_kills_before: int | None = None
+    oom_kills_after: int | None = None
+    machine_oom_kills_before: int | None = None
+    machine_oom_kills_after: int | None = None
+    kernel_log_line: str | None = None
+    watchdog: str | None = None
+    memory_error: bool = False
+    cgroup_name: str | None = None
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    seconds: float | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code; None when a signal ended the process or nobody collected it."""
+        code = self._code()
+        return None if code is None or code < 0 else code
+
+    @property
+    def signal_number(self) -> int | None:
+        """The signal that ended the process, if one did."""
+        code = self._code()
+        return None if code is None or code >= 0 else -code
+
+    @property
+    def knows_cgroup(self) -> bool:
+        """Whether the counters of its cgroup could be read before and after."""
+        return self.oom_kills_before is not None and self.oom_kills_after is not None
+
+    @property
+    def cgroup_killed(self) -> bool:
+        """Whether the kernel killed something in its cgroup for memory."""
+        return self.knows_cgroup and self.oom_kills_before != self.oom_kills_after
+
+    @property
+    def machine_killed(self) -> bool:
+        """Whether the kernel killed something on the machine for memory."""
+        before, after = self.machine_oom_kills_before, self.machine_oom_kills_after
+        return before is not None and after is not None and before != after
+
+    @property
+    def cgroup_text(self) -> str:
+        """What its cgroup counted, for people."""
+        counted = f"{self.oom_kills_before}→{self.oom_kills_after}"
+        return f"cgroup {self.cgroup_name or '?'}, oom_kill {counted}"
+
+    def _code(self) -> int | None:
+        return None if self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
 
 
-def evidence_after(
-    before: OomCounters, cgroup: Cgroup | None, pid: int, *, since_monotonic: float = 0.0
+def gather_evidence(
+    before: OomCounters,
+    cgroup: Cgroup | None,
+    pid: int,
+    wait_status: int | None,
+    *,
+    since_monotonic: float = 0.0,
 ) -> Evidence:
-    """The counters after its death, and the kernel's own words when they can be read.
+    """Read the counters after an exit, and the kernel's own words where they can be read.
 
-    `since_monotonic` (`time.monotonic()` at its start) keeps an earlier bearer of the pid out.
+    Args:
+        before: the counters as they were while the process lived.
+        cgroup: the process's cgroup.
+        pid: the process's pid.
+        wait_status: as `os.waitpid` gave it.
+        since_monotonic: when the process started; what the kernel log says of an earlier process
+            with the same pid is left out.
     """
     after = read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat
     directory = None if cgroup is None else cgroup.directory
     lines = of_cgroup(kernel_log_kills(since_monotonic), directory) if moved else []
+    own_moved = before.oom_kills is not None and before.oom_kills != after.oom_kills
     return Evidence(
+        pid,
+        wait_status,
         oom_kills_before=before.oom_kills,
         oom_kills_after=after.oom_kills,
-        vmstat_before=before.vmstat,
-        vmstat_after=after.vmstat,
-        kernel_log_line=telling_line(lines, pid) if _moved(before, after) else _of(lines, pid),
+        machine_oom_kills_before=before.vmstat,
+        machine_oom_kills_after=after.vmstat,
+        kernel_log_line=telling_line(lines, pid) if own_moved else _line_about(lines, pid),
         cgroup_name=None if cgroup is None else cgroup.name,
     )
 
@@ -68,97 +147,29 @@ def of_cgroup(lines: list[str], directory: str | None) -> list[str]:
 
 def telling_line(lines: list[str], pid: int) -> str | None:
     """The line that names `pid`, or else the last one."""
-    return _of(lines, pid) or (lines[-1] if lines else None)
+    return _line_about(lines, pid) or (lines[-1] if lines else None)
 
 
-def explain_exit(
-    wait_status: int | None,
-    *,
-    pid: int,
-    stopped_by_us: bool = False,
-    timed_out: bool = False,
-    was_alone: bool = True,
-    oom_kills_before: int | None = None,
-    oom_kills_after: int | None = None,
-    vmstat_before: int | None = None,
-    vmstat_after: int | None = None,
-    kernel_log_line: str | None = None,
-    watchdog: str | None = None,
-    memory_error: bool = False,
-    cgroup_name: str | None = None,
-    peak_bytes: int | None = None,
-    limit_bytes: int | None = None,
-    seconds: float | None = None,
-) -> ExitReason:
-    """How the process ended.
-
-    `wait_status` is what `os.waitpid` gave, or None when nobody could collect it. `watchdog` is
-    our own watchdog's evidence when it ended the process, `memory_error` whether it raised one.
-    `was_alone` is False when a process below it may have been the one that the cgroup counted:
-    then, unless the kernel log tells, a SIGKILL is only probably the kernel's.
-    """
-    exit_code, number = _decode(wait_status)
-    counters = _Counters(
-        oom_kills_before, oom_kills_after, vmstat_before, vmstat_after, cgroup_name
-    )
-    if stopped_by_us or timed_out:
-        kind = ExitKind.TIMED_OUT if timed_out else ExitKind.STOPPED
-        verdict = _Verdict(kind)
+def diagnose_exit(evidence: Evidence) -> ExitReason:
+    """Say how the process ended."""
+    if evidence.stopped_by_us or evidence.timed_out:
+        verdict = _Verdict(ExitKind.TIMED_OUT if evidence.timed_out else ExitKind.STOPPED)
     else:
-        verdict = _verdict(
-            wait_status,
-            pid,
-            number,
-            exit_code,
-            counters,
-            kernel_log_line,
-            watchdog,
-            memory_error,
-            was_alone,
-        )
+        verdict = _verdict(evidence)
     return ExitReason(
         kind=verdict.kind,
-        pid=pid,
-        exit_code=exit_code,
-        signal_number=number,
+        pid=evidence.pid,
+        exit_code=evidence.exit_code,
+        signal_number=evidence.signal_number,
         certainty=verdict.certainty,
         detector=verdict.detector,
-        limit_bytes=limit_bytes,
-        peak_bytes=peak_bytes,
+        limit_bytes=evidence.limit_bytes,
+        peak_bytes=evidence.peak_bytes,
         victim_pid=verdict.victim_pid,
         victim_name=verdict.victim_name,
-        seconds=seconds,
+        seconds=evidence.seconds,
         evidence=verdict.evidence,
     )
-
-
-class _Counters(NamedTuple):
-    before: int | None
-    after: int | None
-    vmstat_before: int | None
-    vmstat_after: int | None
-    cgroup_name: str | None
-
-    @property
-    def are_known(self) -> bool:
-        return self.before is not None and self.after is not None
-
-    @property
-    def own_moved(self) -> bool:
-        return self.are_known and self.before != self.after
-
-    @property
-    def machine_moved(self) -> bool:
-        known = self.vmstat_before is not None and self.vmstat_after is not None
-        return known and self.vmstat_before != self.vmstat_after
-
-    @property
-    def own_text(self) -> str:
-        return f"cgroup {self.cgroup_name or '?'}, oom_kill {self.before}→{self.after}"
-
-    @property
-    def machine_text(self) -> str:
-        return f"SIGKILL, and /proc/vmstat oom_kill {self.vmstat_before}→{self.vmstat_after}"
 
 
 class _Verdict(NamedTuple):
@@ -170,66 +181,47 @@ class _Verdict(NamedTuple):
     victim_name: str | None = None
 
 
-def _verdict(
-    wait_status: int | None,
-    pid: int,
-    number: int | None,
-    exit_code: int | None,
-    counters: _Counters,
-    kernel_log_line: str | None,
-    watchdog: str | None,
-    memory_error: bool,
-    was_alone: bool,
-) -> _Verdict:
+def _verdict(known: Evidence) -> _Verdict:
     """The questions, in the order of `exit_reason.py`."""
-    victim = killed_process(kernel_log_line or "")
-    named_itself = victim is not None and victim[0] == pid
-    named_another = victim is not None and victim[0] != pid
-    was_killed = number == signal.SIGKILL
-    if was_killed and counters.own_moved and not named_another:
-        is_proven = named_itself or was_alone
+    victim = killed_process(known.kernel_log_line or "")
+    named_itself = victim is not None and victim[0] == known.pid
+    named_another = victim is not None and victim[0] != known.pid
+    was_killed = known.signal_number == signal.SIGKILL
+    if was_killed and known.cgroup_killed and not named_another:
+        is_proven = named_itself or known.was_alone
         certainty = Certainty.CERTAIN if is_proven else Certainty.PROBABLE
-        return _oom(Detector.CGROUP, counters.own_text, certainty)
+        return _oom(Detector.CGROUP, known.cgroup_text, certainty)
     if was_killed and named_itself:
-        return _oom(Detector.KERNEL_LOG, f"kernel log: {kernel_log_line}")
-    if watchdog is not None:
-        return _oom(Detector.WATCHDOG, watchdog)
-    if was_killed and counters.machine_moved and not counters.are_known and not named_another:
-        return _oom(Detector.VMSTAT, counters.machine_text, Certainty.PROBABLE)
-    if memory_error:
+        return _oom(Detector.KERNEL_LOG, f"kernel log: {known.kernel_log_line}")
+    if known.watchdog is not None:
+        return _oom(Detector.WATCHDOG, known.watchdog)
+    if was_killed and known.machine_killed and not known.knows_cgroup and not named_another:
+        counted = f"{known.machine_oom_kills_before}→{known.machine_oom_kills_after}"
+        text = f"SIGKILL, and /proc/vmstat oom_kill {counted}"
+        return _oom(Detector.VMSTAT, text, Certainty.PROBABLE)
+    if known.memory_error:
         return _oom(Detector.MEMORY_ERROR, "MemoryError")
-    if counters.own_moved:
-        victim_is_ours = victims_cgroup(kernel_log_line or "") is not None  # see `of_cgroup`
-        return _beside_a_kill(
-            wait_status, number, exit_code, counters, victim, named_another, victim_is_ours
-        )
-    return _Verdict(_plain_kind(wait_status, number))
+    if known.cgroup_killed:
+        return _beside_a_kill(known, victim if named_another else None)
+    return _Verdict(_plain_kind(known))
 
 
-def _beside_a_kill(
-    wait_status: int | None,
-    number: int | None,
-    exit_code: int | None,
-    counters: _Counters,
-    victim: tuple[int, str] | None,
-    named_another: bool,
-    victim_is_ours: bool,
-) -> _Verdict:
+def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> _Verdict:
     """Something below the process was killed for memory, and then it ended in its own way.
 
     When it ended in an error (or out of sight), memory is the likely cause, and the certain one
-    when the kernel named the victim, in this very cgroup; when it ended well or by somebody's
-    signal, the kill is told as a remark.
+    when the kernel named the victim, in this very cgroup (see `of_cgroup`); when it ended well or
+    by somebody's signal, the kill is told as a remark.
     """
-    victim_pid, victim_name = victim if victim is not None and named_another else (None, None)
-    failed = wait_status is None or (number is None and exit_code != 0)
-    whom = "a process below it" if victim_pid is None else f"{victim_name} (pid {victim_pid})"
-    is_proven = named_another and victim_is_ours
+    is_proven = victim is not None and victims_cgroup(known.kernel_log_line or "") is not None
+    failed = known.wait_status is None or known.exit_code not in (0, None)
+    victim_pid, victim_name = victim or (None, None)
+    whom = "a process below it" if victim is None else f"{victim_name} (pid {victim_pid})"
     return _Verdict(
-        ExitKind.OOM_KILLED if failed else _plain_kind(wait_status, number),
+        ExitKind.OOM_KILLED if failed else _plain_kind(known),
         Detector.CGROUP if failed else None,
         Certainty.PROBABLE if failed and not is_proven else Certainty.CERTAIN,
-        f"{whom} was killed: {counters.own_text}",
+        f"{whom} was killed: {known.cgroup_text}",
         victim_pid,
         victim_name,
     )
@@ -239,28 +231,15 @@ def _oom(detector: Detector, evidence: str, certainty: Certainty = Certainty.CER
     return _Verdict(ExitKind.OOM_KILLED, detector, certainty, evidence)
 
 
-def _plain_kind(wait_status: int | None, number: int | None) -> ExitKind:
-    if wait_status is None:
+def _plain_kind(known: Evidence) -> ExitKind:
+    if known.wait_status is None:
         return ExitKind.LOST
-    return ExitKind.EXITED if number is None else ExitKind.SIGNALED
+    return ExitKind.EXITED if known.signal_number is None else ExitKind.SIGNALED
 
 
-def _decode(wait_status: int | None) -> tuple[int | None, int | None]:
-    """Exit code, or else the number of the signal."""
-    if wait_status is None:
-        return None, None
-    code = os.waitstatus_to_exitcode(wait_status)
-    return (None, -code) if code < 0 else (code, None)
-
-
-def _moved(before: OomCounters, after: OomCounters) -> bool:
-    return before.oom_kills is not None and before.oom_kills != after.oom_kills
-
-
-def _of(lines: list[str], pid: int) -> str | None:
-    return next((line for line in reversed(lines) if _names(line, pid)), None)
-
-
-def _names(line: str, pid: int) -> bool:
-    killed = killed_process(line)
-    return killed is not None and killed[0] == pid
+def _line_about(lines: list[str], pid: int) -> str | None:
+    for line in reversed(lines):
+        killed = killed_process(line)
+        if killed is not None and killed[0] == pid:
+            return line
+    return None

@@ -2,7 +2,7 @@
 """`ExitReason`: how a process died, in one value that looks the same everywhere.
 
 Covers the value and its words. It does *not* gather evidence: `cgroups.py` reads counters,
-`tree.py` reaps, and whoever waited for the process calls `explain_exit` with what it knows.
+`tree.py` reaps, and whoever waited for the process calls `diagnose_exit` with what it knows.
 
 A kill for memory is claimed in this order, and never on a bare SIGKILL (DESIGN.md, "Memory"):
 

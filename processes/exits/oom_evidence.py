@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel counts and writes when it kills for memory. Light: a shim imports it.
 
-Read before and after a death; what it means is decided in `explain.py`.
+Read before and after a death; what it means is decided in `diagnose.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exits.diagnose import explain_exit, of_cgroup, telling_line
+from openenvd.processes.exits.diagnose import (
+    Evidence,
+    diagnose_exit,
+    of_cgroup,
+    telling_line,
+)
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
 from openenvd.processes.exits.oom_evidence import killed_process
 
@@ -17,7 +22,7 @@ KILLED = int(signal.SIGKILL)
 SEGFAULT = int(signal.SIGSEGV) | 0x80  # with a core dumped
 STOOD_STILL: dict[str, Any] = {"oom_kills_before": 2, "oom_kills_after": 2}
 MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
-MACHINE_MOVED: dict[str, Any] = {"vmstat_before": 7, "vmstat_after": 8}
+MACHINE_MOVED: dict[str, Any] = {"machine_oom_kills_before": 7, "machine_oom_kills_after": 8}
 ITSELF: dict[str, Any] = {
     "kernel_log_line": f"Memory cgroup out of memory: Killed process {PID} (python) total-vm:1kB"
 }
@@ -90,7 +95,7 @@ def test_table_of_deaths(
     detector: Detector | None,
     certainty: str,
 ) -> None:
-    reason = explain_exit(wait_status, pid=PID, **known)
+    reason = diagnose_exit(Evidence(PID, wait_status, **known))
     assert (reason.kind, reason.detector, reason.certainty) == (
         kind,
         detector,
@@ -99,12 +104,14 @@ def test_table_of_deaths(
 
 
 def test_evidence_names_the_cgroup_and_its_counter() -> None:
-    reason = explain_exit(KILLED, pid=PID, cgroup_name="openenvd/long-3", **MOVED)
+    reason = diagnose_exit(Evidence(PID, KILLED, cgroup_name="openenvd/long-3", **MOVED))
     assert reason.evidence == "cgroup openenvd/long-3, oom_kill 0→1"
 
 
 def test_killed_descendant_is_named_as_the_victim() -> None:
-    reason = explain_exit(_exited(1), pid=PID, cgroup_name="openenvd/long-3", **MOVED, **ANOTHER)
+    reason = diagnose_exit(
+        Evidence(PID, _exited(1), cgroup_name="openenvd/long-3", **MOVED, **ANOTHER)
+    )
     assert (reason.victim_pid, reason.victim_name) == (99, "uv (x)")
     assert (reason.evidence or "").startswith("uv (x) (pid 99) was killed: cgroup")
 
@@ -149,11 +156,11 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
 def test_sentence_says_what_is_known(
     wait_status: int | None, known: dict[str, Any], sentence: str
 ) -> None:
-    assert explain_exit(wait_status, pid=PID, **known).sentence() == sentence
+    assert diagnose_exit(Evidence(PID, wait_status, **known)).sentence() == sentence
 
 
 def test_reason_survives_json() -> None:
-    reason = explain_exit(KILLED, pid=PID, limit_bytes=5, peak_bytes=4, seconds=1.5, **MOVED)
+    reason = diagnose_exit(Evidence(PID, KILLED, limit_bytes=5, peak_bytes=4, seconds=1.5, **MOVED))
     assert ExitReason.from_json(reason.to_json()) == reason
 
 
@@ -193,8 +200,8 @@ def test_a_failure_beside_a_grandchild_that_the_kernel_names_is_certain() -> Non
         "oom_kills_after": 1,
         "cgroup_name": "openenvd/long-1",
     }
-    told = explain_exit(1 << 8, pid=PID, kernel_log_line=OURS, **counters)
+    told = diagnose_exit(Evidence(PID, 1 << 8, kernel_log_line=OURS, **counters))
     assert (told.kind, told.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
     assert (told.victim_pid, told.victim_name) == (99, "cc1")
-    untold = explain_exit(1 << 8, pid=PID, **counters)
+    untold = diagnose_exit(Evidence(PID, 1 << 8, **counters))
     assert (untold.kind, untold.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
