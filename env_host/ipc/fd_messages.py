@@ -172,15 +172,6 @@ class Post:
             self._on_end()
 
 
-def copy_all(fds: Sequence[int]) -> tuple[int, ...]:
-    """Other descriptors of the first of them, as many as there is room for."""
-    copies: list[int] = []
-    with contextlib.suppress(OSError):
-        for fd in fds:
-            copies.append(os.dup(fd))  # noqa: PERF401  those before the one that fails are kept
-    return tuple(copies)
-
-
 def close_all(fds: Sequence[int]) -> None:
     """Close descriptors; one that is closed already is no matter."""
     for fd in fds:

@@ -61,11 +61,6 @@ class Arrival(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_ours = True
 
-    @property
-    def waits(self) -> bool:
-        """Whether nobody has taken it yet, and it is still there."""
-        return self._is_ours and not self.transport.is_closing()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         if self._was_read:
@@ -142,15 +137,12 @@ class Acceptor:
         own: Slot,
         others: Sequence[Slot],
         make_arrival: Callable[[], Arrival],
-        on_accepted: Callable[[Sequence[tuple[Arrival, int]]], None],
     ) -> None:
-        """`on_accepted` is told at once of arrivals, and their descriptors, which stay ours."""
         self._listener = listener
         self._family = listener.family
         self._own = own
         self._others = others
         self._make_arrival = make_arrival
-        self._on_accepted = on_accepted
         self._loop = asyncio.get_running_loop()
         self._away_since: float | None = None
         self._looked_at = 0.0
@@ -198,14 +190,11 @@ class Acceptor:
         return now - self._away_since >= PATIENCE_SECONDS
 
     def _accept(self, most: int) -> None:
-        arrivals = [(self._make_arrival(), fd) for fd in self._accept_some(most)]
-        if not arrivals:
-            return
-        self._own.add(Word.CONNECTIONS, len(arrivals))
-        self._on_accepted(arrivals)
-        for arrival, fd in arrivals:
+        fds = list(self._accept_some(most))
+        self._own.add(Word.CONNECTIONS, len(fds))
+        for fd in fds:
             connection = socket.socket(self._family, socket.SOCK_STREAM, 0, fd)
-            self.open(connection, arrival)
+            self.open(connection, self._make_arrival())
 
     def _accept_some(self, most: int) -> Iterator[int]:
         for _ in range(most):

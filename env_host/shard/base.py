@@ -4,7 +4,7 @@
     a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ Server
                                          ├─ anything else ────────────────────────▶ Server
                                          └─ another's session ─▶ `_hand_over`
-    host ◀── link: which sockets have sessions, and which were not answered (`Guard`)
+    host ◀── link: which sockets have sessions (`Guard`)
 
 The host is dead when the link ends (the kernel kills us as well): then this process ends at once.
 """
@@ -150,7 +150,6 @@ class Process:
         return Arrival(self._route, self._lost, slot=self._slot, data=data, since=since)
 
     def _lost(self, arrival: Arrival) -> None:
-        self.guard.answering(arrival)
         self.admission.forget(arrival)
 
     def _route(self, arrival: Arrival) -> None:
@@ -161,8 +160,6 @@ class Process:
             self._hand_over(arrival, index - 1)
         elif head.wants_session:
             self.admission.consider(arrival)
-            if arrival.waits:
-                self.guard.waits(arrival)
         else:
             self._serve(arrival)
 
@@ -176,7 +173,6 @@ class Process:
         return owner.index + 1 if is_there else 0
 
     def _serve(self, arrival: Waiting) -> None:
-        self.guard.answering(cast("Arrival", arrival))
         cast("Arrival", arrival).serve_by(self.server.make_protocol())
 
     def _admitted(self, arrival: Waiting) -> None:

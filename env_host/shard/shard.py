@@ -48,8 +48,7 @@ class Shard(Process):
         assert orders.inbox_fd is not None
         listener = socket.socket(fileno=orders.listen_fd)
         others = board.others(orders.index)
-        accepted = self.guard.accepted
-        self._acceptor = Acceptor(listener, self._slot, others, self._arrival, accepted)
+        self._acceptor = Acceptor(listener, self._slot, others, self._arrival)
         self._ends = [socket.socket(fileno=fd) for fd in orders.inbox_fds]
         self._inboxes = [Post(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=orders.inbox_fd)
@@ -69,7 +68,6 @@ class Shard(Process):
         self._lag.stop()
 
     def _hand_over(self, arrival: Waiting, index: int) -> None:
-        self.guard.giving(cast("Arrival", arrival))
         fd = cast("Arrival", arrival).take_descriptor()
         if fd is None:
             return
@@ -120,7 +118,6 @@ class Shard(Process):
         if not message.fds:
             return
         arrival = self._arrival(message.body, message.head["since"])
-        self.guard.adopted(arrival, message.fds[0])
         self._acceptor.open(socket.socket(fileno=message.fds[0]), arrival)
 
     def _admitted(self, arrival: Waiting) -> None:
@@ -130,7 +127,6 @@ class Shard(Process):
             self._serve(arrival)
 
     def _isolate(self, arrival: Arrival) -> None:
-        self.guard.giving(arrival)
         fd = arrival.take_descriptor()
         if fd is None:
             return

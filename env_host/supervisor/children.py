@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..ipc.fd_messages import Message
-from .orphaned_connections import Unanswered
 from .session_cgroup import SessionGroup
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class Child:
     failure: Message | None = None
     killed_for: str | None = None  # we did it, and why
     held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
-    unanswered: dict[int, Unanswered] = field(default_factory=dict)  # by token
 
     @property
     def is_isolated(self) -> bool:
@@ -58,7 +56,6 @@ class Child:
     def fds(self) -> list[int]:
         """What the host has open for its sake."""
         fds = [self.link.fileno(), *(fd for fd, _ in self.held.values())]
-        fds += [connection.fd for connection in self.unanswered.values()]
         return fds if self.connection_fd is None else [*fds, self.connection_fd]
 
 

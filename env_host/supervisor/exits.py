@@ -5,8 +5,7 @@
                                                   ├──▶ `facts_of`          for the shim
                                                   └──▶ `failure_of`        when none has served yet
 
-What its connections come to is decided in `unanswered.py`; when it has a successor, in
-`succession.py`.
+When a shard is started again is decided in `restart_backoff.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardFailed
-from ..ipc.scoreboard import Board, now_microseconds
+from ..ipc.scoreboard import Board
 from . import close_notices
 from .children import Child
-from .orphaned_connections import Fate, fate_of, heir_of, traffic_of
 from .session_memory import cap_sentence
 from .socket_copies import HeldSockets
-from .spawn import Starter
 
 if TYPE_CHECKING:
     from ..shared_state.process import StateExit
@@ -86,13 +83,12 @@ def death_of(dead: Child, status: int, peak_bytes: int | None, limit_bytes: int 
 class Burials:
     """Leaves nothing of a dead child but its clients' answers."""
 
-    def __init__(self, board: Board, held: HeldSockets, starter: Starter) -> None:
+    def __init__(self, board: Board, held: HeldSockets) -> None:
         self._board = board
         self._held = held
-        self._starter = starter
 
     def bury(self, death: Death, *, is_stopping: bool) -> None:
-        """Speak to its clients, give others what it had not answered, free its slot."""
+        """Notify its clients, free its slot, remove its memory group."""
         dead = death.child
         who = f"({dead.where}) {death.how}"
         if death.wait_status or dead.held:
@@ -101,24 +97,8 @@ class Burials:
         elif dead.connection_fd is not None:  # its client came and went
             os.close(dead.connection_fd)
         self._board[dead.orders.index].clear()
-        if is_stopping:
-            self._settle(dead, None, _STOPPING)
-        else:
-            heir = heir_of(self._board, dead.orders.index, now_microseconds())
-            self._settle(dead, heir, f"The process of this connection {who}; connect again.")
         if dead.group is not None:
             dead.group.remove()
-
-    def _settle(self, dead: Child, heir: int | None, text: str) -> None:
-        """Give the heir what can go on there, and tell the others."""
-        for connection in self._held.take_unanswered(dead):
-            fate = fate_of(traffic_of(connection.fd), len(connection.body))
-            if fate is Fate.GOES_ON and heir is not None:
-                fate = Fate.ENDS if self._starter.hand_over(heir, connection) else Fate.IS_TOLD
-            if fate is Fate.ENDS:  # for us
-                os.close(connection.fd)
-            else:
-                close_notices.say_before_handshake(connection.fd, text)
 
 
 def facts_of(death: Death, limit_bytes: int | None) -> dict[str, Any]:

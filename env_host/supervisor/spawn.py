@@ -12,7 +12,6 @@ the caller hears of it (`OSError`). That is nobody's end: who lives goes on livi
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from ..ipc.child_config import Orders
-from ..ipc.fd_messages import Message, packet_pair, send
+from ..ipc.fd_messages import Message, packet_pair
 from ..ipc.scoreboard import Board, Slot, Word
 from ..shard import shard as shard  # here: what is imported before a fork, all children share
 from ..startup import after_fork
@@ -34,7 +33,6 @@ from .session_cgroup import SessionGroup, SessionGroups
 if TYPE_CHECKING:
     from ..environment.plan import Plan
     from ..protocol import HostConfig
-    from .orphaned_connections import Unanswered
 
 ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
 
@@ -124,13 +122,6 @@ class Starter:
             world=self.world,
         )
         return self._start(Child(0, orders, ours, time.monotonic()), b"")
-
-    def hand_over(self, index: int, connection: Unanswered) -> bool:
-        """Give a shard, or its successor, a connection; whether its inbox could take it."""
-        message = Message({"since": connection.since}, connection.body, (connection.fd,))
-        with contextlib.suppress(OSError):
-            return send(self._inboxes[index][1], message)
-        return False
 
     def isolated(self, message: Message, slot: Slot) -> Child:
         """A process for the session of one connection; takes the slot.

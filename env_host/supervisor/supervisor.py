@@ -11,8 +11,8 @@ imported its children share, and nothing that an environment does can hurt it.
 What happens when
 
     a shard dies           its clients are told (`last_words`), the shim too, and its successor is
-                           forked at once; later each time when it dies young again and again. What
-                           it had not answered goes on in another, or its successor
+                           forked at once; later each time when it dies young again and again.
+                           Connections that it had not answered are reset
     an isolated one dies   its client is told, the shim too; its slot is free
     the state process dies its sessions are ended by their shards, the shim is told, the next
                            epoch is forked (`shared_state.py`); before there is one, none begins
@@ -28,7 +28,7 @@ What happens when
 
     starting.py      makes children           programs.py      those that cannot be forked
     children.py      who lives                held_sockets.py  copies of their connections
-    deaths.py        who died, and how        unanswered.py    what the dead had not answered
+    deaths.py        who died, and how
     succession.py    when the next is due     isolating.py     processes of single sessions
     memory_watch.py  who needs too much       host_news.py     how full it is, for the shim
 """
@@ -95,7 +95,7 @@ class Host:
         self._children = Children()
         self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
         self._starter = Starter(self, config, plan, board, listener, serve_as)
-        self._burials = Burials(board, self._held, self._starter)
+        self._burials = Burials(board, self._held)
         self._isolated = IsolatedSessions(board, self._children, self._starter)
         self._succession = Succession()
         self._news = News(board, notifier)

@@ -16,7 +16,6 @@ from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.shard.request_head import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.startup.fd_limit import SPARE_FDS
 from openenvd.env_host.supervisor.close_notices import how_it_died
-from openenvd.env_host.supervisor.orphaned_connections import heir_of
 from openenvd.env_host.supervisor.restart_backoff import (
     MAX_BACK_OFF_SECONDS,
     YOUNG_SECONDS,
@@ -214,16 +213,6 @@ def test_a_shard_that_found_no_room_is_tried_again_later_but_not_when_all_stop()
     assert succession.take_due(1.1) == []
     succession.cancel()
     assert succession.take_due(99.0) == []
-
-
-def test_a_dead_shard_is_followed_by_that_with_most_room_or_by_its_successor() -> None:
-    made = board(50, 20, 30)
-    assert heir_of(made, 0, NOW) == 1
-    stop_turning(made, 1)
-    assert heir_of(made, 0, NOW) == 2
-    made[2].clear()
-    assert heir_of(made, 0, NOW) == 0
-    assert heir_of(Board.create(1, extra=1), 1, NOW) == 0
 
 
 def test_a_death_is_told_by_the_names_of_signals() -> None:

@@ -224,78 +224,6 @@ def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: Start
         third.connection.close()
 
 
-@pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
-def test_who_waits_in_a_shard_that_dies_waits_in_its_successor(
-    start: StartHost, what: str, how: str
-) -> None:
-    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
-    host.ready()
-    with host.open() as first, ThreadPoolExecutor(3) as pool:
-        first.ask("reset")
-        waiting = [pool.submit(begin_and_leave, host) for _ in range(3)]
-        host.until(lambda capacity: capacity["waiting"] == 3)
-        first.send("step", {"what": what})
-        assert [each.result(WAIT_SECONDS) for each in waiting] == ["observation"] * 3
-        assert how in last_word(first)[0]["data"]["message"]
-
-
-def begin_and_leave(host: Host) -> str:
-    """What the answer to a reset was; then the session is over."""
-    with host.open() as client:
-        kind: str = client.ask("reset")["type"]
-        return kind
-
-
-def test_who_waits_in_a_shard_that_dies_is_let_in_by_another(start: StartHost) -> None:
-    """The other is stopped while the newcomer comes, so that it waits in the doomed one; of which
-    the successor is late, so that it is the other that lets it in."""
-    host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
-    host.ready()
-    with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
-        doomed, other = pid_of(first), pid_of(second)
-        assert doomed != other
-        os.kill(other, signal.SIGSTOP)
-        waiting = pool.submit(lambda: host.open().__enter__())
-        host.until(lambda capacity: capacity["waiting"] == 1)
-        os.kill(other, signal.SIGCONT)
-        os.kill(doomed, signal.SIGKILL)
-        third = waiting.result(WAIT_SECONDS)
-        assert third.ask("reset")["type"] == "observation"
-        assert pid_of(third) != doomed
-        third.connection.close()
-
-
-def test_who_waits_for_a_process_of_his_own_does_so_elsewhere_when_the_front_dies(
-    start: StartHost,
-) -> None:
-    host = start("Single", isolate=True, max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
-    host.ready()
-    with host.open() as first, ThreadPoolExecutor(1) as pool:
-        isolated = pid_of(first)
-        waiting = pool.submit(begin_and_leave, host)
-        host.until(lambda capacity: capacity["waiting"] == 1)
-        [front] = [process for process in shards(host) if process.pid != isolated]
-        front.kill()
-        first.send("close")
-        assert waiting.result(WAIT_SECONDS) == "observation"
-
-
-def test_who_says_more_while_he_waits_is_told_when_his_shard_dies(start: StartHost) -> None:
-    """What was read since is gone with the shard: nobody else could go on."""
-    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
-    host.ready()
-    with host.open() as first, socket.create_connection(("127.0.0.1", host.port)) as hasty:
-        first.ask("reset")
-        hasty.settimeout(WAIT_SECONDS)
-        hasty.sendall(HANDSHAKE)
-        host.until(lambda capacity: capacity["waiting"] == 1)
-        hasty.sendall(b"more")
-        host.http("GET", "/health")  # it has been read by now
-        first.send("step", {"what": "kill"})
-        assert hasty.recv(1000).startswith(b"HTTP/1.1 503 ")
-        assert begin_and_leave(host) == "observation"
-
-
 HANDSHAKE = (
     b"GET /ws HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -313,23 +241,21 @@ def accepted(host: Host, *, said: bytes = b"") -> Iterator[socket.socket]:
         yield connection
 
 
-def test_a_connection_that_a_dead_shard_has_read_nothing_of_is_served(start: StartHost) -> None:
-    host = start()
+@pytest.mark.parametrize("said", [b"", HANDSHAKE[:40], HANDSHAKE])
+def test_an_unanswered_connection_of_a_killed_shard_ends_and_the_next_is_served(
+    start: StartHost, said: bytes
+) -> None:
+    host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
-    with accepted(host) as connection:
-        shards(host)[0].kill()
-        connection.sendall(HANDSHAKE)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 101 ")
-
-
-def test_a_connection_that_a_dead_shard_had_begun_to_read_is_told(start: StartHost) -> None:
-    host = start()
-    host.ready()
-    with accepted(host, said=HANDSHAKE[:40]) as connection:
-        shards(host)[0].kill()
-        answer = b"".join(iter(lambda: connection.recv(1000), b""))
-    assert answer.startswith(b"HTTP/1.1 503 ")
-    assert b"was killed by SIGKILL; connect again" in answer
+    with host.open() as first:
+        first.ask("reset")
+        with accepted(host, said=said) as connection:
+            shards(host)[0].kill()
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1000) == b""
+        assert "was killed by SIGKILL" in last_word(first)[0]["data"]["message"]
+    with host.open() as second:
+        assert second.ask("reset")["type"] == "observation"
 
 
 def test_the_host_keeps_nothing_of_connections_that_have_gone(start: StartHost) -> None:
@@ -338,7 +264,7 @@ def test_the_host_keeps_nothing_of_connections_that_have_gone(start: StartHost) 
     before = descriptors(host)
     with accepted(host), accepted(host, said=HANDSHAKE[:40]), host.open() as client:
         client.ask("reset")
-        assert descriptors(host) == before + 3
+        assert descriptors(host) == before + 1
     deadline = time.monotonic() + WAIT_SECONDS
     while descriptors(host) > before:
         assert time.monotonic() < deadline
