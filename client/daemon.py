@@ -49,18 +49,22 @@ _LEAST_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
 
 
 def connect(
-    paths: Paths,
+    paths: Paths | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     on_start: Callable[[Json], None] | None = None,
 ) -> DaemonClient:
-    """The running daemon, or a new one, started with `settings` (names of `Settings`).
+    """Connect to the running daemon, or start one.
 
-    `on_start` is called with the ready line when a daemon had to be started.
+    Args:
+        paths: the daemon's home; by default `OPENENV_HOME`, or the platform's state folder.
+        settings: for a daemon that has to be started; names and values of `Settings`.
+        on_start: called with the daemon's ready line when a daemon had to be started.
 
     Raises:
         DaemonUnreachable: with the reason and what to do.
     """
+    paths = paths or Paths.from_environment()
     client = find(paths)
     if client is not None:
         return client

@@ -15,7 +15,7 @@ from openenvd.server.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OUTSIDE = {"tests", "smoke_tests", "load_tests", "docs", "build"}
+OUTSIDE = {"tests", "smoke_tests", "load_tests", "docs", "examples", "build"}
 
 
 def _package_folders() -> set[Path]:
