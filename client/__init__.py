@@ -4,7 +4,8 @@
     from openenvd.client import connect, run
 
     client = connect()                                   # starts the daemon when none is running
-    print(run(client, "launch", {"source": "echo"})["result"]["address"])
+    request = run(client, "launch", {"source": "echo"})
+    print(request["result"]["environment"]["address"])
 
 Where to look:
 

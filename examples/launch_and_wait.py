@@ -17,7 +17,7 @@ def launch(source: str) -> str:
     """Launch `source`, wait until it is ready, and return its address."""
     client = connect()  # starts the daemon when none is running
     request = run(client, "launch", {"source": source, "cwd": os.getcwd()})
-    return str(request["result"]["address"])
+    return str(request["result"]["environment"]["address"])
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class RolloutCollector:
         `aclose()` of the iterator does so at once.
 
         Raises:
-            LoopLagged
+            LoopLagged: the event loop was held for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
         sink = BatchSink(self._plan.buffer_bytes)

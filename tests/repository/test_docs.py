@@ -19,7 +19,7 @@ from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaStat
 from openenvd.server.errors import ApiError
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
