@@ -38,14 +38,14 @@ from load_tests.shared.report import Report, parse_arguments, percentile
 from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU
-from openenvd.requests_db import submitting
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.settings import Paths, Settings
 

@@ -2,17 +2,16 @@
 """What a request is and where it stands: the tables, the transitions, the queue; all SQL.
 
     open_database(path) ──▶ a database at this code's version          migrate.py
-    DispatchStore  the dispatcher's thread: claim, record, recover     store.py
+    DispatchStore  the dispatcher's thread: claim, record, recover     dispatch_store.py
     AsyncStore     the API's loop: submit, cancel, look, observe       async_store.py
        │
-       ▼  both speak in named outcomes                                 results.py
-    submitting, dispatching, recovery, retention, observing, queries   functions over a connection
+       ▼
+    transactions/   submitting, dispatching, recovery, retention, observing; the journal of events
+    sql/            tables, rows, statements, queries
+    connections/    SQLite's settings and errors, the write lock, checkpoints
        │
        ▼
-    statements.py (SQL, built once) ─ rows.py ─ tables.py ─ journal.py (events and tallies)
-       │
-       ▼
-    connections.py (threads and locks) ─ dialect.py (all that is true of SQLite alone)
+    results.py (named outcomes) ─ records.py ─ states.py (also for the CLI) ─ errors.py
 
 The CLI imports `states` from here, so this file stays empty of imports that need SQLAlchemy.
 """

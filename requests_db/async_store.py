@@ -29,11 +29,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from . import observing, queries, submitting
-from .connections import Link
+from .connections.link import Link
 from .records import Environment, Event, NewRequest, Replica, Request, RequestError
 from .results import CancelResult, GetResult, SubmitResult
+from .sql import queries
 from .states import EnvironmentState, RequestState, Schedule
+from .transactions import observing, submitting
 
 MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
 MAX_PATIENT = 8  # of them, from those whose turn is not urgent

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, inspect, text
 
-from . import dialect
-from .connections import Link
+from .connections import sqlite
+from .connections.link import Link
 from .errors import DatabaseCorrupt, DatabaseTooNew
+from .sql.tables import metadata, tally
 from .states import RequestState
-from .tables import metadata, tally
 
 # In their order; a test compares them with the files in `migrations/versions`.
 REVISIONS = ("0001", "0002")
@@ -36,8 +36,8 @@ def open_database(where: Path | str) -> None:
         DatabaseError: its subclass says whether the disk is full, the folder unwritable, the file
             damaged or written by a newer version; `hint` says what to do.
     """
-    url = dialect.database_url(where)
-    dialect.create_file(url)
+    url = sqlite.database_url(where)
+    sqlite.create_file(url)
     link = Link(where, writes=True)
     try:
         with link.transaction() as connection:

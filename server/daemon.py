@@ -51,10 +51,10 @@ from ..operations import registry
 from ..processes.resources.limits import Limits, read_limits
 from ..processes.resources.pids_limit import is_no_room, no_room_text
 from ..requests_db.async_store import AsyncStore
+from ..requests_db.dispatch_store import DispatchStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.states import Schedule
-from ..requests_db.store import DispatchStore
 from ..shim.files import remove_if_empty
 from ..shim.fork_server_client import end_fork_servers
 from ..system.loop_lag import EventLoopLagMonitor

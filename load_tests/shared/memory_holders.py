@@ -20,12 +20,12 @@ from load_tests.shared.operations import worker_path
 from openenvd.executor import BurstableExecutor, plan_workers
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.processes.resources.limits import read_limits
-from openenvd.requests_db import submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, Expectations
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is

@@ -60,11 +60,11 @@ from ...executor.messages import (
     TaskError,
 )
 from ...executor.policy.admission import Need, Shortage, admit
+from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Event, Expectation, PeakSample, Request, Retry
 from ...requests_db.results import Claim
 from ...requests_db.states import ErrorKind, Schedule
-from ...requests_db.store import DispatchStore
 from ...shim.log_rotation import keep_newest_half
 from ..housekeeping.log_retention import logs_of, to_remove
 from ..settings import Paths, Settings

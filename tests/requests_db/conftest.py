@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from openenvd.requests_db import submitting
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
     Environment,
@@ -22,7 +22,7 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import EnvironmentState, ErrorKind, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
 
 MakeRequest = Callable[..., Request]
 MakeEnvironment = Callable[..., Environment]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db import checkpoints, dialect, submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections import checkpoints, sqlite
+from openenvd.requests_db.connections.link import Link
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.transactions import submitting
 
 THREAD = "requests-db-checkpoints"
 
@@ -19,14 +20,14 @@ THREAD = "requests-db-checkpoints"
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set after the first checkpoint."""
-    done, checkpoint = threading.Event(), dialect.checkpoint
+    done, checkpoint = threading.Event(), sqlite.checkpoint
 
     def told(url: object) -> None:
         checkpoint(url)  # type: ignore[arg-type]
         done.set()
 
     monkeypatch.setattr(checkpoints, "COMMITS", 3)
-    monkeypatch.setattr(dialect, "checkpoint", told)
+    monkeypatch.setattr(sqlite, "checkpoint", told)
     return done
 
 
@@ -65,10 +66,10 @@ def test_a_checkpoint_that_fails_harms_nobody(path: Path, monkeypatch: pytest.Mo
 
     def refuse(_url: object) -> None:
         tried.set()
-        raise dialect.DRIVER_ERRORS[0]("disk I/O error")
+        raise sqlite.DRIVER_ERRORS[0]("disk I/O error")
 
     monkeypatch.setattr(checkpoints, "COMMITS", 1)
-    monkeypatch.setattr(dialect, "checkpoint", refuse)
+    monkeypatch.setattr(sqlite, "checkpoint", refuse)
     link = Link(path, writes=True)
     submit(link)
     assert tried.wait(30)

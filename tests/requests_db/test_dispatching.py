@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable
 
-from openenvd.requests_db import queries, statements, submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import InvalidTransition
 from openenvd.requests_db.records import (
     Expectation,
@@ -23,9 +23,10 @@ from openenvd.requests_db.records import (
     Retry,
 )
 from openenvd.requests_db.results import NotRunning, Recorded
-from openenvd.requests_db.rows import PRIORITY_STEP_SECONDS
+from openenvd.requests_db.sql import queries, statements
+from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
 
 Make = Callable[..., Request]
 

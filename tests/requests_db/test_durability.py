@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from openenvd.requests_db import queries
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState
-from openenvd.requests_db.store import DispatchStore
 
 SUBMITTER = """
 import asyncio, sys
@@ -34,8 +34,8 @@ asyncio.run(main())
 
 HALF_DONE = """
 import os, signal, sys
-from openenvd.requests_db import submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.connections.link import Link
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db import queries, submitting
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import QueueFull, Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.transactions import submitting
 
 CHECK = NewRequest("check", Schedule.SHORT, {})
 

@@ -17,12 +17,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from openenvd.requests_db import migrate
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
+from openenvd.requests_db.sql.tables import metadata
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.store import DispatchStore
-from openenvd.requests_db.tables import metadata
 
 MIGRATIONS = Path(migrate.__file__).with_name("migrations")
 
@@ -175,7 +175,7 @@ def test_the_states_import_no_sqlalchemy() -> None:
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:
     modules = modules_after(
         "from openenvd.requests_db.migrate import open_database\n"
-        "from openenvd.requests_db.store import DispatchStore\n"
+        "from openenvd.requests_db.dispatch_store import DispatchStore\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         f"open_database({str(path)!r}); DispatchStore({str(path)!r}).running()"
     )

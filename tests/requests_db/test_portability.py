@@ -10,8 +10,9 @@ from sqlalchemy import Executable, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from openenvd.requests_db import dialect, statements
-from openenvd.requests_db.tables import declare_partial_indexes, metadata
+from openenvd.requests_db.connections import sqlite
+from openenvd.requests_db.sql import statements
+from openenvd.requests_db.sql.tables import declare_partial_indexes, metadata
 
 DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 BUILT = {name: it for name, it in vars(statements).items() if isinstance(it, Executable)}
@@ -36,7 +37,7 @@ def test_concurrent_claims_skip_each_other_where_rows_are_locked() -> None:
 
 
 def test_a_path_becomes_an_address_and_an_address_stays_one() -> None:
-    assert str(dialect.database_url(Path("/a/requests.db"))) == "sqlite:////a/requests.db"
-    assert str(dialect.database_url("/a/r.db")) == "sqlite:////a/r.db"
+    assert str(sqlite.database_url(Path("/a/requests.db"))) == "sqlite:////a/requests.db"
+    assert str(sqlite.database_url("/a/r.db")) == "sqlite:////a/r.db"
     address = "postgresql+psycopg://host/requests"
-    assert str(dialect.database_url(address)) == address
+    assert str(sqlite.database_url(address)) == address

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from sqlalchemy import func, select
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.results import Ambiguous, NotFound
+from openenvd.requests_db.sql.tables import requests
 from openenvd.requests_db.states import RequestState
-from openenvd.requests_db.store import DispatchStore
-from openenvd.requests_db.tables import requests
 
 Make = Callable[..., Request]
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from openenvd.requests_db import queries, submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
-from openenvd.requests_db.recovery import fate
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions.recovery import fate
 
 Make = Callable[..., Request]
 

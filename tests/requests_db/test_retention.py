@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from openenvd.requests_db import retention
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Replica, Request
 from openenvd.requests_db.results import NotFound, Submitted
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import retention
 
 Make = Callable[..., Request]
 

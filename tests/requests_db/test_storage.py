@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db import dialect
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections import sqlite
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import (
     DatabaseBusy,
     DatabaseCorrupt,
@@ -26,7 +27,6 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
 
 SMALL_DISK_BYTES = 2 * 2**20
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
@@ -181,8 +181,8 @@ def test_a_damaged_file_is_named(path: Path) -> None:
 def test_another_process_that_holds_the_file_too_long_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = dialect.create_engine(dialect.database_url(path), writes=True)
-    monkeypatch.setattr(dialect, "BUSY_TIMEOUT_SECONDS", 0.0)
+    holder = sqlite.create_engine(sqlite.database_url(path), writes=True)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_SECONDS", 0.0)
     store = DispatchStore(path)
     with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
         store.running()

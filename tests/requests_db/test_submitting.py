@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
 from openenvd.requests_db.results import (
     AlreadyFinal,
@@ -20,7 +21,6 @@ from openenvd.requests_db.results import (
     Submitted,
 )
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
 CHECK = NewRequest("check", Schedule.SHORT, {})

@@ -9,14 +9,14 @@ from itertools import product
 import pytest
 from sqlalchemy import insert, select, update
 
-from openenvd.requests_db import observing, submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError, InvalidTransition
 from openenvd.requests_db.records import Environment, Outcome, Request
-from openenvd.requests_db.rows import environment_values
+from openenvd.requests_db.sql.rows import environment_values
+from openenvd.requests_db.sql.tables import environments, replicas, requests
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
-from openenvd.requests_db.tables import environments, replicas, requests
+from openenvd.requests_db.transactions import observing, submitting
 from openenvd.requests_db.transitions import (
     ENVIRONMENT_TRANSITIONS,
     REQUEST_TRANSITIONS,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.store import DispatchStore
 from openenvd.server.events.bus import EventHub
 from openenvd.server.settings import Paths
 

@@ -16,13 +16,14 @@ from openenvd.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.requests_db import queries, submitting
-from openenvd.requests_db.connections import Link
+from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
+from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch import dispatcher as dispatching
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, Expectations

@@ -15,6 +15,7 @@ import pytest
 
 from openenvd.environments import restart_policy, run_files
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
     Environment,
@@ -33,7 +34,6 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.store import DispatchStore
 from openenvd.server.events import bus as hub_module
 from openenvd.server.events.bus import EventHub
 from openenvd.server.reconcile import replica_watch, status_writer

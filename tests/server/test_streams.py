@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
 from openenvd.server.api import streams
 from openenvd.server.api.dependencies import Services
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final

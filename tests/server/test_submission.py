@@ -9,9 +9,9 @@ import pytest
 
 from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Event, Request
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
-from openenvd.requests_db.store import DispatchStore
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
 from openenvd.server.events.bus import EventHub

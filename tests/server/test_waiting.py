@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.store import DispatchStore
 from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of
 
 LONG = Schedule.LONG

@@ -14,14 +14,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import prepared, statements
-from .dialect import MAX_PARAMETERS
-from .errors import InvalidTransition
+from ..connections.sqlite import MAX_PARAMETERS
+from ..errors import InvalidTransition
+from ..records import Event, Expectation, Json, Outcome, Request, Retry
+from ..results import Claim, NotRunning, OutcomeResult, Recorded
+from ..sql import prepared, statements
+from ..sql.rows import error_to_json, expectation_values, rank_of, request_of, to_json
+from ..states import RequestState, Schedule
 from .journal import REQUEST_PROGRESS, Journal
-from .records import Event, Expectation, Json, Outcome, Request, Retry
-from .results import Claim, NotRunning, OutcomeResult, Recorded
-from .rows import error_to_json, expectation_values, rank_of, request_of, to_json
-from .states import RequestState, Schedule
 
 StartedRow = tuple[str, str, int, float, float]  # id, worker, pid, pid_started_at, at
 ProgressRow = tuple[str, Json, float]  # id, data, at

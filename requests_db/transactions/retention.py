@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from . import statements
+from ..sql import statements
+from ..states import RequestState
 from .journal import Journal
-from .states import RequestState
 
 BATCH = 500  # requests per transaction: others want to write too
 

@@ -40,7 +40,7 @@ from sqlalchemy import (
     text,
 )
 
-from .states import FINAL_STATES, EnvironmentState, ReplicaState, RequestState, Schedule
+from ..states import FINAL_STATES, EnvironmentState, ReplicaState, RequestState, Schedule
 
 metadata = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "ck": "%(constraint_name)s"}

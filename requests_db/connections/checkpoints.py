@@ -8,7 +8,7 @@ milliseconds that one request in forty would wait for. Here a thread of its own 
 
 A passive checkpoint waits for nobody and nobody waits for it. If it never gets its turn (or fails:
 a full disk, say, which the next commit will tell), commits do it themselves once the log has
-`dialect.MOST_LOG_PAGES`.
+`sqlite.MOST_LOG_PAGES`.
 
 The thread begins with the first checkpoint and ends with `close`. `_commits` is only ever touched
 by whoever has the turn to write (`connections.py`).
@@ -21,7 +21,7 @@ import threading
 
 from sqlalchemy import URL
 
-from . import dialect
+from . import sqlite
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Checkpointer:
         if self._commits < COMMITS:
             return
         self._commits = 0
-        if self._thread is None and dialect.needs_checkpoints(self._url):
+        if self._thread is None and sqlite.needs_checkpoints(self._url):
             self._closing = False
             self._thread = threading.Thread(
                 target=self._run, name="requests-db-checkpoints", daemon=True
@@ -68,6 +68,6 @@ class Checkpointer:
             if self._closing:
                 return
             try:
-                dialect.checkpoint(self._url)
-            except dialect.DRIVER_ERRORS as exc:
+                sqlite.checkpoint(self._url)
+            except sqlite.DRIVER_ERRORS as exc:
                 log.debug("no checkpoint of %s: %s", self._url.database, exc)

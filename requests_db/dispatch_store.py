@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from . import dispatching, queries, recovery, retention
-from .connections import Link
-from .dispatching import ProgressRow, StartedRow
+from .connections.link import Link
 from .records import Event, Expectation, Outcome, Request, Retry
 from .results import Claim, OutcomeResult, Recovery
+from .sql import queries
 from .states import Schedule
+from .transactions import dispatching, recovery, retention
+from .transactions.dispatching import ProgressRow, StartedRow
 
 
 class DispatchStore:

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from . import statements
+from ..records import Environment, Event, Replica, RequestError
+from ..sql import statements
+from ..sql.rows import environment_of, environment_values, replica_of, replica_values
+from ..states import EnvironmentState
+from ..transitions import may_follow
 from .journal import ENVIRONMENT_STATE, REPLICA_STATE, Journal
-from .records import Environment, Event, Replica, RequestError
-from .rows import environment_of, environment_values, replica_of, replica_values
-from .states import EnvironmentState
-from .transitions import may_follow
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement, built once. Portable SQL; what is SQLite's alone is in `dialect.py`.
+"""Every statement, built once. Portable SQL; what is SQLite's alone is in `sqlite.py`.
 
 Each UPDATE of a state repeats its rule as a guard (`WHERE state = …`). States that a partial index
 depends on are literals: see `tables.py`. `FOR UPDATE` is left out by SQLAlchemy where the database
@@ -25,8 +25,8 @@ from sqlalchemy import (
     update,
 )
 
+from ..states import EnvironmentState, RequestState
 from .rows import ENVIRONMENT_COLUMNS, EVENT_COLUMNS, REPLICA_COLUMNS, REQUEST_COLUMNS
-from .states import EnvironmentState, RequestState
 from .tables import environments, events, expectations, replicas, requests, tally
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c

@@ -9,11 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import prepared, statements
-from .journal import ENVIRONMENT_STATE, Journal
-from .observing import set_environment_state
-from .records import Environment, NewRequest
-from .results import (
+from ..records import Environment, NewRequest
+from ..results import (
     AlreadyFinal,
     CancelledPending,
     CancelResult,
@@ -25,14 +22,17 @@ from .results import (
     SubmitResult,
     Submitted,
 )
-from .rows import (
+from ..sql import prepared, statements
+from ..sql.rows import (
     environment_of,
     environment_values,
     insert_values,
     new_request,
     request_of,
 )
-from .states import EnvironmentState, RequestState, Schedule
+from ..states import EnvironmentState, RequestState, Schedule
+from .journal import ENVIRONMENT_STATE, Journal
+from .observing import set_environment_state
 
 _ID_BYTES = 8
 

@@ -28,14 +28,14 @@ from sqlalchemy import URL, Connection, Engine, event, make_url
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.pool import NullPool
 
-from .errors import (
+from ..errors import (
     DatabaseBusy,
     DatabaseCorrupt,
     DatabaseError,
     DatabaseFull,
     DatabaseUnwritable,
 )
-from .tables import declare_partial_indexes
+from ..sql.tables import declare_partial_indexes
 
 BUSY_TIMEOUT_SECONDS = 10.0
 DRIVER_ERRORS = (sqlite3.Error,)  # of what goes straight to the driver (`prepared.py`)

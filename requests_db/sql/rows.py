@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from .records import (
+from ..records import (
     Environment,
     Event,
     Expectation,
@@ -18,7 +18,7 @@ from .records import (
     Request,
     RequestError,
 )
-from .states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
+from ..states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
 from .tables import environments, events, replicas, requests
 
 # A step of priority is worth so long a wait: whoever waits longer than that is ahead of whoever

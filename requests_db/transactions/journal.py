@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from . import prepared, statements
-from .records import Event, Json, Request
-from .rows import to_json
-from .states import RequestState
-from .transitions import check_transition
+from ..records import Event, Json, Request
+from ..sql import prepared, statements
+from ..sql.rows import to_json
+from ..states import RequestState
+from ..transitions import check_transition
 
 REQUEST_STATE = "request.state"
 REQUEST_PROGRESS = "request.progress"

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from . import prepared, statements
+from ..records import Outcome, Request, RequestError
+from ..results import Recovery
+from ..sql import prepared, statements
+from ..sql.rows import request_of
+from ..states import ErrorKind, RequestState
 from .dispatching import finish_values
 from .journal import Journal
-from .records import Outcome, Request, RequestError
-from .results import Recovery
-from .rows import request_of
-from .states import ErrorKind, RequestState
 
 
 def fate(request: Request, idempotent: Set[str]) -> RequestState:

@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
-from . import dialect
+from . import sqlite
 from .checkpoints import Checkpointer
 
 
@@ -47,8 +47,8 @@ class Link:
     """One connection that writes, or one that only reads."""
 
     def __init__(self, where: Path | str, *, writes: bool) -> None:
-        self._url = dialect.database_url(where)
-        self._engine = dialect.create_engine(self._url, writes=writes)
+        self._url = sqlite.database_url(where)
+        self._engine = sqlite.create_engine(self._url, writes=writes)
         self._turn = _turn_of(self._url) if writes else _Turn(self._url)
         self._writes = writes
         self._connection: Connection | None = None
@@ -67,10 +67,10 @@ class Link:
                     yield connection
                 if self._writes:
                     self._turn.checkpointer.committed()
-            except (DBAPIError, *dialect.DRIVER_ERRORS) as exc:
+            except (DBAPIError, *sqlite.DRIVER_ERRORS) as exc:
                 self._drop()  # what an error leaves of a connection is not worth guessing
                 orig = exc.orig if isinstance(exc, DBAPIError) else exc
-                raise dialect.error_of(orig, self._url) from exc
+                raise sqlite.error_of(orig, self._url) from exc
 
     def close(self) -> None:
         """Close the connection; the next transaction would open another."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from ..records import Environment, Event, Expectation, Replica, Request
+from ..results import Ambiguous, GetResult, NotFound
+from ..states import RequestState, Schedule
 from . import prepared, statements
-from .records import Environment, Event, Expectation, Replica, Request
-from .results import Ambiguous, GetResult, NotFound
 from .rows import environment_of, event_of, expectation_of, replica_of, request_of
-from .states import RequestState, Schedule
 
 ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
