@@ -28,12 +28,12 @@ from .environment import gradio_stub
 from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .ipc.notify import Notifier
 from .protocol import (
+    CHILD_CONFIG_VARIABLE,
     EXIT_FAILED_TO_START,
     FAILURE_LOG_LINES,
     HOST_CONFIG_VARIABLE,
     LISTEN_FD_VARIABLE,
     NOTIFY_FD_VARIABLE,
-    ORDERS_VARIABLE,
     HostConfig,
     Serving,
 )
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .environment.definition import Definition
-    from .ipc.child_config import Orders
-    from .ipc.scoreboard import Board
+    from .ipc.child_config import ChildConfig
+    from .ipc.scoreboard import Scoreboard
 
 # Files whose frames say nothing about an environment that does not import.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
@@ -96,7 +96,7 @@ def read_doors() -> Doors:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
-    orders = os.environ.pop(ORDERS_VARIABLE, None)
+    orders = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if orders is not None:
         return Doors(config, None, None, json.loads(orders))
     doors = Doors(config, _fd(NOTIFY_FD_VARIABLE), _fd(LISTEN_FD_VARIABLE))
@@ -171,8 +171,8 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
     if config.max_sessions is not None:
         fd_limit.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
 
-    def serve_as(orders: Orders, board: Board, head: bytes) -> Never:
-        sys.exit(_serve_here(config, definition, orders, board, head))
+    def serve_as(orders: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
+        sys.exit(_serve_here(config, definition, orders, scoreboard, head))
 
     shared_class = definition.env_class if shares_state(definition.env_class) else None
     listener = _listener(doors.listen_fd)
@@ -181,8 +181,8 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
 
 def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
     """A process that was started rather than forked: `programs.what_forbids_forking`."""
-    from .ipc.child_config import Orders
-    from .ipc.scoreboard import Board
+    from .ipc.child_config import ChildConfig
+    from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_ORDERS, serve_as_ordered
     from .startup import after_fork, fd_limit
 
@@ -191,15 +191,19 @@ def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str
     after_fork.die_with(os.getppid())
     fd_limit.raise_limit()
     head = base64.b64decode(told.pop("head"))
-    orders = Orders.from_json(told)
+    orders = ChildConfig.from_json(told)
     for fd in orders.fds:
         os.set_inheritable(fd, False)
-    board = Board(orders.board_fd, orders.shards, orders.slots - orders.shards)
-    sys.exit(_serve_here(config, definition, orders, board, head))
+    scoreboard = Scoreboard(orders.scoreboard_fd, orders.shards, orders.rows - orders.shards)
+    sys.exit(_serve_here(config, definition, orders, scoreboard, head))
 
 
 def _serve_here(
-    config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
+    config: HostConfig,
+    definition: Definition,
+    orders: ChildConfig,
+    scoreboard: Scoreboard,
+    head: bytes,
 ) -> int:
     """Serve as one of the host's children; the exit code."""
     from .ipc.fd_messages import Message, send
@@ -210,7 +214,7 @@ def _serve_here(
     gpus.pin(orders.index, config.gpus)
 
     try:
-        run_loop(run_process(config, definition, orders, board, head), _exit_soon)
+        run_loop(run_process(config, definition, orders, scoreboard, head), _exit_soon)
     except SystemExit:  # uvicorn: the application's own start-up failed, and the log says how
         text = "the application failed to start (its lifespan ended with an error)"
         failed = {"failed": text, "log_tail": []}

@@ -32,7 +32,7 @@ from typing import Any
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
-ORDERS_VARIABLE = "OPENENVD_SHARD_ORDERS"  # host to a shard that is started, not forked
+CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why

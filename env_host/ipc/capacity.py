@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full an environment is, read off the board: `GET /capacity` (`metrics.py` renders the same).
+"""How full an environment is, read from the scoreboard: `GET /capacity`.
 
 Any shard answers for all of them. A shard's `state` tells apart
 
     starting       its process is there, and does not accept yet
-    alive, busy    its loop turns; turns late all the time
-    wedged         something has held its loop for a second and more; its watchdog says so
-    unresponsive   not even its watchdog's thread is heard of: stopped, or C code keeps the GIL
+    alive, busy    its loop runs; runs, but always late
+    wedged         its loop has been blocked for a second or more, its watchdog says
+    unresponsive   its watchdog thread is silent too: stopped, or C code keeps the GIL
     stopping       it ends its sessions
-    absent         no process; its successor is due
+    absent         no process; it is about to be restarted
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...system.loop_lag import LoopState
-from .scoreboard import MICROSECONDS, Board, Slot, Word
+from .scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 
 UNRESPONSIVE_SECONDS = 5.0  # the watchdog's thread beats once a second
 HELD = frozenset({"wedged", "unresponsive"})
@@ -28,109 +28,117 @@ Json = dict[str, Any]
 _LOOP_STATES = tuple(LoopState)
 
 
-def capacity_of(board: Board, now: int) -> Json:
-    """The answer of `/capacity`; `now` in microseconds of the board's clock."""
-    shards = board.serving_slots()
+def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
+    """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
+    shards = scoreboard.shard_counters()
     return {
-        "sessions": _total(shards, Word.SESSIONS),
-        "max_sessions": _total(shards, Word.MAX_SESSIONS),
-        "waiting": _total(shards, Word.WAITING),
-        "longest_wait_seconds": max((waited_seconds(slot, now) for slot in shards), default=0.0),
-        "shards": [shard_of(slot, now) for slot in shards],
+        "sessions": _total(shards, Field.SESSIONS),
+        "max_sessions": _total(shards, Field.MAX_SESSIONS),
+        "waiting": _total(shards, Field.WAITING),
+        "longest_wait_seconds": max(
+            (waited_seconds(counters, now) for counters in shards), default=0.0
+        ),
+        "shards": [shard_of(counters, now) for counters in shards],
         "isolated": [
-            _isolated(slot) for slot in board if slot[Word.ISOLATED] and slot[Word.PID] > 0
+            _isolated(counters)
+            for counters in scoreboard
+            if counters[Field.ISOLATED] and counters[Field.PID] > 0
         ],
     }
 
 
-def summary_of(board: Board, now: int) -> Json:
-    """All shards in a few numbers: what the shim is told, and the daemon's metrics show.
+def summary_of(scoreboard: Scoreboard, now: int) -> Json:
+    """Summarize all shards for the shim and the daemon's metrics.
 
     Lag is in steps of 10 ms, so that a replica with nothing to do has nothing new to say.
     """
-    shards = board.serving_slots()
-    states = Counter(state_of(slot, now) for slot in shards)
+    shards = scoreboard.shard_counters()
+    states = Counter(state_of(counters, now) for counters in shards)
     return {
-        "max_sessions": _total(shards, Word.MAX_SESSIONS),
-        "waiting": _total(shards, Word.WAITING),
-        "begun": _total(shards, Word.BEGUN),
-        "refused": _total(shards, Word.REFUSED),
-        "steps": _total(shards, Word.STEPS),
-        "step_timeouts": _total(shards, Word.STEP_TIMEOUTS),
-        "lag_p99_seconds": _coarse(max(slot[Word.LAG_P99] for slot in shards)),
-        "lag_max_seconds": _coarse(max(slot[Word.LAG_MAX] for slot in shards)),
+        "max_sessions": _total(shards, Field.MAX_SESSIONS),
+        "waiting": _total(shards, Field.WAITING),
+        "begun": _total(shards, Field.BEGUN),
+        "refused": _total(shards, Field.REFUSED),
+        "steps": _total(shards, Field.STEPS),
+        "step_timeouts": _total(shards, Field.STEP_TIMEOUTS),
+        "lag_p99_seconds": _coarse(max(counters[Field.LAG_P99] for counters in shards)),
+        "lag_max_seconds": _coarse(max(counters[Field.LAG_MAX] for counters in shards)),
         "shards": dict(sorted(states.items())),
     }
 
 
-def shard_of(slot: Slot, now: int) -> Json:
-    """What is known of one shard."""
+def shard_of(counters: Counters, now: int) -> Json:
+    """Return all that `/capacity` tells of one shard."""
     return {
-        "index": slot.index,
-        "pid": slot[Word.PID] or None,
-        "generation": slot[Word.GENERATION],
-        "state": state_of(slot, now),
-        "sessions": slot[Word.SESSIONS],
-        "max_sessions": slot[Word.MAX_SESSIONS],
-        "promised": slot[Word.PROMISED],
-        "waiting": slot[Word.WAITING],
-        "longest_wait_seconds": waited_seconds(slot, now),
-        "busy": slot[Word.BUSY],
-        "heartbeat_seconds": heartbeat_seconds(slot, now),
+        "index": counters.index,
+        "pid": counters[Field.PID] or None,
+        "generation": counters[Field.GENERATION],
+        "state": state_of(counters, now),
+        "sessions": counters[Field.SESSIONS],
+        "max_sessions": counters[Field.MAX_SESSIONS],
+        "promised": counters[Field.PROMISED],
+        "waiting": counters[Field.WAITING],
+        "longest_wait_seconds": waited_seconds(counters, now),
+        "busy": counters[Field.BUSY],
+        "heartbeat_seconds": heartbeat_seconds(counters, now),
         "lag": {
-            "p50_seconds": slot[Word.LAG_P50] / MICROSECONDS,
-            "p99_seconds": slot[Word.LAG_P99] / MICROSECONDS,
-            "max_seconds": slot[Word.LAG_MAX] / MICROSECONDS,
+            "p50_seconds": counters[Field.LAG_P50] / MICROSECONDS,
+            "p99_seconds": counters[Field.LAG_P99] / MICROSECONDS,
+            "max_seconds": counters[Field.LAG_MAX] / MICROSECONDS,
         },
         "totals": {
-            "connections": slot[Word.CONNECTIONS],
-            "sessions": slot[Word.BEGUN],
-            "refused": slot[Word.REFUSED],
-            "handed_over": slot[Word.HANDED_OVER],
-            "steps": slot[Word.STEPS],
-            "step_timeouts": slot[Word.STEP_TIMEOUTS],
+            "connections": counters[Field.CONNECTIONS],
+            "sessions": counters[Field.BEGUN],
+            "refused": counters[Field.REFUSED],
+            "handed_over": counters[Field.HANDED_OVER],
+            "steps": counters[Field.STEPS],
+            "step_timeouts": counters[Field.STEP_TIMEOUTS],
         },
     }
 
 
-def state_of(slot: Slot, now: int) -> str:
-    """One of the words above."""
-    if slot[Word.PID] <= 0:
+def state_of(counters: Counters, now: int) -> str:
+    """Return one of the states above."""
+    if counters[Field.PID] <= 0:
         return "absent"
-    if slot[Word.STOPPING]:
+    if counters[Field.STOPPING]:
         return "stopping"
-    if not slot[Word.READY]:
+    if not counters[Field.READY]:
         return "starting"
-    if now - slot[Word.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
+    if now - counters[Field.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
         return "unresponsive"
-    return _LOOP_STATES[slot[Word.LOOP_STATE]].value
+    return _LOOP_STATES[counters[Field.LOOP_STATE]].value
 
 
-def held_seconds(board: Board, now: int) -> float | None:
-    """For how long the shard that is held the longest has done nothing; None: none is held."""
-    held = (s for s in board.serving_slots() if state_of(s, now) in HELD)
-    return max((heartbeat_seconds(slot, now) or 0.0 for slot in held), default=None)
+def held_seconds(scoreboard: Scoreboard, now: int) -> float | None:
+    """Return how long the longest blocked shard has been blocked; None if none is."""
+    held = (s for s in scoreboard.shard_counters() if state_of(s, now) in HELD)
+    return max((heartbeat_seconds(counters, now) or 0.0 for counters in held), default=None)
 
 
-def waited_seconds(slot: Slot, now: int) -> float:
-    """For how long the first of those that wait for a slot has waited."""
-    since = slot[Word.OLDEST_WAIT]
+def waited_seconds(counters: Counters, now: int) -> float:
+    """Return how long the oldest waiting connection has waited, in seconds."""
+    since = counters[Field.OLDEST_WAIT]
     return max(0, now - since) / MICROSECONDS if since else 0.0
 
 
-def heartbeat_seconds(slot: Slot, now: int) -> float | None:
-    """When its loop turned last, in seconds before now; None: never."""
-    beat = slot[Word.HEARTBEAT]
+def heartbeat_seconds(counters: Counters, now: int) -> float | None:
+    """Return the seconds since the shard's loop last ran; None if it never did."""
+    beat = counters[Field.HEARTBEAT]
     return max(0, now - beat) / MICROSECONDS if beat else None
 
 
-def _isolated(slot: Slot) -> Json:
-    return {"pid": slot[Word.PID], "sessions": slot[Word.SESSIONS], "busy": slot[Word.BUSY]}
+def _isolated(counters: Counters) -> Json:
+    return {
+        "pid": counters[Field.PID],
+        "sessions": counters[Field.SESSIONS],
+        "busy": counters[Field.BUSY],
+    }
 
 
 def _coarse(microseconds: int) -> float:
     return round(microseconds / MICROSECONDS, 2)
 
 
-def _total(slots: Sequence[Slot], word: Word) -> int:
-    return sum(slot[word] for slot in slots)
+def _total(rows: Sequence[Counters], field: Field) -> int:
+    return sum(counters[field] for counters in rows)

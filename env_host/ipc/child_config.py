@@ -8,16 +8,16 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class ChildConfig:
     """Its place, its bounds, and the descriptors that it is born with."""
 
-    index: int  # its slot on the board
+    index: int  # its row of the scoreboard
     generation: int
     shards: int
-    slots: int
+    rows: int  # of the scoreboard
     max_sessions: int
     exclusive: bool  # the class allows one session at a time in a process
-    board_fd: int
+    scoreboard_fd: int
     link_fd: int
     inbox_fd: int | None = None  # where others hand connections over to it
     inbox_fds: tuple[int, ...] = ()  # where it hands them over to others, by index
@@ -33,12 +33,18 @@ class Orders:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Orders:
+    def from_json(cls, data: dict[str, Any]) -> ChildConfig:
         """The orders that `to_json` wrote."""
         return cls(**{**data, "inbox_fds": tuple(data["inbox_fds"])})
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors it keeps."""
-        single = (self.board_fd, self.link_fd, self.inbox_fd, self.listen_fd, self.connection_fd)
+        single = (
+            self.scoreboard_fd,
+            self.link_fd,
+            self.inbox_fd,
+            self.listen_fd,
+            self.connection_fd,
+        )
         return (*(fd for fd in single if fd is not None), *self.inbox_fds)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The board: what each shard says of itself, in memory that all processes of a replica share.
+"""The scoreboard: counters of each shard, in memory that all processes of a replica share.
 
-    host ── makes it, before the first fork; gives slots out, clears those of the dead
-    shard i ── writes slot i alone ──▶ board ◀── everyone reads all of it
+    supervisor ── makes it before the first fork; clears the counters of processes that exited
+    shard i ── writes row i alone ──▶ scoreboard ◀── every process reads all rows
 
-No locks and no messages: a slot is a row of 64-bit integers, each written whole, and nobody relies
-on two of them having been written together. Times are microseconds of the monotonic clock, which
-is one for all processes of a machine.
-
-The memory has a descriptor, so that a shard that is a fresh program can map it too.
+No locks and no messages: a row holds 64-bit integers, each written whole, and no reader relies on
+two of them having been written together. Times are microseconds of the monotonic clock, which all
+processes of a machine share. The memory has a descriptor, so that a shard that was started as a
+new program can map it too.
 """
 
 from __future__ import annotations
@@ -21,142 +20,142 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 MICROSECONDS = 1_000_000
-ALIVE_SECONDS = 1.0  # a shard whose loop has not turned for so long is not counted on
-_WORD_BYTES = 8
+ALIVE_SECONDS = 1.0  # a shard whose loop has not run for so long gets no connections
+_FIELD_BYTES = 8
 
 
-class Word(IntEnum):
-    """The words of a slot, by their place."""
+class Field(IntEnum):
+    """The position of each counter in a row."""
 
-    PID = 0  # 0: nobody
-    GENERATION = 1  # how many processes have had the slot
+    PID = 0  # 0: no process
+    GENERATION = 1  # how many processes this row has had
     MAX_SESSIONS = 2
     SESSIONS = 3  # slots taken
     PROMISED = 4  # connections let in whose session has not begun yet
     WAITING = 5  # connections that wait for a slot
-    OLDEST_WAIT = 6  # since when the first of them waits; 0: nobody waits
+    OLDEST_WAIT = 6  # since when the first of them waits; 0: none does
     CONNECTIONS = 7  # accepted ones, ever
     REFUSED = 8  # sessions, ever
     BEGUN = 9  # sessions, ever
     HANDED_OVER = 10  # connections given to another process, ever
     STEPS = 11  # calls of reset and step, ever
-    HEARTBEAT = 12  # when its loop turned last
+    HEARTBEAT = 12  # when its loop last ran
     LAG_P50 = 13
     LAG_P99 = 14
     LAG_MAX = 15
     LOOP_STATE = 16  # an index into the names of `lag.LoopState`
     READY = 17  # 1: it accepts
-    STOPPING = 18  # 1: it does not any more
+    STOPPING = 18  # 1: it no longer accepts
     BUSY = 19  # calls of environments in progress
     STEP_TIMEOUTS = 20  # ever
     ISOLATED = 21  # 1: a session's own process
-    WATCHDOG = 22  # when its watchdog's thread, which needs no loop, was heard of last
+    WATCHDOG = 22  # when its watchdog thread, which needs no loop, last reported
     ARRIVING = 24  # connections accepted whose first request is not known yet
 
 
-_WORDS = 32  # room for more without a new layout
-_SLOT_BYTES = _WORDS * _WORD_BYTES
+_FIELDS = 32  # room for more without a new layout
+_ROW_BYTES = _FIELDS * _FIELD_BYTES
 
 
-class Slot:
-    """One shard's row: a window on the board."""
+class Counters:
+    """The counters of one process: one row of the scoreboard."""
 
-    __slots__ = ("_words", "index")
+    __slots__ = ("_values", "index")
 
-    def __init__(self, index: int, words: memoryview) -> None:
+    def __init__(self, index: int, values: memoryview) -> None:
         self.index = index
-        self._words = words
+        self._values = values
 
-    def __getitem__(self, word: Word) -> int:
-        value: int = self._words[word]
+    def __getitem__(self, field: Field) -> int:
+        value: int = self._values[field]
         return value
 
-    def __setitem__(self, word: Word, value: int) -> None:
-        self._words[word] = value
+    def __setitem__(self, field: Field, value: int) -> None:
+        self._values[field] = value
 
-    def add(self, word: Word, count: int = 1) -> None:
-        """Count up; by the slot's owner alone."""
-        self._words[word] += count
+    def add(self, field: Field, count: int = 1) -> None:
+        """Add to a counter; only the process of the row may."""
+        self._values[field] += count
 
-    def clear(self, *, keep: tuple[Word, ...] = (Word.GENERATION,)) -> None:
-        """Nobody has the slot any more."""
-        for word in Word:
-            if word not in keep:
-                self._words[word] = 0
+    def clear(self, *, keep: tuple[Field, ...] = (Field.GENERATION,)) -> None:
+        """Set all counters to 0: the row has no process any more."""
+        for field in Field:
+            if field not in keep:
+                self._values[field] = 0
 
     @property
     def room(self) -> int:
-        """How many more sessions fit; never negative."""
-        words = self._words
-        taken = words[Word.SESSIONS] + words[Word.PROMISED]
-        return max(0, words[Word.MAX_SESSIONS] - taken) if self.is_serving else 0
+        """How many more sessions the shard can take; never negative."""
+        values = self._values
+        taken = values[Field.SESSIONS] + values[Field.PROMISED]
+        return max(0, values[Field.MAX_SESSIONS] - taken) if self.is_serving else 0
 
     @property
     def load(self) -> int:
-        """Sessions, here, about to begin, and what may become one."""
-        words = self._words
-        load: int = words[Word.SESSIONS] + words[Word.PROMISED] + words[Word.ARRIVING]
+        """Sessions that the shard has, has promised, or may get from connections it is reading."""
+        values = self._values
+        load: int = values[Field.SESSIONS] + values[Field.PROMISED] + values[Field.ARRIVING]
         return load
 
     @property
     def is_serving(self) -> bool:
-        """Whether it accepts sessions, or would, had it room."""
-        words = self._words
-        return bool(words[Word.PID] and words[Word.READY] and not words[Word.STOPPING])
+        """Whether the shard accepts sessions when it has room."""
+        values = self._values
+        return bool(values[Field.PID] and values[Field.READY] and not values[Field.STOPPING])
 
-    def is_turning(self, now: int) -> bool:
-        """Whether its loop has turned lately; `now` in microseconds."""
-        beat: int = self._words[Word.HEARTBEAT]
+    def is_responsive(self, now: int) -> bool:
+        """Whether the shard's loop ran in the last `ALIVE_SECONDS`; `now` in microseconds."""
+        beat: int = self._values[Field.HEARTBEAT]
         return self.is_serving and now - beat < ALIVE_SECONDS * MICROSECONDS
 
 
-class Board:
-    """The slots of all shards, then those of isolated sessions."""
+class Scoreboard:
+    """The rows of all shards, then those of isolated sessions."""
 
     def __init__(self, fd: int, shards: int, extra: int = 0) -> None:
         self.fd = fd
         self.shards = shards
-        self._map = mmap.mmap(fd, _SLOT_BYTES * (shards + extra))
-        words = memoryview(self._map).cast("q")
+        self._map = mmap.mmap(fd, _ROW_BYTES * (shards + extra))
+        values = memoryview(self._map).cast("q")
         rows = range(shards + extra)
-        self._slots = [Slot(i, words[i * _WORDS : (i + 1) * _WORDS]) for i in rows]
+        self._rows = [Counters(i, values[i * _FIELDS : (i + 1) * _FIELDS]) for i in rows]
 
     @classmethod
-    def create(cls, shards: int, extra: int = 0) -> Board:
-        """A new board, all slots empty."""
+    def create(cls, shards: int, extra: int = 0) -> Scoreboard:
+        """Make a new scoreboard whose rows are all empty."""
         fd = _anonymous_file()
-        os.ftruncate(fd, _SLOT_BYTES * (shards + extra))
+        os.ftruncate(fd, _ROW_BYTES * (shards + extra))
         return cls(fd, shards, extra)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._rows)
 
-    def __getitem__(self, index: int) -> Slot:
-        return self._slots[index]
+    def __getitem__(self, index: int) -> Counters:
+        return self._rows[index]
 
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self._slots)
+    def __iter__(self) -> Iterator[Counters]:
+        return iter(self._rows)
 
-    def serving_slots(self) -> list[Slot]:
-        """The shards, without isolated sessions."""
-        return self._slots[: self.shards]
+    def shard_counters(self) -> list[Counters]:
+        """Return the counters of the shards, without isolated sessions."""
+        return self._rows[: self.shards]
 
-    def others(self, index: int) -> list[Slot]:
-        """The shards beside one."""
-        return [slot for slot in self.serving_slots() if slot.index != index]
+    def others(self, index: int) -> list[Counters]:
+        """Return the counters of all shards but one."""
+        return [counters for counters in self.shard_counters() if counters.index != index]
 
-    def total(self, word: Word) -> int:
-        """Of all slots together."""
-        return sum(slot[word] for slot in self._slots)
+    def total(self, field: Field) -> int:
+        """Return the sum of one counter over all rows."""
+        return sum(counters[field] for counters in self._rows)
 
 
 def now_microseconds() -> int:
-    """The board's clock."""
+    """Return the time on the scoreboard's clock."""
     return time.monotonic_ns() // 1000
 
 
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("openenvd-board", os.MFD_CLOEXEC)
+        return os.memfd_create("openenvd-scoreboard", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..environment.definition import Definition
 from ..ipc.capacity import capacity_of
-from ..ipc.scoreboard import Board, now_microseconds
+from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from . import metrics
@@ -37,13 +37,13 @@ class HostApp:
         *,
         manifest: dict[str, Any],
         step_timeout_seconds: float | None,
-        board: Board | None = None,
+        scoreboard: Scoreboard | None = None,
         siblings: Siblings | None = None,
     ) -> None:
         self._definition = definition
         self._table = table
         self._step_timeout_seconds = step_timeout_seconds
-        self._board = board
+        self._scoreboard = scoreboard
         self._mcp = Mcp(table, siblings)
         self._routes = HttpRoutes(definition, table, self._mcp, manifest)
 
@@ -66,16 +66,16 @@ class HostApp:
                 await send({"type": "websocket.close"})
             case "websocket", "/mcp":
                 await McpSocket(scope, receive, send, table=self._table, mcp=self._mcp).serve()
-            case "http", "/capacity" | "/metrics" if self._board and scope["method"] == "GET":
-                await answer(send, self._gauges(self._board, path))
+            case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
+                await answer(send, self._gauges(self._scoreboard, path))
             case "http", "/mcp" if scope["method"] == "POST":
                 response = await mcp_reply(self._mcp, await read_body(receive))
                 await answer(send, Reply(response))
             case _:
                 await self._serve_rest(scope, receive, send)
 
-    def _gauges(self, board: Board, path: str) -> Reply:
-        capacity = capacity_of(board, now_microseconds())
+    def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
+        capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
             return Reply(capacity)
         return TextReply(metrics.render(self._definition.name, capacity), metrics.CONTENT_TYPE)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from ..ipc.fd_messages import MAX_PACKET_BYTES
-from ..ipc.scoreboard import Slot, Word, now_microseconds
+from ..ipc.scoreboard import Counters, Field, now_microseconds
 from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
 
 BATCH = 16  # connections accepted in one go, by a shard that has few
@@ -48,11 +48,11 @@ class Arrival(asyncio.Protocol):
         on_head: Callable[[Arrival], None],
         on_lost: Callable[[Arrival], None],
         *,
-        slot: Slot,
+        counters: Counters,
         data: bytes = b"",
         since: int = 0,
     ) -> None:
-        self._slot = slot
+        self._counters = counters
         self.since = since or now_microseconds()
         self.data = bytearray(data)
         self._was_read = bool(data)
@@ -66,7 +66,7 @@ class Arrival(asyncio.Protocol):
         if self._was_read:
             self._on_head(self)
             return
-        self._slot.add(Word.ARRIVING)
+        self._counters.add(Field.ARRIVING)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HEAD_SECONDS, self.transport.abort)
 
@@ -120,7 +120,7 @@ class Arrival(asyncio.Protocol):
     def _settle(self) -> None:
         """It is known what it wants, or that it wants nothing any more."""
         self._was_read = True
-        self._slot.add(Word.ARRIVING, -1)
+        self._counters.add(Field.ARRIVING, -1)
 
     def _let_go(self) -> None:
         if self._timer is not None:
@@ -134,8 +134,8 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        own: Slot,
-        others: Sequence[Slot],
+        own: Counters,
+        others: Sequence[Counters],
         make_arrival: Callable[[], Arrival],
     ) -> None:
         self._listener = listener
@@ -191,7 +191,7 @@ class Acceptor:
 
     def _accept(self, most: int) -> None:
         fds = list(self._accept_some(most))
-        self._own.add(Word.CONNECTIONS, len(fds))
+        self._own.add(Field.CONNECTIONS, len(fds))
         for fd in fds:
             connection = socket.socket(self._family, socket.SOCK_STREAM, 0, fd)
             self.open(connection, self._make_arrival())
@@ -220,9 +220,9 @@ class Acceptor:
             log.warning("no more connections can be accepted for now: %s", exc)
 
 
-def fair_share(own: Slot, others: Sequence[Slot], now: int) -> int:
+def fair_share(own: Counters, others: Sequence[Counters], now: int) -> int:
     """How many connections this shard should take now, rather than leave them to the others."""
-    roomy = [slot.load for slot in others if slot.room and slot.is_turning(now)]
+    roomy = [counters.load for counters in others if counters.room and counters.is_responsive(now)]
     batch = min(MOST_BATCH, max(BATCH, int(own.load * SHARE)))
     if not roomy:
         return batch  # also when all are full: HTTP is answered, and sessions wait their turn

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..ipc.scoreboard import MICROSECONDS, Board, Slot, Word, now_microseconds
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 
 HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
 PROMISE_SECONDS = 1.0
@@ -53,7 +53,7 @@ class Admission:
 
     def __init__(
         self,
-        board: Board,
+        scoreboard: Scoreboard,
         index: int,
         *,
         timeout_seconds: float,
@@ -63,9 +63,9 @@ class Admission:
     ) -> None:
         """`refuse` is given where `serve` does not come to ask for its slot here: then whom it
         serves counts at once, and nothing is promised."""
-        self._board = board
-        self._slot = board[index]
-        self._others = board.others(index) if index < board.shards else []
+        self._scoreboard = scoreboard
+        self._counters = scoreboard[index]
+        self._others = scoreboard.others(index) if index < scoreboard.shards else []
         self._timeout_seconds = timeout_seconds
         self._serve = serve
         self._refuse = refuse
@@ -113,18 +113,18 @@ class Admission:
         deadline = self._loop.time() + rest
         while self._must_wait(has_room) and self._loop.time() < deadline:
             await self._wait_locally(deadline)
-        is_let_in = has_room() and self._slot.room > 0
-        self._slot.add(Word.REFUSED, not is_let_in)
+        is_let_in = has_room() and self._counters.room > 0
+        self._counters.add(Field.REFUSED, not is_let_in)
         return is_let_in
 
     def _must_wait(self, has_room: Callable[[], bool]) -> bool:
-        return not self._stopped and not (has_room() and self._slot.room)
+        return not self._stopped and not (has_room() and self._counters.room)
 
     @property
     def totals(self) -> tuple[int, int]:
         """Sessions and slots of all shards together."""
-        slots = self._board.serving_slots()
-        counts = [(slot[Word.SESSIONS], slot[Word.MAX_SESSIONS]) for slot in slots]
+        slots = self._scoreboard.shard_counters()
+        counts = [(counters[Field.SESSIONS], counters[Field.MAX_SESSIONS]) for counters in slots]
         return sum(taken for taken, _ in counts), sum(most for _, most in counts)
 
     def stop(self) -> None:
@@ -176,12 +176,12 @@ class Admission:
         given: Counter[int] = Counter()  # the others' slots do not show yet what they were sent
         while self._waiting:
             now = now_microseconds()
-            index = place_of(self._waiting[0].since, self._slot, self._others, now)
+            index = place_of(self._waiting[0].since, self._counters, self._others, now)
             if index is None:
                 return
-            if index == self._slot.index:
+            if index == self._counters.index:
                 self._pass(self._waiting.pop(0), None)
-            elif given[index] < self._board[index].room:
+            elif given[index] < self._scoreboard[index].room:
                 given[index] += 1
                 self._hand_over(self._waiting.pop(0), index)
             else:
@@ -206,7 +206,7 @@ class Admission:
 
     def _wake(self) -> None:
         """Let those who wait here look again, as many as there is room for."""
-        for future in list(self._local)[: self._slot.room]:
+        for future in list(self._local)[: self._counters.room]:
             _settle(future)
 
     def _drop_stale_tickets(self) -> None:
@@ -215,24 +215,24 @@ class Admission:
             self._tickets.popleft()
 
     def _tell(self) -> None:
-        slot = self._slot
-        slot[Word.PROMISED] = sum(ticket.rest_seconds is None for ticket in self._tickets)
-        slot[Word.WAITING] = len(self._waiting) + len(self._local)
-        slot[Word.OLDEST_WAIT] = self._waiting[0].since if self._waiting else 0
+        counters = self._counters
+        counters[Field.PROMISED] = sum(ticket.rest_seconds is None for ticket in self._tickets)
+        counters[Field.WAITING] = len(self._waiting) + len(self._local)
+        counters[Field.OLDEST_WAIT] = self._waiting[0].since if self._waiting else 0
 
 
-def place_of(since: int, own: Slot, others: Sequence[Slot], now: int) -> int | None:
+def place_of(since: int, own: Counters, others: Sequence[Counters], now: int) -> int | None:
     """Which shard is to serve what has waited since then; None: it goes on waiting.
 
     The oldest of all goes first, as long as the shard that it waits in can do something about it.
     """
-    turning = [slot for slot in others if slot.is_turning(now)]
+    turning = [counters for counters in others if counters.is_responsive(now)]
     patience = int(FAIR_SECONDS * MICROSECONDS)
-    if any(0 < slot[Word.OLDEST_WAIT] < since - patience for slot in turning):
+    if any(0 < counters[Field.OLDEST_WAIT] < since - patience for counters in turning):
         return None
     if own.room:
         return own.index
-    roomy = max(turning, key=lambda slot: slot.room, default=None)
+    roomy = max(turning, key=lambda counters: counters.room, default=None)
     return roomy.index if roomy is not None and roomy.room else None
 
 

@@ -19,9 +19,9 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 from ..errors import SessionEnded
-from ..ipc.child_config import Orders
+from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Message, Post
-from ..ipc.scoreboard import Board, Word, now_microseconds
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..serving.app import HostApp
 from ..serving.uvicorn_server import STOP_SECONDS, Server
 from ..sessions.idle_timeout import reap_idle
@@ -29,7 +29,7 @@ from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from .acceptor import Arrival
 from .admission import Admission, Waiting
-from .connection_registry import Guard
+from .connection_registry import ConnectionRegistry
 from .request_head import Owner, owner_of, read_head
 
 if TYPE_CHECKING:
@@ -49,28 +49,32 @@ class Process:
     """What shards and isolated sessions have in common. Within a running loop."""
 
     def __init__(
-        self, config: HostConfig, definition: Definition, orders: Orders, board: Board
+        self,
+        config: HostConfig,
+        definition: Definition,
+        own: ChildConfig,
+        scoreboard: Scoreboard,
     ) -> None:
-        self._orders = orders
-        self._board = board
-        self._slot = board[orders.index]
-        self._link_end = socket.socket(fileno=orders.link_fd)
+        self._own = own
+        self._scoreboard = scoreboard
+        self._counters = scoreboard[own.index]
+        self._link_end = socket.socket(fileno=own.link_fd)
         self.link = Post(self._link_end, on_message=self._on_link, on_end=self._orphaned)
         self.admission = Admission(
-            board,
-            orders.index,
+            scoreboard,
+            own.index,
             timeout_seconds=config.admission_timeout_seconds,
             serve=self._admitted,
-            refuse=self._serve if orders.isolates else None,
+            refuse=self._serve if own.isolates else None,
             hand_over=self._hand_over,
         )
-        owner = Owner(orders.index, orders.generation)
-        self.guard = Guard(self.link, owner, self._count)
+        owner = Owner(own.index, own.generation)
+        self.registry = ConnectionRegistry(self.link, owner, self._count)
         self.table = SessionTable(
             definition,
-            _most_here(orders),
-            exclusive=orders.exclusive,
-            hooks=self.guard,
+            _most_here(own),
+            exclusive=own.exclusive,
+            hooks=self.registry,
             admission=self.admission,
         )
         app = HostApp(
@@ -78,13 +82,13 @@ class Process:
             self.table,
             manifest=config.manifest,
             step_timeout_seconds=config.step_timeout_seconds,
-            board=board,
+            scoreboard=scoreboard,
             siblings=self._siblings(),
         )
         self.server = Server(app)
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
-        self._isolated = orders.isolated
+        self._isolated = own.isolated
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -93,14 +97,14 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         await self.server.start()
-        slot, orders = self._slot, self._orders
-        slot[Word.PID] = os.getpid()
-        slot[Word.GENERATION] = orders.generation
-        slot[Word.MAX_SESSIONS] = orders.max_sessions
-        slot[Word.SESSIONS] = self._isolated
-        slot[Word.ISOLATED] = int(orders.connection_fd is not None)
-        slot[Word.WATCHDOG] = now_microseconds()
-        slot[Word.READY] = 1
+        counters, own = self._counters, self._own
+        counters[Field.PID] = os.getpid()
+        counters[Field.GENERATION] = own.generation
+        counters[Field.MAX_SESSIONS] = own.max_sessions
+        counters[Field.SESSIONS] = self._isolated
+        counters[Field.ISOLATED] = int(own.connection_fd is not None)
+        counters[Field.WATCHDOG] = now_microseconds()
+        counters[Field.READY] = 1
         self._beat()
         if self._idle_seconds:
             reaping = reap_idle(self.table, self._idle_seconds)
@@ -108,7 +112,7 @@ class Process:
 
     async def stop(self) -> None:
         """Tell the sessions why, end them, finish what HTTP is under way."""
-        self._slot[Word.STOPPING] = 1
+        self._counters[Field.STOPPING] = 1
         self.admission.stop()
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -120,7 +124,7 @@ class Process:
         for _ in range(LAST_WORD_TURNS):  # a session gives up its slot before its last word
             await asyncio.sleep(0)
         await self.server.stop()
-        self.guard.flush()
+        self.registry.flush()
         self.link.close()
 
     def lose_world(self, lost: WorldLost) -> None:
@@ -133,21 +137,21 @@ class Process:
                 task.add_done_callback(self._leaving.discard)
 
     def _beat(self) -> None:
-        slot, table = self._slot, self.table
-        slot[Word.HEARTBEAT] = now_microseconds()
-        slot[Word.BUSY] = sum(session.busy for session in table)
-        slot[Word.BEGUN] = table.counts.begun
-        slot[Word.STEPS] = table.counts.steps
-        slot[Word.STEP_TIMEOUTS] = table.counts.step_timeouts
+        counters, table = self._counters, self.table
+        counters[Field.HEARTBEAT] = now_microseconds()
+        counters[Field.BUSY] = sum(session.busy for session in table)
+        counters[Field.BEGUN] = table.counts.begun
+        counters[Field.STEPS] = table.counts.steps
+        counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
         asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _count(self) -> None:
         """The number of sessions has changed, or a slot is free."""
-        self._slot[Word.SESSIONS] = self.table.taken + self._isolated
+        self._counters[Field.SESSIONS] = self.table.taken + self._isolated
         self.admission.changed()
 
     def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(self._route, self._lost, slot=self._slot, data=data, since=since)
+        return Arrival(self._route, self._lost, counters=self._counters, data=data, since=since)
 
     def _lost(self, arrival: Arrival) -> None:
         self.admission.forget(arrival)
@@ -155,7 +159,7 @@ class Process:
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))
         # An HTTP connection may be for any session next; a session's own process knows no other.
-        is_whole = head.is_upgrade or not self._orders.isolates
+        is_whole = head.is_upgrade or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
         elif head.wants_session:
@@ -166,10 +170,10 @@ class Process:
     def _other_owner(self, session_id: str) -> int:
         """The index, from 1, of the other process that has this session; 0: it is not another."""
         owner = owner_of(session_id)
-        if owner is None or owner.index == self._orders.index or owner.index >= len(self._board):
+        if owner is None or owner.index == self._own.index or owner.index >= len(self._scoreboard):
             return 0
-        slot = self._board[owner.index]
-        is_there = slot.is_serving and slot[Word.GENERATION] % 2**16 == owner.generation
+        counters = self._scoreboard[owner.index]
+        is_there = counters.is_serving and counters[Field.GENERATION] % 2**16 == owner.generation
         return owner.index + 1 if is_there else 0
 
     def _serve(self, arrival: Waiting) -> None:
@@ -192,8 +196,8 @@ class Process:
         os._exit(1)
 
 
-def _most_here(orders: Orders) -> int:
+def _most_here(own: ChildConfig) -> int:
     """How many sessions may be in the process itself: none where each has one of its own."""
-    if orders.isolates:
+    if own.isolates:
         return 0
-    return 1 if orders.exclusive else orders.max_sessions
+    return 1 if own.exclusive else own.max_sessions

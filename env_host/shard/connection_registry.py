@@ -22,7 +22,7 @@ from .acceptor import duplicate
 from .request_head import Owner, new_session_id
 
 
-class Guard:
+class ConnectionRegistry:
     """The `Hooks` of a shard's session table."""
 
     def __init__(self, link: Post, owner: Owner, on_count: Callable[[], None]) -> None:

@@ -28,9 +28,9 @@ class IsolatedSession(Process):
     async def run(self, head: bytes) -> None:
         """Serve the connection until it is over, or we are told to stop."""
         await self.start()
-        fd = self._orders.connection_fd
+        fd = self._own.connection_fd
         assert fd is not None
-        arrival = self._arrival(head, self._orders.since)
+        arrival = self._arrival(head, self._own.since)
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
         watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
@@ -49,7 +49,7 @@ class IsolatedSession(Process):
             while len(self.table) or not transport.is_closing():
                 if len(self.table):
                     patience.reschedule(None)
-                    await self.guard.until_over()
+                    await self.registry.until_over()
                 await asyncio.sleep(LEAVING_LOOK_SECONDS)
 
     def _on_link(self, message: Message) -> None:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, cast
 
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
-from ..ipc.child_config import Orders
+from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Message, Post
-from ..ipc.scoreboard import Board, Word, now_microseconds
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..shared_state.setup import WorldFactory, connect_world
 from .acceptor import Acceptor, Arrival
@@ -41,19 +41,23 @@ class Shard(Process):
     """One of the processes that accept from the shared socket."""
 
     def __init__(
-        self, config: HostConfig, definition: Definition, orders: Orders, board: Board
+        self,
+        config: HostConfig,
+        definition: Definition,
+        own: ChildConfig,
+        scoreboard: Scoreboard,
     ) -> None:
-        super().__init__(config, definition, orders, board)
-        assert orders.listen_fd is not None
-        assert orders.inbox_fd is not None
-        listener = socket.socket(fileno=orders.listen_fd)
-        others = board.others(orders.index)
-        self._acceptor = Acceptor(listener, self._slot, others, self._arrival)
-        self._ends = [socket.socket(fileno=fd) for fd in orders.inbox_fds]
+        super().__init__(config, definition, own, scoreboard)
+        assert own.listen_fd is not None
+        assert own.inbox_fd is not None
+        listener = socket.socket(fileno=own.listen_fd)
+        others = scoreboard.others(own.index)
+        self._acceptor = Acceptor(listener, self._counters, others, self._arrival)
+        self._ends = [socket.socket(fileno=fd) for fd in own.inbox_fds]
         self._inboxes = [Post(end) for end in self._ends]
-        self._inbox_end = socket.socket(fileno=orders.inbox_fd)
+        self._inbox_end = socket.socket(fileno=own.inbox_fd)
         self._inbox = Post(self._inbox_end, on_message=self._adopt)
-        self._lag = EventLoopLagMonitor(f"shard {orders.index}", on_heartbeat=self._note_lag)
+        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_heartbeat=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:
         """Serve until told to stop."""
@@ -71,7 +75,7 @@ class Shard(Process):
         fd = cast("Arrival", arrival).take_descriptor()
         if fd is None:
             return
-        self._slot.add(Word.HANDED_OVER)
+        self._counters.add(Field.HANDED_OVER)
         self._send_to(index, fd, arrival.since, bytes(cast("Arrival", arrival).data))
 
     def _send_to(self, index: int, fd: int, since: int, body: bytes = b"") -> None:
@@ -88,7 +92,7 @@ class Shard(Process):
         def send(index: int, fd: int) -> None:
             self._send_to(index, fd, now_microseconds())
 
-        isolate = self._room_for_isolated if self._orders.isolates else None
+        isolate = self._room_for_isolated if self._own.isolates else None
         return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send, isolate=isolate)
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
@@ -106,12 +110,12 @@ class Shard(Process):
 
     def _roomier(self) -> int | None:
         """The shard with the most room, when there is none here."""
-        others = self._board.others(self._orders.index)
+        others = self._scoreboard.others(self._own.index)
         now = now_microseconds()
-        roomy = [slot for slot in others if slot.room and slot.is_turning(now)]
-        if self._slot.room or not roomy:
+        roomy = [counters for counters in others if counters.room and counters.is_responsive(now)]
+        if self._counters.room or not roomy:
             return None
-        return max(roomy, key=lambda slot: slot.room).index
+        return max(roomy, key=lambda counters: counters.room).index
 
     def _adopt(self, message: Message) -> None:
         """Another shard has handed a connection over."""
@@ -121,7 +125,7 @@ class Shard(Process):
         self._acceptor.open(socket.socket(fileno=message.fds[0]), arrival)
 
     def _admitted(self, arrival: Waiting) -> None:
-        if self._orders.isolates:
+        if self._own.isolates:
             self._isolate(cast("Arrival", arrival))
         else:
             self._serve(arrival)
@@ -141,25 +145,29 @@ class Shard(Process):
 
     def _note_lag(self, lag: LagSnapshot) -> None:
         """On the watchdog's thread."""
-        slot = self._slot
-        slot[Word.WATCHDOG] = now_microseconds()
-        slot[Word.LAG_P50] = int(lag.p50_seconds * 1e6)
-        slot[Word.LAG_P99] = int(lag.p99_seconds * 1e6)
-        slot[Word.LAG_MAX] = int(lag.max_seconds * 1e6)
-        slot[Word.LOOP_STATE] = _LOOP_STATES.index(lag.state)
+        counters = self._counters
+        counters[Field.WATCHDOG] = now_microseconds()
+        counters[Field.LAG_P50] = int(lag.p50_seconds * 1e6)
+        counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
+        counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
+        counters[Field.LOOP_STATE] = _LOOP_STATES.index(lag.state)
 
 
 async def run_process(
-    config: HostConfig, definition: Definition, orders: Orders, board: Board, head: bytes
+    config: HostConfig,
+    definition: Definition,
+    own: ChildConfig,
+    scoreboard: Scoreboard,
+    head: bytes,
 ) -> None:
     """Be the process of these orders; `head` is what was read of an isolated one's connection."""
-    kind = Shard if orders.connection_fd is None else IsolatedSession
-    if orders.world is None:
-        await kind(config, definition, orders, board).run(head)
+    kind = Shard if own.connection_fd is None else IsolatedSession
+    if own.world is None:
+        await kind(config, definition, own, scoreboard).run(head)
         return
-    link = await connect_world(orders.world, f"shard {orders.index}.{orders.generation}")
+    link = await connect_world(own.world, f"shard {own.index}.{own.generation}")
     shared = replace(definition, factory=WorldFactory(definition.factory, link))
-    process = kind(config, shared, orders, board)
+    process = kind(config, shared, own, scoreboard)
     link.on_lost = process.lose_world
     try:
         await process.run(head)

@@ -17,7 +17,7 @@ from ..ipc.fd_messages import Message
 from .session_cgroup import SessionGroup
 
 if TYPE_CHECKING:
-    from ..ipc.child_config import Orders
+    from ..ipc.child_config import ChildConfig
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Child:
     """A process that serves sessions."""
 
     pid: int
-    orders: Orders
+    orders: ChildConfig
     link: socket.socket
     started: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun

@@ -16,10 +16,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import HOST_CONFIG_VARIABLE, ORDERS_VARIABLE, HostConfig
+from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 
 if TYPE_CHECKING:
-    from ..ipc.child_config import Orders
+    from ..ipc.child_config import ChildConfig
 
 PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
 
@@ -46,7 +46,7 @@ def _children_of_ours() -> int:
         return 0
 
 
-def spawn(config: HostConfig, orders: Orders, head: bytes) -> int:
+def spawn(config: HostConfig, orders: ChildConfig, head: bytes) -> int:
     """Start the process of these orders as a program of its own."""
     told = orders.to_json() | {"head": base64.b64encode(head).decode()}
     return start_program(config, told, orders.fds)
@@ -55,7 +55,7 @@ def spawn(config: HostConfig, orders: Orders, head: bytes) -> int:
 def start_program(config: HostConfig, told: dict[str, Any], fds: tuple[int, ...]) -> int:
     environ = os.environ | {
         HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-        ORDERS_VARIABLE: json.dumps(told),
+        CHILD_CONFIG_VARIABLE: json.dumps(told),
     }
     arguments = [sys.executable, "-P", str(PROGRAM)]
     process = subprocess.Popen(arguments, env=environ, pass_fds=fds)

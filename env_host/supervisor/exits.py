@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardFailed
-from ..ipc.scoreboard import Board
+from ..ipc.scoreboard import Scoreboard
 from . import close_notices
 from .children import Child
 from .session_memory import cap_sentence
@@ -83,8 +83,8 @@ def death_of(dead: Child, status: int, peak_bytes: int | None, limit_bytes: int 
 class Burials:
     """Leaves nothing of a dead child but its clients' answers."""
 
-    def __init__(self, board: Board, held: HeldSockets) -> None:
-        self._board = board
+    def __init__(self, scoreboard: Scoreboard, held: HeldSockets) -> None:
+        self._scoreboard = scoreboard
         self._held = held
 
     def bury(self, death: Death, *, is_stopping: bool) -> None:
@@ -96,7 +96,7 @@ class Burials:
             self._held.speak_for(dead, _STOPPING if is_stopping else text)
         elif dead.connection_fd is not None:  # its client came and went
             os.close(dead.connection_fd)
-        self._board[dead.orders.index].clear()
+        self._scoreboard[dead.orders.index].clear()
         if dead.group is not None:
             dead.group.remove()
 

@@ -20,7 +20,7 @@ import os
 from collections import deque
 
 from ..ipc.fd_messages import Message, close_all, send
-from ..ipc.scoreboard import Board, Slot, Word
+from ..ipc.scoreboard import Counters, Field, Scoreboard
 from . import close_notices
 from .children import Child, Children
 from .spawn import Starter
@@ -38,8 +38,8 @@ def slots_for(sessions: int) -> int:
 class IsolatedSessions:
     """Makes their processes, and knows which are over."""
 
-    def __init__(self, board: Board, children: Children, starter: Starter) -> None:
-        self._board = board
+    def __init__(self, scoreboard: Scoreboard, children: Children, starter: Starter) -> None:
+        self._scoreboard = scoreboard
         self._children = children
         self._starter = starter
         self._waiting: deque[Message] = deque()  # connections to isolate, without a slot yet
@@ -66,11 +66,11 @@ class IsolatedSessions:
             log.warning("a session was lost: the host has too few file descriptors (ulimit -n)")
             self._over += 1
             return None
-        if (slot := self._free_slot()) is None:
+        if (counters := self._free_slot()) is None:
             self._waiting.append(message)  # for a process whose session is over to end
             return None
         try:
-            new = self._starter.isolated(message, slot)
+            new = self._starter.isolated(message, counters)
         except OSError as exc:
             log.warning("a session has no process, its client is refused: %s", exc)
             text = f"There is no room for the process of another session: {exc.strerror}."
@@ -119,7 +119,11 @@ class IsolatedSessions:
         close_all(self.fds)
         self._waiting.clear()
 
-    def _free_slot(self) -> Slot | None:
-        shards = self._board.shards
-        free = (slot for slot in self._board if slot.index >= shards and not slot[Word.PID])
+    def _free_slot(self) -> Counters | None:
+        shards = self._scoreboard.shards
+        free = (
+            counters
+            for counters in self._scoreboard
+            if counters.index >= shards and not counters[Field.PID]
+        )
         return next(free, None)

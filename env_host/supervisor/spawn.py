@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
-from ..ipc.child_config import Orders
+from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Message, packet_pair
-from ..ipc.scoreboard import Board, Slot, Word
+from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..shard import shard as shard  # here: what is imported before a fork, all children share
 from ..startup import after_fork
 from .children import Child
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..environment.plan import Plan
     from ..protocol import HostConfig
 
-ServeAs = Callable[[Orders, Board, bytes], Never]  # what a forked child does
+ServeAs = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -57,14 +57,14 @@ class Starter:
         parent: Parent,
         config: HostConfig,
         plan: Plan,
-        board: Board,
+        scoreboard: Scoreboard,
         listener: socket.socket,
         serve_as: ServeAs,
     ) -> None:
         self._parent = parent
         self._config = config
         self._plan = plan
-        self._board = board
+        self._scoreboard = scoreboard
         self._listener = listener
         self._serve_as = serve_as
         self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
@@ -102,17 +102,17 @@ class Starter:
         Raises:
             OSError: there is no room for another process.
         """
-        slot = self._board[index]
-        slot[Word.GENERATION] += 1
+        counters = self._scoreboard[index]
+        counters[Field.GENERATION] += 1
         ours, theirs = packet_pair()
-        orders = Orders(
+        orders = ChildConfig(
             index=index,
-            generation=slot[Word.GENERATION],
+            generation=counters[Field.GENERATION],
             shards=self._plan.shards,
-            slots=len(self._board),
+            rows=len(self._scoreboard),
             max_sessions=self._plan.share(index),
             exclusive=self._plan.exclusive,
-            board_fd=self._board.fd,
+            scoreboard_fd=self._scoreboard.fd,
             link_fd=theirs.detach(),
             inbox_fd=self._inboxes[index][0].fileno(),
             inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
@@ -123,35 +123,35 @@ class Starter:
         )
         return self._start(Child(0, orders, ours, time.monotonic()), b"")
 
-    def isolated(self, message: Message, slot: Slot) -> Child:
+    def isolated(self, message: Message, counters: Counters) -> Child:
         """A process for the session of one connection; takes the slot.
 
         Raises:
             OSError: there is no room for another process; the connection is still the caller's.
         """
-        slot[Word.GENERATION] += 1
+        counters[Field.GENERATION] += 1
         ours, theirs = packet_pair()
-        orders = Orders(
-            index=slot.index,
-            generation=slot[Word.GENERATION],
+        orders = ChildConfig(
+            index=counters.index,
+            generation=counters[Field.GENERATION],
             shards=self._plan.shards,
-            slots=len(self._board),
+            rows=len(self._scoreboard),
             max_sessions=1,
             exclusive=self._plan.exclusive,
-            board_fd=self._board.fd,
+            scoreboard_fd=self._scoreboard.fd,
             link_fd=theirs.detach(),
             connection_fd=message.fds[0],
             since=message.head["since"],
             world=self.world,
         )
-        slot[Word.PID] = -1  # taken
+        counters[Field.PID] = -1  # taken
         new = Child(
             0, orders, ours, time.monotonic(), connection_fd=message.fds[0], group=self._group()
         )
         try:
             return self._start(new, message.body)
         except OSError:
-            slot.clear()
+            counters.clear()
             raise
 
     def _open_groups(self) -> None:
@@ -200,7 +200,7 @@ class Starter:
         to_close = {*self.fds, *self._parent.own_fds(), new.link.detach()} - set(orders.fds)
         after_fork.settle_in(parent, _name_of(orders, self._config.name), to_close)
         self._parent.forget()
-        self._serve_as(orders, self._board, head)
+        self._serve_as(orders, self._scoreboard, head)
 
     def _start_program(self, told: dict[str, Any], fds: tuple[int, ...]) -> int:
         return start_program(self._config, told, fds)
@@ -213,6 +213,6 @@ def _enter(group: SessionGroup) -> None:
         log.warning("a session runs without its memory cap: %s", exc)
 
 
-def _name_of(orders: Orders, name: str) -> str:
+def _name_of(orders: ChildConfig, name: str) -> str:
     kind = "session" if orders.connection_fd is not None else f"shard {orders.index}"
     return f"{kind} {name}"

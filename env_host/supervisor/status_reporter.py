@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..ipc.capacity import held_seconds, summary_of
-from ..ipc.scoreboard import Board, Word, now_microseconds
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import mean_own_bytes
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ MOST_LOOKED_AT = 4  # processes of isolated sessions, whose memory tells what on
 class News:
     """Tells what has changed, and not too often."""
 
-    def __init__(self, board: Board, notifier: Notifier) -> None:
-        self._board = board
+    def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
+        self._scoreboard = scoreboard
         self._notifier = notifier
         self._told_at = 0.0
         self._capacity_told_at = 0.0
@@ -33,7 +33,7 @@ class News:
     @property
     def sessions(self) -> int:
         """How many there are."""
-        return sum(slot[Word.SESSIONS] for slot in self._board.serving_slots())
+        return sum(counters[Field.SESSIONS] for counters in self._scoreboard.shard_counters())
 
     def due(self) -> float:
         """When `tell` has something to do, on the monotonic clock."""
@@ -51,8 +51,8 @@ class News:
 
     def _tell_capacity(self, now: float) -> None:
         self._capacity_told_at = now
-        summary = summary_of(self._board, now_microseconds())
-        if (held := held_seconds(self._board, now_microseconds())) is not None:
+        summary = summary_of(self._scoreboard, now_microseconds())
+        if (held := held_seconds(self._scoreboard, now_microseconds())) is not None:
             summary["held_since"] = round(time.time() - held)  # whoever is told reads it later
         if (measured := mean_own_bytes(self._isolated_pids())) is not None:
             self._session_bytes = measured
@@ -63,8 +63,8 @@ class News:
             self._notifier.capacity(summary)
 
     def _isolated_pids(self) -> list[int]:
-        slots = (s for s in self._board if s[Word.ISOLATED] and s[Word.SESSIONS])
-        return [slot[Word.PID] for slot in itertools.islice(slots, MOST_LOOKED_AT)]
+        slots = (s for s in self._scoreboard if s[Field.ISOLATED] and s[Field.SESSIONS])
+        return [counters[Field.PID] for counters in itertools.islice(slots, MOST_LOOKED_AT)]
 
     def _has_changed(self) -> bool:
         return self.sessions != self._notifier.told

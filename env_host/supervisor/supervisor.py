@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING
 from ..environment.plan import Plan
 from ..errors import ShardFailed
 from ..ipc.fd_messages import Message, receive
-from ..ipc.scoreboard import Board
+from ..ipc.scoreboard import Scoreboard
 from ..protocol import HostConfig, Serving
 from ..shared_state.setup import start_state_process
 from ..startup import after_fork
@@ -91,14 +91,16 @@ class Host:
         self._plan = plan
         self._notifier = notifier
         self._notify_fd = notifier.fd
-        board = Board.create(plan.shards, slots_for(plan.max_sessions) if plan.isolates else 0)
+        scoreboard = Scoreboard.create(
+            plan.shards, slots_for(plan.max_sessions) if plan.isolates else 0
+        )
         self._children = Children()
         self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
-        self._starter = Starter(self, config, plan, board, listener, serve_as)
-        self._burials = Burials(board, self._held)
-        self._isolated = IsolatedSessions(board, self._children, self._starter)
+        self._starter = Starter(self, config, plan, scoreboard, listener, serve_as)
+        self._burials = Burials(scoreboard, self._held)
+        self._isolated = IsolatedSessions(scoreboard, self._children, self._starter)
         self._succession = Succession()
-        self._news = News(board, notifier)
+        self._news = News(scoreboard, notifier)
         self._memory = MemoryWatch(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
         self._is_ready = False

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from openenvd.env_host.ipc.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
-from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Board, Slot, Word
+from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 from openenvd.env_host.serving.metrics import render
 from openenvd.env_host.startup.gpus import device_of
 from openenvd.system.loop_lag import LoopState
@@ -27,19 +27,19 @@ NOW = 100 * MICROSECONDS
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board.create(2)
+def scoreboard() -> Iterator[Scoreboard]:
+    made = Scoreboard.create(2)
     yield made
     os.close(made.fd)
 
 
-def serving(slot: Slot, **words: int) -> Slot:
+def serving(counters: Counters, **words: int) -> Counters:
     """A slot of a shard that does well, changed."""
     fields = {"PID": 7, "GENERATION": 1, "MAX_SESSIONS": 8, "READY": 1}
     fields |= {"HEARTBEAT": NOW, "WATCHDOG": NOW} | words
     for name, value in fields.items():
-        slot[Word[name]] = value
-    return slot
+        counters[Field[name]] = value
+    return counters
 
 
 @pytest.mark.parametrize(
@@ -54,34 +54,36 @@ def serving(slot: Slot, **words: int) -> Slot:
         ({"PID": 0}, "absent"),
     ],
 )
-def test_how_a_shard_does_has_one_word(board: Board, words: dict[str, int], state: str) -> None:
-    assert state_of(serving(board[0], **words), NOW) == state
+def test_how_a_shard_does_has_one_word(
+    scoreboard: Scoreboard, words: dict[str, int], state: str
+) -> None:
+    assert state_of(serving(scoreboard[0], **words), NOW) == state
 
 
-def test_totals_are_of_all_shards(board: Board) -> None:
-    serving(board[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
-    serving(board[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
-    seen = capacity_of(board, NOW)
+def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
+    serving(scoreboard[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
+    serving(scoreboard[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
+    seen = capacity_of(scoreboard, NOW)
     assert (seen["sessions"], seen["max_sessions"], seen["waiting"]) == (7, 16, 3)
     assert seen["longest_wait_seconds"] == 3.0
 
 
-def test_a_summary_is_the_same_as_long_as_nothing_happens(board: Board) -> None:
-    serving(board[0], LAG_P99=1000)
-    serving(board[1], STEPS=4)
-    before = summary_of(board, NOW)
-    serving(board[0], LAG_P99=4000)
-    assert summary_of(board, NOW + MICROSECONDS) == before
+def test_a_summary_is_the_same_as_long_as_nothing_happens(scoreboard: Scoreboard) -> None:
+    serving(scoreboard[0], LAG_P99=1000)
+    serving(scoreboard[1], STEPS=4)
+    before = summary_of(scoreboard, NOW)
+    serving(scoreboard[0], LAG_P99=4000)
+    assert summary_of(scoreboard, NOW + MICROSECONDS) == before
     assert before["steps"] == 4
     assert before["shards"] == {"alive": 2}
 
 
-def test_a_shard_that_never_turned_has_no_heartbeat(board: Board) -> None:
-    assert shard_of(board[0], NOW)["heartbeat_seconds"] is None
+def test_a_shard_that_never_turned_has_no_heartbeat(scoreboard: Scoreboard) -> None:
+    assert shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None
 
 
-def test_the_page_has_every_family_and_escapes_names(board: Board) -> None:
-    page = render('a"b', capacity_of(board, NOW))
+def test_the_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
+    page = render('a"b', capacity_of(scoreboard, NOW))
     assert '{environment="a\\"b",shard="0"} 0\n' in page
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
@@ -169,15 +171,15 @@ def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
     until(lambda: capacity(host)["shards"][1]["state"] == "alive")
 
 
-def test_the_shard_that_is_held_the_longest_says_for_how_long(board: Board) -> None:
+def test_the_shard_that_is_held_the_longest_says_for_how_long(scoreboard: Scoreboard) -> None:
     wedged = list(LoopState).index(LoopState.WEDGED)
-    serving(board[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
-    serving(board[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)
-    assert held_seconds(board, NOW) == 12.0
-    serving(board[0], LOOP_STATE=0)
-    assert held_seconds(board, NOW) == 7.0
-    serving(board[1])
-    assert held_seconds(board, NOW) is None
+    serving(scoreboard[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
+    serving(scoreboard[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)
+    assert held_seconds(scoreboard, NOW) == 12.0
+    serving(scoreboard[0], LOOP_STATE=0)
+    assert held_seconds(scoreboard, NOW) == 7.0
+    serving(scoreboard[1])
+    assert held_seconds(scoreboard, NOW) is None
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])

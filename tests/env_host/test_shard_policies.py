@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
 from openenvd.env_host.errors import NotConcurrent
-from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Board, Word
+from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
 from openenvd.env_host.shard.acceptor import BATCH, SLACK, fair_share
 from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
@@ -28,96 +28,96 @@ MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)
 UPGRADE = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n"
 
 
-def board(*sessions: int, most: int = 100) -> Board:
-    """A board of as many turning shards, each with so many sessions."""
-    made = Board.create(len(sessions))
-    for slot, count in zip(made, sessions, strict=True):
-        slot[Word.PID] = slot[Word.READY] = 1
-        slot[Word.MAX_SESSIONS] = most
-        slot[Word.SESSIONS] = count
-        slot[Word.HEARTBEAT] = NOW
+def scoreboard(*sessions: int, most: int = 100) -> Scoreboard:
+    """A scoreboard of as many responsive shards, each with so many sessions."""
+    made = Scoreboard.create(len(sessions))
+    for counters, count in zip(made, sessions, strict=True):
+        counters[Field.PID] = counters[Field.READY] = 1
+        counters[Field.MAX_SESSIONS] = most
+        counters[Field.SESSIONS] = count
+        counters[Field.HEARTBEAT] = NOW
     return made
 
 
-def stop_turning(made: Board, index: int) -> None:
-    made[index][Word.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
+def stop_responding(made: Scoreboard, index: int) -> None:
+    made[index][Field.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
 
 
-def share(made: Board, index: int) -> int:
+def share(made: Scoreboard, index: int) -> int:
     return fair_share(made[index], made.others(index), NOW)
 
 
-def accepts(made: Board, index: int) -> bool:
+def accepts(made: Scoreboard, index: int) -> bool:
     return share(made, index) > 0
 
 
 def test_a_shard_alone_accepts_always() -> None:
-    assert accepts(board(0), 0)
-    assert accepts(board(100), 0)
+    assert accepts(scoreboard(0), 0)
+    assert accepts(scoreboard(100), 0)
 
 
 def test_a_full_shard_leaves_connections_to_those_with_room() -> None:
-    made = board(100, 0)
+    made = scoreboard(100, 0)
     assert not accepts(made, 0)
     assert accepts(made, 1)
 
 
 def test_when_all_are_full_all_accept() -> None:
-    made = board(100, 100)
+    made = scoreboard(100, 100)
     assert accepts(made, 0)
     assert accepts(made, 1)
 
 
 def test_a_shard_far_ahead_waits_for_the_others() -> None:
-    made = board(SLACK + 1, 0, 3)
+    made = scoreboard(SLACK + 1, 0, 3)
     assert not accepts(made, 0)
     assert accepts(made, 1)
-    assert accepts(board(SLACK, 0, 3), 0)
+    assert accepts(scoreboard(SLACK, 0, 3), 0)
 
 
 def test_a_shard_that_has_many_takes_many_more_at_once() -> None:
     many = 160 * BATCH
-    assert share(board(many, many, most=2 * many), 0) == 9 * BATCH + 1
+    assert share(scoreboard(many, many, most=2 * many), 0) == 9 * BATCH + 1
 
 
 def test_a_shard_takes_as_many_as_leave_it_not_far_ahead() -> None:
-    assert share(board(0), 0) == BATCH
-    assert share(board(SLACK - 2, 0), 0) == 3
-    assert share(board(98, 90), 0) == 1
-    assert share(board(98, 98), 0) == 2
+    assert share(scoreboard(0), 0) == BATCH
+    assert share(scoreboard(SLACK - 2, 0), 0) == 3
+    assert share(scoreboard(98, 90), 0) == 1
+    assert share(scoreboard(98, 98), 0) == 2
 
 
 def test_nobody_waits_for_a_shard_that_hangs_or_is_gone() -> None:
-    made = board(100, 0)
-    stop_turning(made, 1)
+    made = scoreboard(100, 0)
+    stop_responding(made, 1)
     assert accepts(made, 0)
-    made = board(100, 0)
+    made = scoreboard(100, 0)
     made[1].clear()
     assert accepts(made, 0)
 
 
 def test_a_promised_slot_is_no_room() -> None:
-    made = board(99)
-    made[0][Word.PROMISED] = 1
+    made = scoreboard(99)
+    made[0][Field.PROMISED] = 1
     assert made[0].room == 0
 
 
-def place(made: Board, index: int, since: int = NOW) -> int | None:
+def place(made: Scoreboard, index: int, since: int = NOW) -> int | None:
     return place_of(since, made[index], made.others(index), NOW)
 
 
 def test_who_wants_a_session_gets_it_here_or_where_there_is_most_room() -> None:
-    assert place(board(99, 0), 0) == 0
-    assert place(board(100, 98, 20), 0) == 2
-    assert place(board(100, 100), 0) is None
+    assert place(scoreboard(99, 0), 0) == 0
+    assert place(scoreboard(100, 98, 20), 0) == 2
+    assert place(scoreboard(100, 100), 0) is None
 
 
 def test_who_has_waited_longer_elsewhere_goes_first() -> None:
-    made = board(99, 100)
-    made[1][Word.OLDEST_WAIT] = NOW - int(2 * FAIR_SECONDS * MICROSECONDS)
+    made = scoreboard(99, 100)
+    made[1][Field.OLDEST_WAIT] = NOW - int(2 * FAIR_SECONDS * MICROSECONDS)
     assert place(made, 0) is None
-    assert place(made, 1, made[1][Word.OLDEST_WAIT]) == 0
-    stop_turning(made, 1)  # nobody can help those, so they hold nobody up
+    assert place(made, 1, made[1][Field.OLDEST_WAIT]) == 0
+    stop_responding(made, 1)  # nobody can help those, so they hold nobody up
     assert place(made, 0) == 0
 
 
