@@ -150,7 +150,7 @@ def _show_events(client: DaemonClient, request: dict[str, Any], log: _Log) -> di
 
 
 def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:
-    told = progress.get("message") or request.get("waiting") or request["state"].lower()
+    told = progress.get("message") or request.get("pending_reason") or request["state"].lower()
     return f"{bar(progress)}{request['label']}: {told}"
 
 

@@ -86,8 +86,8 @@ def _replicas(environment: dict[str, Any]) -> str:
 
 
 def _remark(request: dict[str, Any]) -> str:
-    if request.get("waiting"):
-        return str(request["waiting"])
+    if request.get("pending_reason"):
+        return str(request["pending_reason"])
     if request["state"] == RequestState.RUNNING and request.get("cancel_requested_at"):
         return "being cancelled"
     if request.get("error"):

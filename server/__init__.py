@@ -11,7 +11,7 @@ Where to look, in the order in which a request meets them:
     services.py        what the handlers work with
     submission.py      from an accepted payload to a durable request
     dispatcher.py      the one thread that knows both the queue and the executor
-    hub.py             wakes whoever waits for an event
+    bus.py             wakes whoever waits for an event
     log_streams.py     log files, followed without polling
     reconciler.py      environments as they are against environments as they are wanted; what it
                        decides is in next_step.py, and its docstring names those who help

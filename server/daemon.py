@@ -60,14 +60,14 @@ from ..shim.fork_server_client import end_fork_servers
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.process_identity import ProcessIdentity
 from .api.app import create_app
-from .api.dependencies import Services
+from .api.dependencies import Dependencies
 from .api.security import ensure_token
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.memory_estimates import MOST_KEPT, Declared, Expectations
+from .dispatch.memory_estimates import MOST_KEPT, Declared, MemoryEstimates
 from .dispatch.planning import NO_PROCESSES_HINT, plan_for
 from .dispatch.submission import Submitter
 from .errors import DaemonError
-from .events.bus import EventHub
+from .events.bus import EventBus
 from .events.log_files import LogWatcher
 from .housekeeping.cleanup import collect_daily
 from .housekeeping.runtime_dir import held
@@ -140,16 +140,16 @@ class _Daemon:
     async def _serve(
         self, limits: Limits, identity: dict[str, Any], sockets: list[socket.socket]
     ) -> None:
-        async with self._parts(limits, identity) as services:
+        async with self._parts(limits, identity) as deps:
             token = _introduce(self._paths, identity)
-            server = _new_server(create_app(services, token), self._settings)
+            server = _new_server(create_app(deps, token), self._settings)
             serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
             _tell(self._ready_fd, {"ready": True, **identity})
             log.info("openenvd %s answers at %s", __version__, identity["address"])
             collecting = asyncio.create_task(collect_daily(self._paths, self._settings))
             await self._until_told(serving)
             self._stopping.set()
-            services.hub.wake_all()  # streams end by themselves, before they would be cut
+            deps.bus.wake_all()  # streams end by themselves, before they would be cut
             server.should_exit = True
             collecting.cancel()
             await serving
@@ -190,25 +190,25 @@ class _Daemon:
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     @asynccontextmanager
-    async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Services]:
+    async def _parts(self, limits: Limits, identity: dict[str, Any]) -> AsyncIterator[Dependencies]:
         loop = asyncio.get_running_loop()
-        hub = EventHub(loop)
+        bus = EventBus(loop)
         with _database_as_reason():
             dispatch_store, store = _open_stores(self._paths)
             _recover(dispatch_store, self._paths)
-            plan, expectations = _learned_plan(limits, self._settings, dispatch_store)
-        executor, dispatcher = self._queue_side(plan, expectations, dispatch_store, hub)
-        reconciler = Reconciler(store.patient(), hub, self._paths)
+            plan, estimates = _learned_plan(limits, self._settings, dispatch_store)
+        executor, dispatcher = self._queue_side(plan, estimates, dispatch_store, bus)
+        reconciler = Reconciler(store.patient(), bus, self._paths)
         logs = LogWatcher(loop)
         lag = EventLoopLagMonitor("the daemon's loop")
-        submitter = Submitter(store, dispatcher, hub, self._settings)
+        submitter = Submitter(store, dispatcher, bus, self._settings)
         try:
             with _database_as_reason():
                 await reconciler.start()
             executor.start()
             dispatcher.start()
             lag.start()
-            yield Services(
+            yield Dependencies(
                 paths=self._paths,
                 settings=self._settings,
                 identity=identity,
@@ -218,7 +218,7 @@ class _Daemon:
                 reconciler=reconciler,
                 dispatcher=dispatcher,
                 submitter=submitter,
-                hub=hub,
+                bus=bus,
                 logs=logs,
                 lag=lag,
                 stopping=self._stopping,
@@ -235,7 +235,7 @@ class _Daemon:
             dispatch_store.close()
 
     def _queue_side(
-        self, plan: Plan, expectations: Expectations, store: DispatchStore, hub: EventHub
+        self, plan: Plan, estimates: MemoryEstimates, store: DispatchStore, bus: EventBus
     ) -> tuple[BurstableExecutor, Dispatcher]:
         dispatcher: Dispatcher
         executor = BurstableExecutor(
@@ -249,11 +249,11 @@ class _Daemon:
         dispatcher = Dispatcher(
             store,
             executor,
-            publish=hub.publish_from_thread,
+            publish=bus.publish_from_thread,
             operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
             paths=self._paths,
             settings=self._settings,
-            expectations=expectations,
+            estimates=estimates,
             budget_bytes=plan.budget_bytes,
         )
         return executor, dispatcher
@@ -327,7 +327,7 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonError:
 
 def _learned_plan(
     limits: Limits, settings: Settings, store: DispatchStore
-) -> tuple[Plan, Expectations]:
+) -> tuple[Plan, MemoryEstimates]:
     """The plan by what peaks have taught; by what operations declare, where that cannot work."""
     declared = {
         op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
@@ -335,11 +335,11 @@ def _learned_plan(
     }
     known = store.expectations(MOST_KEPT)
     plan = plan_for(limits, settings, registry.expected_bytes())
-    expectations = Expectations(declared, known, most_bytes=plan.budget_bytes)
-    shares = {schedule.value: expectations.typical(schedule) for schedule in Schedule}
+    estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
+    shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}
     with contextlib.suppress(DaemonError):
         plan = plan_for(limits, settings, shares)
-    return plan, expectations
+    return plan, estimates
 
 
 def _open_stores(paths: Paths) -> tuple[DispatchStore, AsyncStore]:

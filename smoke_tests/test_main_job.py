@@ -102,7 +102,7 @@ def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None
     eventually(lambda: machine.request(first)["state"] == "RUNNING")
     second = machine.ok("launch", "--async", "echo").out.strip()
     pending = machine.request(second)
-    assert (pending["state"], bool(pending["waiting"])) == ("PENDING", True)
+    assert (pending["state"], bool(pending["pending_reason"])) == ("PENDING", True)
     machine.ok("cancel", second)
     assert machine.request(second)["state"] == "CANCELLED"
     machine.ok("check")  # a SHORT request is answered in a full house

@@ -168,7 +168,7 @@ def test_asked_to_it_runs_again_with_more(machine: Machine, hungry: Path) -> Non
     log = machine.ok("logs", request["id"]).out
     assert "it runs again with 400 MB (attempt 2 of 3)" in log
     assert "it runs again with 800 MB (attempt 3 of 3)" in log
-    learned = machine.ok("info", "--json").json["expectations"][f"launch {hungry}"]
+    learned = machine.ok("info", "--json").json["memory_estimates"][f"launch {hungry}"]
     assert learned["killed"] == 2
 
 

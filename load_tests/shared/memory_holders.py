@@ -27,7 +27,7 @@ from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
-from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, Expectations
+from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, MemoryEstimates
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.settings import Paths, Settings
 
@@ -67,7 +67,7 @@ def main() -> None:
         paths=paths,
         settings=Settings(),
         # As learned from earlier runs.
-        expectations=Expectations({"launch": Declared(LONG, (size_mb + OVERHEAD_MB) * MB)}),
+        estimates=MemoryEstimates({"launch": Declared(LONG, (size_mb + OVERHEAD_MB) * MB)}),
         budget_bytes=plan.budget_bytes,
     )
     executor.start()

@@ -2,7 +2,7 @@
 """The FastAPI application: what it is made of, and how errors leave it.
 
 Handlers are thin: they parse, call `Submitter`, `Reconciler` or the store, and render through
-`views.py`. Everything they need is one `Services` value (`services.py`).
+`views.py`. Everything they need is one `Dependencies` value (`services.py`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from starlette.exceptions import HTTPException
 from ...requests_db.errors import DatabaseError
 from ..errors import ApiError, StorageFailed
 from . import routes_daemon, routes_environments, routes_requests
-from .dependencies import Services
-from .fast_path import HotCalls
+from .dependencies import Dependencies
+from .fast_path import FastPath
 from .schemas import invalid_of
 from .security import Guard
 
 
-def create_app(services: Services, token: str) -> FastAPI:
+def create_app(deps: Dependencies, token: str) -> FastAPI:
     """The application, guarded by the token."""
     app = FastAPI(
         title="openenvd",
-        version=services.identity["version"],
+        version=deps.identity["version"],
         summary="Queue operations on OpenEnv environments, and watch them.",
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,  # an empty name is no request for the list
     )
-    app.state.services = services
-    app.add_middleware(HotCalls, services=services)
+    app.state.deps = deps
+    app.add_middleware(FastPath, deps=deps)
     app.add_middleware(Guard, token=token)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)

@@ -15,14 +15,14 @@ from ...requests_db.async_store import AsyncStore
 from ...system.loop_lag import EventLoopLagMonitor
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.submission import Submitter
-from ..events.bus import EventHub
+from ..events.bus import EventBus
 from ..events.log_files import LogWatcher
 from ..reconcile.reconciler import Reconciler
 from ..settings import Paths, Settings
 
 
 @dataclass(frozen=True)
-class Services:
+class Dependencies:
     """What the handlers work with."""
 
     paths: Paths
@@ -34,7 +34,7 @@ class Services:
     reconciler: Reconciler
     dispatcher: Dispatcher
     submitter: Submitter
-    hub: EventHub
+    bus: EventBus
     logs: LogWatcher
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
@@ -43,9 +43,9 @@ class Services:
 
 # Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,
 # 40 of them, each of which then contends with the loop for every call.
-async def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
+async def _deps(request: Request) -> Dependencies:
+    deps: Dependencies = request.app.state.deps
+    return deps
 
 
-ServicesDep = Annotated[Services, Depends(_services)]
+Injected = Annotated[Dependencies, Depends(_deps)]

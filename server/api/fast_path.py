@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...requests_db.errors import DatabaseError
 from ..errors import ApiError
-from .dependencies import Services
+from .dependencies import Dependencies
 from .routes_requests import MAX_WAIT_SECONDS, SubmitBody, submit, waited_for
 
 _PATH = "/v1/requests"
@@ -33,12 +33,12 @@ _WAIT = re.compile(rb"wait_seconds=(\d{1,2}(?:\.\d{1,6})?)")
 _JSON = (b"content-type", b"application/json")
 
 
-class HotCalls:
+class FastPath:
     """ASGI middleware, behind the guard."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
+    def __init__(self, app: ASGIApp, deps: Dependencies) -> None:
         self._app = app
-        self._services = services
+        self._deps = deps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -54,7 +54,7 @@ class HotCalls:
             messages.append(await receive())
         try:
             body = _body_of(scope, messages)
-            answer = await submit(body, self._services)
+            answer = await submit(body, self._deps)
         except (ValidationError, ApiError, DatabaseError):
             await self._app(scope, _again(messages, receive), send)
             return
@@ -66,7 +66,7 @@ class HotCalls:
             await self._app(scope, receive, send)
             return
         try:
-            answer = await waited_for(self._services, request_id, seconds)
+            answer = await waited_for(self._deps, request_id, seconds)
         except (ApiError, DatabaseError):
             await self._app(scope, receive, send)
             return

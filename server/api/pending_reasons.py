@@ -13,24 +13,24 @@ from collections.abc import Mapping, Sequence
 
 from ...requests_db.records import Request
 from ...requests_db.states import RequestState, Schedule
-from .dependencies import Services
+from .dependencies import Dependencies
 
 MOST_COUNTED = 10_000
 
 
-async def reasons(services: Services, requests: Sequence[Request]) -> dict[str, str]:
+async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
     """Of each request that is pending, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
-    queues = {s: await services.store.places(s, MOST_COUNTED) for s in schedules}
-    return {request.id: _reason(services, request, queues) for request in pending}
+    queues = {s: await deps.store.places(s, MOST_COUNTED) for s in schedules}
+    return {request.id: _reason(deps, request, queues) for request in pending}
 
 
-def reason_when_new(services: Services, request: Request) -> str | None:
+def reason_when_new(deps: Dependencies, request: Request) -> str | None:
     """Of a request that was just written, without asking the database how many are before it."""
     if request.state is not RequestState.PENDING:
         return None
-    has_room = services.executor.room(request.schedule) > 0
+    has_room = deps.executor.room(request.schedule) > 0
     return reason_of(request.schedule, None, room=int(has_room), is_short=False)
 
 
@@ -48,9 +48,9 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
 
 
 def _reason(
-    services: Services, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
+    deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
 ) -> str:
-    if shortage := services.dispatcher.shortages.get(request.id):
+    if shortage := deps.dispatcher.shortages.get(request.id):
         return shortage.sentence()
     places = queues[request.schedule]
     if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
@@ -58,6 +58,6 @@ def _reason(
     return reason_of(
         request.schedule,
         places.get(request.seq, MOST_COUNTED + 1),
-        room=services.executor.room(request.schedule),
-        is_short=services.dispatcher.is_short(request.schedule),
+        room=deps.executor.room(request.schedule),
+        is_short=deps.dispatcher.is_short(request.schedule),
     )

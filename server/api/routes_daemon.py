@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 
 from ...requests_db.records import Json, Request
 from ...requests_db.states import RequestState
-from .dependencies import Services, ServicesDep
+from .dependencies import Dependencies, Injected
 from .metrics import MemoryCounts, render_metrics
 from .pending_reasons import reasons
 from .routes_environments import environment_views
@@ -31,16 +31,16 @@ root = APIRouter()
 
 
 @router.get("/status")
-async def status(services: ServicesDep) -> Json:
+async def status(deps: Injected) -> Json:
     """The daemon, its environments, and the requests that are active or ended lately."""
-    store = services.store
+    store = deps.store
     active = await store.list_requests(states=ACTIVE, limit=MAX_ACTIVE)
     ended = [state for state in RequestState if state.is_final]
     recent = worth_showing(await store.list_requests(states=ended, limit=LOOKED_AT))
-    environments = await environment_views(services)
-    why = await reasons(services, active)
+    environments = await environment_views(deps)
+    why = await reasons(deps, active)
     return {
-        "daemon": await _daemon(services, environments),
+        "daemon": await _daemon(deps, environments),
         "environments": environments,
         "requests": [request_view(r, why.get(r.id)) for r in [*active, *recent]],
     }
@@ -57,52 +57,52 @@ def worth_showing(ended: Iterable[Request]) -> list[Request]:
 
 
 @router.get("/info")
-async def info(services: ServicesDep) -> Json:
+async def info(deps: Injected) -> Json:
     """What was found on this machine, what is planned with it, and who works."""
-    executor = services.executor.status()
+    executor = deps.executor.status()
     return {
-        "daemon": await _daemon(services, await environment_views(services)),
-        "limits": services.limits,
+        "daemon": await _daemon(deps, await environment_views(deps)),
+        "limits": deps.limits,
         "plan": executor.plan,
         "memory": {
             "free_burst_bytes": max(0, executor.free_burst_bytes),
             "available_bytes": max(0, executor.available_bytes),
-            "waiting_for_memory": len(services.dispatcher.shortages),
+            "waiting_for_memory": len(deps.dispatcher.shortages),
         },
-        "expectations": services.dispatcher.expectations.to_json(),
+        "memory_estimates": deps.dispatcher.estimates.to_json(),
         "workers": [asdict(worker) for worker in executor.workers],
-        "settings": asdict(services.settings),
+        "settings": asdict(deps.settings),
     }
 
 
 @router.get("/health")
-async def health(services: ServicesDep) -> Json:
+async def health(deps: Injected) -> Json:
     """Whether the daemon answers."""
-    return {"status": "ok", "version": services.identity["version"]}
+    return {"status": "ok", "version": deps.identity["version"]}
 
 
 @router.post("/stop", status_code=202)
-async def stop(services: ServicesDep) -> Json:
+async def stop(deps: Injected) -> Json:
     """End the daemon. Environments go on; queued requests wait for the next one."""
-    services.stop()
-    return {"stopping": True, "pid": services.identity["pid"]}
+    deps.stop()
+    return {"stopping": True, "pid": deps.identity["pid"]}
 
 
 @root.get("/metrics")
-async def metrics(services: ServicesDep) -> PlainTextResponse:
+async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
-    counts = await services.store.counts()
-    environments = await environment_views(services)
-    dispatcher = services.dispatcher
+    counts = await deps.store.counts()
+    environments = await environment_views(deps)
+    dispatcher = deps.dispatcher
     memory = MemoryCounts(
-        services.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
+        deps.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
     )
-    live = services.reconciler.live
-    page = render_metrics(counts, environments, memory, services.lag.snapshot(), live)
+    live = deps.reconciler.live
+    page = render_metrics(counts, environments, memory, deps.lag.snapshot(), live)
     return PlainTextResponse(page)
 
 
-async def _daemon(services: Services, environments: list[Json]) -> Json:
+async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
     sessions = sum(environment["sessions"] for environment in environments)
-    counts = await services.store.counts()
-    return daemon_view(services.identity, counts, sessions, services.lag.snapshot())
+    counts = await deps.store.counts()
+    return daemon_view(deps.identity, counts, sessions, deps.lag.snapshot())

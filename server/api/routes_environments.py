@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from ...requests_db.records import Environment, Json, Replica
 from ..errors import NotFound
-from .dependencies import Services, ServicesDep
+from .dependencies import Dependencies, Injected
 from .routes_requests import TEXT, Tail
 from .streams import daemon_ends, text_stream
 from .views import environment_view
@@ -22,52 +22,52 @@ router = APIRouter()
 
 
 @router.get("/environments")
-async def list_environments(services: ServicesDep, include_stopped: bool = False) -> Json:
+async def list_environments(deps: Injected, include_stopped: bool = False) -> Json:
     """Every environment that is wanted, or that failed."""
-    return {"environments": await environment_views(services, include_stopped=include_stopped)}
+    return {"environments": await environment_views(deps, include_stopped=include_stopped)}
 
 
 @router.get("/environments/{name}")
-async def get_environment(name: str, services: ServicesDep) -> Json:
+async def get_environment(name: str, deps: Injected) -> Json:
     """One environment."""
-    await services.reconciler.settled(name)
-    environment = await services.submitter.environment(name)
-    return {"environment": await _view(services, environment)}
+    await deps.reconciler.settled(name)
+    environment = await deps.submitter.environment(name)
+    return {"environment": await _view(deps, environment)}
 
 
 @router.get("/environments/{name}/logs")
 async def environment_logs(
     name: str,
-    services: ServicesDep,
+    deps: Injected,
     tail: Tail = None,
     follow: bool = False,
     replica: str | None = None,
 ) -> StreamingResponse:
     """What a replica prints, as text: the named one, or the youngest."""
-    environment = await services.submitter.environment(name)
-    path = _log_of(services, environment, replica)
-    until = daemon_ends(services) if follow else None
-    return StreamingResponse(text_stream(services, path, tail=tail, until=until), media_type=TEXT)
+    environment = await deps.submitter.environment(name)
+    path = _log_of(deps, environment, replica)
+    until = daemon_ends(deps) if follow else None
+    return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
 
 
-async def environment_views(services: Services, *, include_stopped: bool = False) -> list[Json]:
+async def environment_views(deps: Dependencies, *, include_stopped: bool = False) -> list[Json]:
     """All of them, by name."""
-    await services.reconciler.settled()
-    found = await services.store.environments(include_stopped=include_stopped)
+    await deps.reconciler.settled()
+    found = await deps.store.environments(include_stopped=include_stopped)
     replicas: dict[str, list[Replica]] = defaultdict(list)
-    for replica in await services.store.replicas():
+    for replica in await deps.store.replicas():
         replicas[replica.environment].append(replica)
-    live = services.reconciler.live
+    live = deps.reconciler.live
     return [environment_view(each, replicas[each.name], live) for each in found]
 
 
-async def _view(services: Services, environment: Environment) -> Json:
-    replicas = await services.store.replicas(environment.name)
-    return environment_view(environment, replicas, services.reconciler.live)
+async def _view(deps: Dependencies, environment: Environment) -> Json:
+    replicas = await deps.store.replicas(environment.name)
+    return environment_view(environment, replicas, deps.reconciler.live)
 
 
-def _log_of(services: Services, environment: Environment, replica: str | None) -> Path:
-    folder = services.paths.environment_logs / environment.name
+def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:
+    folder = deps.paths.environment_logs / environment.name
     logs = oldest_first(folder.glob("*.log"))
     if replica is not None:
         logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]

@@ -12,7 +12,7 @@ from ...operations import registry
 from ...requests_db.records import Json, Request
 from ...requests_db.states import RequestState
 from ..dispatch.submission import Submission
-from .dependencies import Services, ServicesDep
+from .dependencies import Dependencies, Injected
 from .pending_reasons import reason_when_new, reasons
 from .schemas import Submit, submit_union
 from .streams import (
@@ -39,76 +39,76 @@ Tail = Annotated[int | None, Query(ge=0, description="Begin with this many lines
 
 
 @router.post("/requests", status_code=202)
-async def submit(body: Annotated[SubmitBody, Body()], services: ServicesDep) -> Json:
+async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     """Queue an operation; it is durable when this answers."""
-    request = await services.submitter.submit(_submission(body))
-    view = request_view(request, reason_when_new(services, request))
+    request = await deps.submitter.submit(_submission(body))
+    view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}
 
 
 @router.get("/requests")
 async def list_requests(
-    services: ServicesDep,
+    deps: Injected,
     state: Annotated[list[RequestState] | None, Query()] = None,
     operation: str | None = None,
     environment: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 100,
 ) -> Json:
     """The queue and its history, newest first."""
-    found = await services.store.list_requests(
+    found = await deps.store.list_requests(
         states=state, operation=operation, environment=environment, limit=limit
     )
-    why = await reasons(services, found)
+    why = await reasons(deps, found)
     return {"requests": [request_view(request, why.get(request.id)) for request in found]}
 
 
 @router.get("/requests/{request_id}")
 async def get_request(
     request_id: str,
-    services: ServicesDep,
+    deps: Injected,
     wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0,
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
     if wait_seconds:
-        return await waited_for(services, request_id.lower(), wait_seconds)
-    return {"request": await _view(services, await services.submitter.find(request_id))}
+        return await waited_for(deps, request_id.lower(), wait_seconds)
+    return {"request": await _view(deps, await deps.submitter.find(request_id))}
 
 
 @router.post("/requests/{request_id}/cancel")
-async def cancel(request_id: str, services: ServicesDep) -> Json:
+async def cancel(request_id: str, deps: Injected) -> Json:
     """Cancel at once. `cancelled` is false when the request had ended already."""
-    request, cancelled = await services.submitter.cancel(request_id)
-    return {"request": await _view(services, request), "cancelled": cancelled}
+    request, cancelled = await deps.submitter.cancel(request_id)
+    return {"request": await _view(deps, request), "cancelled": cancelled}
 
 
 @router.get("/requests/{request_id}/events")
 async def events(
     request_id: str,
-    services: ServicesDep,
+    deps: Injected,
     logs: bool = True,
     last_event_id: LastEventId = None,
 ) -> StreamingResponse:
     """Server-sent events of one request: `state`, `progress` and `log`, until it is final."""
-    request = await services.submitter.find(request_id)
-    stream = RequestStream(services, request, Position.parse(last_event_id), logs=logs)
+    request = await deps.submitter.find(request_id)
+    stream = RequestStream(deps, request, Position.parse(last_event_id), logs=logs)
     return StreamingResponse(stream.items(), media_type="text/event-stream")
 
 
 @router.get("/requests/{request_id}/logs")
 async def request_logs(
-    request_id: str, services: ServicesDep, tail: Tail = None, follow: bool = False
+    request_id: str, deps: Injected, tail: Tail = None, follow: bool = False
 ) -> StreamingResponse:
     """What the request printed, as text; with `follow`, until it is final."""
-    request = await services.submitter.find(request_id)
-    path = services.paths.request_log(request.id)
-    until = request_ends(services, request) if follow else None
-    return StreamingResponse(text_stream(services, path, tail=tail, until=until), media_type=TEXT)
+    request = await deps.submitter.find(request_id)
+    path = deps.paths.request_log(request.id)
+    until = request_ends(deps, request) if follow else None
+    return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
 
 
 @router.get("/events")
-async def all_events(services: ServicesDep, last_event_id: LastEventId = None) -> StreamingResponse:
+async def all_events(deps: Injected, last_event_id: LastEventId = None) -> StreamingResponse:
     """Server-sent events of everything that changes: `change`."""
-    stream = everything_stream(services, Position.parse(last_event_id))
+    stream = everything_stream(deps, Position.parse(last_event_id))
     return StreamingResponse(stream, media_type="text/event-stream")
 
 
@@ -127,11 +127,11 @@ def _submission(body: Submit) -> Submission:
     )
 
 
-async def waited_for(services: Services, request_id: str, seconds: float) -> Json:
+async def waited_for(deps: Dependencies, request_id: str, seconds: float) -> Json:
     """The answer of `get_request`, as soon as the request is final or the time is up."""
-    request = await wait_until_final(services, request_id, seconds)
-    return {"request": await _view(services, request)}
+    request = await wait_until_final(deps, request_id, seconds)
+    return {"request": await _view(deps, request)}
 
 
-async def _view(services: Services, request: Request) -> Json:
-    return request_view(request, (await reasons(services, [request])).get(request.id))
+async def _view(deps: Dependencies, request: Request) -> Json:
+    return request_view(request, (await reasons(deps, [request])).get(request.id))

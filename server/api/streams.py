@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client that waits is sent: events and log lines, as they come.
 
-    hub ──▶ Subscription.wake ─┐
+    bus ──▶ Subscription.wake ─┐
     LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
     daemon stops ──────────────┘
 
@@ -26,7 +26,7 @@ from ...requests_db.records import Event, Json, Request
 from ...requests_db.states import RequestState
 from ..events.bus import Subscription
 from ..events.log_files import LogFile, offset_of_last_lines
-from .dependencies import Services
+from .dependencies import Dependencies
 from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -54,46 +54,46 @@ def sse(position: Position, event: str, data: Json) -> bytes:
     return head + orjson.dumps(data) + b"\n\n"
 
 
-async def wait_until_final(services: Services, request_id: str, seconds: float) -> Request:
+async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) -> Request:
     """The request once it is final, or as it stands after `seconds` or at the daemon's end.
 
     Raises:
         NotFound, AmbiguousId
     """
-    with services.hub.subscribe(request_id=request_id) as subscription:
+    with deps.bus.subscribe(request_id=request_id) as subscription:
         # Looked up after subscribing: a final state in between is in one or the other.
-        request = await services.submitter.find(request_id)
+        request = await deps.submitter.find(request_id)
         if request.id != request_id:  # of which only the beginning was said
-            return await wait_until_final(services, request.id, seconds)
+            return await wait_until_final(deps, request.id, seconds)
         try:
             async with asyncio.timeout(seconds):
-                while not (request.state.is_final or services.stopping.is_set()):
+                while not (request.state.is_final or deps.stopping.is_set()):
                     ends = [event for event in await subscription.next() if _is_final(event)]
                     if ends:
-                        request = await _request_of(services, ends[-1])
+                        request = await _request_of(deps, ends[-1])
         except TimeoutError:
-            request = await services.submitter.find(request_id)
+            request = await deps.submitter.find(request_id)
     return request
 
 
-async def _request_of(services: Services, event: Event) -> Request:
+async def _request_of(deps: Dependencies, event: Event) -> Request:
     """The request that the event is about; looked up when the event was read from the database."""
     if event.request is not None:
         return event.request
     assert event.request_id is not None
-    return await services.submitter.find(event.request_id)
+    return await deps.submitter.find(event.request_id)
 
 
 class RequestStream:
     """States, progress and log lines of one request, until it is final."""
 
     def __init__(
-        self, services: Services, request: Request, position: Position, *, logs: bool
+        self, deps: Dependencies, request: Request, position: Position, *, logs: bool
     ) -> None:
-        self._services = services
+        self._deps = deps
         self._request = request
         self._position = position
-        self._log = LogFile(services.paths.request_log(request.id), position.log_offset)
+        self._log = LogFile(deps.paths.request_log(request.id), position.log_offset)
         self._logs = logs
 
     async def items(self) -> AsyncIterator[bytes]:
@@ -114,10 +114,10 @@ class RequestStream:
                         yield KEEP_ALIVE
 
     def _subscribe(self, stack: ExitStack) -> Subscription:
-        hub = self._services.hub
-        subscription = stack.enter_context(hub.subscribe(request_id=self._request.id))
+        bus = self._deps.bus
+        subscription = stack.enter_context(bus.subscribe(request_id=self._request.id))
         if self._logs and not self._request.state.is_final:
-            follow = self._services.logs.follow(self._log.path, subscription.wake)
+            follow = self._deps.logs.follow(self._log.path, subscription.wake)
             stack.enter_context(follow)
         return subscription
 
@@ -125,20 +125,20 @@ class RequestStream:
         """What a client that comes back has missed; a new one is told how things stand."""
         is_new = not self._position.seq
         if is_new:
-            self._position.seq = await self._services.store.last_seq()
+            self._position.seq = await self._deps.store.last_seq()
         # Looked up after subscribing: a final state in between is in one or the other. And before
         # the events are read: those of a final state are among them.
-        self._request = await self._services.submitter.find(self._request.id)
+        self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
             yield sse(self._position, "state", request_view(self._request))
             return
-        async for page in _missed(self._services, self._position.seq, self._request.id):
+        async for page in _missed(self._deps, self._position.seq, self._request.id):
             async for item in self._turn(page, final=any(map(_is_final, page))):
                 yield item
 
     def _ends(self, events: list[Event], subscription: Subscription) -> bool:
         over = self._request.state.is_final or any(_is_final(event) for event in events)
-        return over or self._services.stopping.is_set() or subscription.lagged
+        return over or self._deps.stopping.is_set() or subscription.lagged
 
     async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[bytes]:
         """The log first: what an operation printed before it ended comes before its end."""
@@ -148,7 +148,7 @@ class RequestStream:
         for event in events:
             if event.seq > self._position.seq:
                 self._position.seq = event.seq
-                yield await _render(self._services, self._position, event)
+                yield await _render(self._deps, self._position, event)
 
     def _new_text(self, final: bool) -> Iterator[str]:
         if not self._logs:
@@ -156,15 +156,15 @@ class RequestStream:
         return self._log.read_all() if final else self._log.read_lines()
 
 
-async def everything_stream(services: Services, position: Position) -> AsyncIterator[bytes]:
+async def everything_stream(deps: Dependencies, position: Position) -> AsyncIterator[bytes]:
     """Every event, for whoever draws a picture of the whole."""
-    with services.hub.subscribe() as subscription:
-        position.seq = position.seq or await services.store.last_seq()
+    with deps.bus.subscribe() as subscription:
+        position.seq = position.seq or await deps.store.last_seq()
         yield b": listening\n\n"
-        async for page in _missed(services, position.seq):
+        async for page in _missed(deps, position.seq):
             for item in _changes(position, page):
                 yield item
-        while not services.stopping.is_set() and not subscription.lagged:
+        while not deps.stopping.is_set() and not subscription.lagged:
             if not await _woken(subscription):
                 yield KEEP_ALIVE
             subscription.wake.clear()
@@ -180,19 +180,19 @@ def _changes(position: Position, events: Iterable[Event]) -> Iterator[bytes]:
 
 
 async def _missed(
-    services: Services, seq: int, request_id: str | None = None
+    deps: Dependencies, seq: int, request_id: str | None = None
 ) -> AsyncIterator[list[Event]]:
     """The events after number `seq`, page by page."""
     page: list[Event] | None = None
     while page is None or len(page) == REPLAY_PAGE:
-        page = await services.store.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
+        page = await deps.store.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
         if page:
             seq = page[-1].seq
             yield page
 
 
 async def text_stream(
-    services: Services, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
+    deps: Dependencies, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
 ) -> AsyncIterator[str]:
     """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
     start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
@@ -202,7 +202,7 @@ async def text_stream(
         end = asyncio.create_task(until)
         end.add_done_callback(lambda _: wake.set())
         try:
-            with services.logs.follow(path, wake):
+            with deps.logs.follow(path, wake):
                 while not end.done():
                     for text in log.read_lines():
                         yield text
@@ -214,20 +214,20 @@ async def text_stream(
         yield text
 
 
-async def request_ends(services: Services, request: Request) -> None:
+async def request_ends(deps: Dependencies, request: Request) -> None:
     """Return when the request is final, or the daemon ends."""
-    while not (request.state.is_final or services.stopping.is_set()):
-        request = await wait_until_final(services, request.id, KEEP_ALIVE_SECONDS)
+    while not (request.state.is_final or deps.stopping.is_set()):
+        request = await wait_until_final(deps, request.id, KEEP_ALIVE_SECONDS)
 
 
-async def daemon_ends(services: Services) -> None:
+async def daemon_ends(deps: Dependencies) -> None:
     """Return when the daemon ends."""
-    await services.stopping.wait()
+    await deps.stopping.wait()
 
 
-async def _render(services: Services, position: Position, event: Event) -> bytes:
+async def _render(deps: Dependencies, position: Position, event: Event) -> bytes:
     if event.kind == "request.state" and event.request_id is not None:
-        request = await _request_of(services, event)
+        request = await _request_of(deps, event)
         # The row may be ahead of the event: a client must see the states in their order.
         view = request_view(request)
         if not _is_final(event):

@@ -36,8 +36,8 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
-def request_view(request: Request, waiting: str | None = None) -> Json:
-    """One request. `waiting` says why a pending one does not run yet."""
+def request_view(request: Request, pending_reason: str | None = None) -> Json:
+    """One request. `pending_reason` says why a pending one does not run yet."""
     return {
         "id": request.id,
         "operation": request.operation,
@@ -59,7 +59,7 @@ def request_view(request: Request, waiting: str | None = None) -> Json:
         "memory_bytes": request.memory_bytes,
         "peak_bytes": request.peak_bytes,
         "result": request.result,
-        "waiting": waiting if request.state is RequestState.PENDING else None,
+        "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error),
     }
 

@@ -5,7 +5,7 @@
      └──submitted()──▶ wake ─┐                        ▲ submit     │ events (supervisor thread)
                              ▼                        │            ▼
                         ┌─ turn: record what happened ┴─ claim ◀─ deliver() ─ inbox
-                        └─ publish the events written ──▶ hub ──▶ waiting clients
+                        └─ publish the events written ──▶ bus ──▶ waiting clients
 
 The queue *is* the table. A turn first writes what the executor reported (one transaction), then
 claims as many pending requests as there is room for, in one statement per schedule, SHORT first.
@@ -31,7 +31,7 @@ Failure cases:
 
 Owned by this thread: the store, the requests that run. Shared: the inbox (a deque: append and
 popleft are atomic), the `_pending` flags (set by anyone, cleared before a claim, so that no insert
-is missed), `_wake`; and to look at: `expectations`, `shortages` and the counters.
+is missed), `_wake`; and to look at: `estimates`, `shortages` and the counters.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from ...requests_db.states import ErrorKind, Schedule
 from ...shim.log_rotation import keep_newest_half
 from ..housekeeping.log_retention import logs_of, to_remove
 from ..settings import Paths, Settings
-from .memory_estimates import Expectations, asked_bytes, left_bytes
-from .oom_policy import Circumstances, payload_of, reason_of, retry_of, what_happened
+from .memory_estimates import MemoryEstimates, asked_bytes, left_bytes
+from .oom_policy import FailureContext, payload_of, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,11 @@ class Dispatcher:
         operations: dict[str, str],
         paths: Paths,
         settings: Settings,
-        expectations: Expectations | None = None,
+        estimates: MemoryEstimates | None = None,
         budget_bytes: int = 2**62,
     ) -> None:
         """`operations` maps an operation's name to the dotted name that the worker imports."""
-        self.expectations = expectations or Expectations()
+        self.estimates = estimates or MemoryEstimates()
         self.shortages: dict[str, Shortage] = {}  # by request; replaced, never changed
         self.kills: Counter[tuple[str, str]] = Counter()  # for memory: by operation and detector
         self.retries: Counter[str] = Counter()  # by operation
@@ -234,9 +234,9 @@ class Dispatcher:
         progressed = [e for e in batch if isinstance(e, Progressed)]
         finals = [e for e in batch if isinstance(e, Succeeded | Raised | Died | Cancelled)]
         deaths = {e.task_id: e for e in finals if isinstance(e, Died | Raised) and reason_of(e)}
-        known = {i: k for i in deaths if (k := self._circumstances(i)) is not None}
+        known = {i: k for i in deaths if (k := self._failure_context(i)) is not None}
         again = {i: r for i, k in known.items() if (r := retry_of(deaths[i], k)) is not None}
-        learned = self.expectations.learned(self._samples(finals), time.time())
+        learned = self.estimates.learned(self._samples(finals), time.time())
         to_write = self._to_write_down(learned, has_died=bool(deaths))
         for death in deaths.values():
             if (retry := again.get(death.task_id)) is not None:
@@ -253,7 +253,7 @@ class Dispatcher:
             learned=to_write,
         )
         # Only now: a failed write is tried again with the same batch.
-        self.expectations.accept(learned)
+        self.estimates.accept(learned)
         self._wrote_down(learned, to_write)
         self._count(deaths.values(), again)
         self._forget(finals, again)
@@ -281,14 +281,14 @@ class Dispatcher:
             if request is not None and (sample := sample_of(event)) is not None:
                 yield request, sample
 
-    def _circumstances(self, request_id: str) -> Circumstances | None:
+    def _failure_context(self, request_id: str) -> FailureContext | None:
         request = self._running.get(request_id)
         if request is None:
             return None
-        return Circumstances(
+        return FailureContext(
             request,
             label_of(request),
-            self.expectations.peaks_of(request),
+            self.estimates.peaks_of(request),
             len(self._long),
             self._budget_bytes,
         )
@@ -341,14 +341,14 @@ class Dispatcher:
         """Whether each must be looked at before it is claimed."""
         if schedule is Schedule.LONG or schedule in self._look_at:
             return True  # LONG ones differ too much to be guessed at, and are few
-        largest = self.expectations.largest(schedule)
+        largest = self.estimates.largest(schedule)
         return self._executor.is_short(schedule, limit, largest)
 
     def _claim_what_fits(self, schedule: Schedule, limit: int) -> Claim:
         """Look at the head of the queue, and claim of it what memory suffices for."""
         now = time.time()
         head = self._store.first_pending(schedule, limit + LOOK_BEYOND)
-        needs = [Need(r.id, self.expectations.of(r), r.created_at) for r in head]
+        needs = [Need(r.id, self.estimates.of(r), r.created_at) for r in head]
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._wait_for_memory(schedule, admission.short)
         chosen = set(admission.chosen)
@@ -411,7 +411,7 @@ class Dispatcher:
             label=label_of(request),
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),
-            expected_bytes=self.expectations.of(request),
+            expected_bytes=self.estimates.of(request),
         )
 
     # Keeping logs bounded.

@@ -95,7 +95,7 @@ def source_of(request: Request) -> str:
     return str(request.payload.get("source") or "")
 
 
-class Expectations:
+class MemoryEstimates:
     """All that has been learned."""
 
     def __init__(

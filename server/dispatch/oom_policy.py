@@ -21,7 +21,7 @@ _PLURALS = {"launch": "launches"}
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class FailureContext:
     """What the dispatcher knows of a request that ended. Sizes in bytes."""
 
     request: Request
@@ -50,7 +50,7 @@ def reason_of(event: object) -> ExitReason | None:
     return None
 
 
-def retry_of(event: Died | Raised, known: Circumstances) -> Retry | None:
+def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
     """The request's next attempt, when it asked for one and may have it."""
     request, reason = known.request, reason_of(event)
     if reason is None or not reason.is_oom:
@@ -79,7 +79,7 @@ def what_happened(event: Died | Raised) -> str:
     return f"worker {event.worker} (pid {event.exit.pid}) {event.exit.sentence()}"
 
 
-def story(event: Died, known: Circumstances) -> str:
+def story(event: Died, known: FailureContext) -> str:
     """What happened, what ran, for how long, and what it used to need."""
     ran = f"It was running `{known.label}`"
     if event.exit.seconds is not None:
@@ -92,7 +92,7 @@ def story(event: Died, known: Circumstances) -> str:
     return "\n".join(lines)
 
 
-def advice(event: Died | Raised, known: Circumstances) -> str:
+def advice(event: Died | Raised, known: FailureContext) -> str:
     """The commands to try, beginning with `openenv`."""
     reason = reason_of(event)
     memory = None if reason is None else more_memory(reason, known.budget_bytes)
@@ -117,7 +117,7 @@ def _with_more(request: Request, memory_bytes: int) -> str:
     return f"{command} --memory {megabytes}M"
 
 
-def _peak_of_the_last(known: Circumstances) -> str:
+def _peak_of_the_last(known: FailureContext) -> str:
     operation, count = known.request.operation, len(known.peaks)
     which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
     return f"Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."

@@ -10,7 +10,7 @@ from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...processes.resources.pids_limit import HINT, tells_no_room
 from ...requests_db.records import Outcome, RequestError
 from ...requests_db.states import ErrorKind, RequestState
-from .oom_policy import Circumstances, advice, reason_of, story
+from .oom_policy import FailureContext, advice, reason_of, story
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 
@@ -32,7 +32,7 @@ _HINT_OF_KIND = {
 _GOES_ON = {"rollout": "what has finished is kept: the same command again plays what is missing"}
 
 
-def outcome_of(event: FinalEvent, known: Circumstances | None = None) -> Outcome:
+def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:
     """The final state, and the error if any, of the request that `event` ended."""
     match event:
         case Succeeded():
@@ -73,7 +73,7 @@ def _failed(event: Raised | Died, error: RequestError) -> Outcome:
     )
 
 
-def _error_raised(event: Raised, known: Circumstances | None) -> RequestError:
+def _error_raised(event: Raised, known: FailureContext | None) -> RequestError:
     error, hint, reason = event.error, event.error.hint, reason_of(event)
     if known is not None and reason is not None and reason.is_oom:  # of a replica it was starting
         hint = advice(event, known)
@@ -94,7 +94,7 @@ def _error_never_started(reason: ExitReason) -> RequestError:
     return RequestError(ErrorKind.WORKER_LOST, f"it never started: {why}", hint, reason.to_json())
 
 
-def _error_of_death(event: Died, known: Circumstances | None) -> RequestError:
+def _error_of_death(event: Died, known: FailureContext | None) -> RequestError:
     if not event.worker:
         return _error_never_started(event.exit)
     subject = f"worker {event.worker} (pid {event.exit.pid})"

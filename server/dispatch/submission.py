@@ -22,7 +22,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, NewRequest, Request
 from ...requests_db.states import EnvironmentState, Schedule
 from ..errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
-from ..events.bus import EventHub
+from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
 
@@ -48,12 +48,12 @@ class Submitter:
         self,
         store: AsyncStore,
         dispatcher: Dispatcher,
-        hub: EventHub,
+        bus: EventBus,
         settings: Settings,
     ) -> None:
         self._store = store
         self._dispatcher = dispatcher
-        self._hub = hub
+        self._bus = bus
         self._settings = settings
 
     async def submit(self, submission: Submission) -> Request:
@@ -85,7 +85,7 @@ class Submitter:
         )
         match outcome:
             case results.Submitted():
-                self._hub.publish(outcome.events)
+                self._bus.publish(outcome.events)
                 if stopping is not None:
                     await self._call_off_launch(stopping)
                 self._dispatcher.submitted(new.schedule)
@@ -112,7 +112,7 @@ class Submitter:
         outcome = await self._store.cancel(request.id, time.time())
         match outcome:
             case results.CancelledPending():
-                self._hub.publish(outcome.events)
+                self._bus.publish(outcome.events)
                 return outcome.request, True
             case results.CancelRunning():
                 self._dispatcher.cancel(request.id)

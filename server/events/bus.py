@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wakes whoever waits for an event: nothing in the daemon polls the database.
 
-    dispatcher thread ──publish_from_thread──▶ loop ──▶ EventHub ──▶ Subscription (one per waiter)
+    dispatcher thread ──publish_from_thread──▶ loop ──▶ EventBus ──▶ Subscription (one per waiter)
     API, reconciler   ──publish────────────────┘
 
 A subscription holds what has arrived and not yet been taken. It is bounded: a client that does not
@@ -59,7 +59,7 @@ class Subscription:
         return self.take()
 
 
-class EventHub:
+class EventBus:
     """Hands every event to the subscriptions that want it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

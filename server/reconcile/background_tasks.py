@@ -15,7 +15,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-class LoopTasks:
+class BackgroundTasks:
     """Those of one owner, who ends them all at once."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments as they are, against environments as they are wanted.
 
-    hub: a request about an environment changed ──▶ settle(name) ──▶ environments table ──▶ hub
-    shims' sockets ──▶ ReplicaWatch ──▶ observe ──────────────────▶ replicas table ─────▶ hub
+    bus: a request about an environment changed ──▶ settle(name) ──▶ environments table ──▶ bus
+    shims' sockets ──▶ ReplicaWatch ──▶ observe ──────────────────▶ replicas table ─────▶ bus
                              └─ exited ──▶ restart_decision ──▶ start after a pause | give up
 
 `settle` is level-triggered: it reads the environment's row, its launch and its latest `down`, and
@@ -49,24 +49,24 @@ from typing import Any
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Request
 from ...requests_db.states import EnvironmentState, RequestState
-from ..events.bus import EventHub
+from ..events.bus import EventBus
 from ..settings import Paths
-from .background_tasks import LoopTasks
+from .background_tasks import BackgroundTasks
 from .decisions import Step, next_step
-from .replicas import ReplicaCare
-from .status_writer import Observations
-from .work_queue import Settling
+from .replicas import ReplicaManager
+from .status_writer import StatusWriter
+from .work_queue import WorkQueue
 
 
 class Reconciler:
     """Keeps the tables of environments and replicas true, and replicas alive."""
 
-    def __init__(self, store: AsyncStore, hub: EventHub, paths: Paths) -> None:
+    def __init__(self, store: AsyncStore, bus: EventBus, paths: Paths) -> None:
         self._store = store
-        self._tasks = LoopTasks()
-        self._observations = Observations(store, hub)
-        self._care = ReplicaCare(store, self._observations, self._tasks, paths.runs)
-        self._settling = Settling(store, hub, self._tasks, self.settle)
+        self._tasks = BackgroundTasks()
+        self._status_writer = StatusWriter(store, bus)
+        self._replicas = ReplicaManager(store, self._status_writer, self._tasks, paths.runs)
+        self._settling = WorkQueue(store, bus, self._tasks, self.settle)
         self._steps: dict[Step, Callable[[Environment, Request | None], Coroutine[Any, Any, None]]]
         self._steps = {
             Step.QUEUED: self._queued,
@@ -83,13 +83,13 @@ class Reconciler:
     @property
     def live(self) -> dict[str, Json]:
         """The last status of each watched replica, by its id."""
-        return self._care.live
+        return self._replicas.live
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
         live = {e.name for e in await self._store.environments() if e.state.is_live}
         await asyncio.gather(*(self.settle(name) for name in live))
-        await self._care.stop_strays(live)
+        await self._replicas.stop_strays(live)
         self._tasks.spawn(self._settling.follow(), "reconciler")
 
     async def stop(self) -> None:
@@ -115,7 +115,7 @@ class Reconciler:
             request = down if step in (Step.RETIRE, Step.STUCK) else launch
             await self._steps[step](environment, request)
         if adopt:
-            await self._care.adopt(environment)
+            await self._replicas.adopt(environment)
 
     async def _launch_of(self, environment: Environment) -> Request | None:
         if environment.request_id is None:
@@ -134,47 +134,47 @@ class Reconciler:
     # The steps.
 
     async def _queued(self, environment: Environment, _launch: Request | None) -> None:
-        await self._care.forget_predecessor(environment)
-        await self._observations.set_environment(environment.name, EnvironmentState.PENDING)
+        await self._replicas.forget_predecessor(environment)
+        await self._status_writer.set_environment(environment.name, EnvironmentState.PENDING)
 
     async def _starting(self, environment: Environment, _launch: Request | None) -> None:
-        await self._care.forget_predecessor(environment)
-        await self._observations.set_environment(environment.name, EnvironmentState.STARTING)
+        await self._replicas.forget_predecessor(environment)
+        await self._status_writer.set_environment(environment.name, EnvironmentState.STARTING)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
-        await self._care.adopt(environment)
+        await self._replicas.adopt(environment)
         told: Json = {}
         if launch is not None and isinstance(launch.result, dict):
             told = launch.result.get("environment", {})
         if environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
-            await self._care.believe(told.get("replicas", []))
-        self._care.take_over(environment.name)
-        await self._care.observe(environment.name, told.get("address", environment.address))
+            await self._replicas.believe(told.get("replicas", []))
+        self._replicas.take_over(environment.name)
+        await self._replicas.observe(environment.name, told.get("address", environment.address))
 
     async def _abandon(self, environment: Environment, launch: Request | None) -> None:
-        await self._care.stop_all(environment.name)
+        await self._replicas.stop_all(environment.name)
         error = launch.error if launch is not None else None
-        await self._observations.set_environment(
+        await self._status_writer.set_environment(
             environment.name, EnvironmentState.FAILED, error=error
         )
 
     async def _call_off(self, environment: Environment, _launch: Request | None) -> None:
-        await self._care.stop_all(environment.name)
-        await self._observations.set_environment(environment.name, EnvironmentState.STOPPED)
+        await self._replicas.stop_all(environment.name)
+        await self._status_writer.set_environment(environment.name, EnvironmentState.STOPPED)
 
     async def _sweep(self, environment: Environment, _launch: Request | None) -> None:
-        await self._care.stop_left(environment)
+        await self._replicas.stop_left(environment)
 
     async def _let_go_of(self, environment: Environment, _down: Request | None) -> None:
-        self._care.let_go(environment.name)
+        self._replicas.let_go(environment.name)
 
     async def _retire(self, environment: Environment, _down: Request | None) -> None:
-        await self._care.stop_all(environment.name)
-        await self._observations.set_environment(environment.name, EnvironmentState.STOPPED)
+        await self._replicas.stop_all(environment.name)
+        await self._status_writer.set_environment(environment.name, EnvironmentState.STOPPED)
 
     async def _stuck(self, environment: Environment, down: Request | None) -> None:
         error = down.error if down is not None else None
-        await self._observations.set_environment(
+        await self._status_writer.set_environment(
             environment.name, EnvironmentState.FAILED, error=error
         )
 

@@ -27,24 +27,24 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Replica, RequestError
 from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
 from ..dispatch.outcomes import error_of_exit
-from .background_tasks import LoopTasks
+from .background_tasks import BackgroundTasks
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, is_over
-from .status_writer import Observations, insist
+from .status_writer import StatusWriter, insist
 
 log = logging.getLogger(__name__)
 
 _GIVEN_UP_HINT = "mend what its log shows, then launch it again"
 
 
-class ReplicaCare:
+class ReplicaManager:
     """Is told how each replica is (a `Caretaker`), and sees to it."""
 
     def __init__(
-        self, store: AsyncStore, observations: Observations, tasks: LoopTasks, runs: Path
+        self, store: AsyncStore, status_writer: StatusWriter, tasks: BackgroundTasks, runs: Path
     ) -> None:
         self._store = store
-        self._observations = observations
+        self._status_writer = status_writer
         self._tasks = tasks
         self._runs = runs
         self._watches: dict[str, ReplicaWatch] = {}  # by the replica's id
@@ -136,7 +136,7 @@ class ReplicaCare:
         await insist(lambda: self._record(replica))
 
     async def _record(self, replica: Replica) -> None:
-        await self._observations.set_replica(replica)
+        await self._status_writer.set_replica(replica)
         if self.serves(replica.environment):
             await self.observe(replica.environment)
 
@@ -154,7 +154,7 @@ class ReplicaCare:
     async def _blame(self, name: str, error: RequestError) -> None:
         environment = await self._store.environment(name)
         if environment is not None and environment.state is EnvironmentState.FAILED:
-            await self._observations.set_environment(name, EnvironmentState.FAILED, error=error)
+            await self._status_writer.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write how an environment is whose launch succeeded."""
@@ -166,7 +166,7 @@ class ReplicaCare:
         # One that failed says why itself (`gave_up`).
         unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
         error = _lost_replicas(name) if unexplained else None
-        await self._observations.set_environment(name, state, address=address, error=error)
+        await self._status_writer.set_environment(name, state, address=address, error=error)
 
     # Stopping.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reconciler observed: written to the database, then told to the hub.
+"""What the reconciler observed: written to the database, then told to the bus.
 
-    set_environment, set_replica ──▶ a guarded update ──▶ its event, if anything changed ──▶ hub
+    set_environment, set_replica ──▶ a guarded update ──▶ its event, if anything changed ──▶ bus
 
 The database may refuse for a while (a full disk). Whoever must not lose what was observed says
 `insist`; a step that is taken again anyway (`settling.py`) need not.
@@ -19,7 +19,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Replica, RequestError
 from ...requests_db.states import EnvironmentState
-from ..events.bus import EventHub
+from ..events.bus import EventBus
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 
 
-class Observations:
+class StatusWriter:
     """Writes and tells."""
 
-    def __init__(self, store: AsyncStore, hub: EventHub) -> None:
+    def __init__(self, store: AsyncStore, bus: EventBus) -> None:
         self._store = store
-        self._hub = hub
+        self._bus = bus
 
     async def set_environment(
         self,
@@ -47,12 +47,12 @@ class Observations:
         event = await self._store.set_environment_state(
             name, state, address=address, error=error, now=time.time()
         )
-        self._hub.publish([event] if event is not None else [])
+        self._bus.publish([event] if event is not None else [])
 
     async def set_replica(self, replica: Replica) -> None:
         """How a replica is."""
         event = await self._store.upsert_replica(replica, now=time.time())
-        self._hub.publish([event] if event is not None else [])
+        self._bus.publish([event] if event is not None else [])
 
 
 async def insist(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

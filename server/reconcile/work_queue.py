@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which environments are to be settled, as the events tell; one after another for each of them.
 
-    hub ──follow──▶ name ──▶ due ──▶ the environment's one task ──▶ settle(name)
+    bus ──follow──▶ name ──▶ due ──▶ the environment's one task ──▶ settle(name)
             │              ▲  ▲
             │              │  └─ the database refused: again after a pause
             └─ events were dropped: all names
@@ -20,8 +20,8 @@ from typing import Protocol
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Event
-from ..events.bus import EventHub, Subscription
-from .background_tasks import LoopTasks
+from ..events.bus import EventBus, Subscription
+from .background_tasks import BackgroundTasks
 from .decisions import DECISIVE
 from .status_writer import RETRY_SECONDS, insist
 
@@ -36,12 +36,14 @@ class Settle(Protocol):
     async def __call__(self, name: str, *, adopt: bool) -> None: ...
 
 
-class Settling:
+class WorkQueue:
     """Has environments settled."""
 
-    def __init__(self, store: AsyncStore, hub: EventHub, tasks: LoopTasks, settle: Settle) -> None:
+    def __init__(
+        self, store: AsyncStore, bus: EventBus, tasks: BackgroundTasks, settle: Settle
+    ) -> None:
         self._store = store
-        self._hub = hub
+        self._bus = bus
         self._tasks = tasks
         self._settle = settle
         # What is to be settled (again); whether its launch has started a replica.
@@ -50,7 +52,7 @@ class Settling:
 
     async def follow(self) -> None:
         """Settle what events are about, until cancelled."""
-        with self._hub.subscribe() as subscription:
+        with self._bus.subscribe() as subscription:
             while True:
                 for event in await subscription.next():
                     self._on_event(event)

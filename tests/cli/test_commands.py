@@ -56,7 +56,7 @@ def status(fake: FakeDaemon) -> dict[str, Any]:
     answer = {
         "daemon": daemon_json(fake),
         "environments": [new_environment()],
-        "requests": [FAILED, new_request("2", state="PENDING", waiting="waiting for memory",
+        "requests": [FAILED, new_request("2", state="PENDING", pending_reason="waiting for memory",
                                          started_at=None, finished_at=None)],
     }  # fmt: skip
     fake.get("/v1/status", answer)

@@ -189,7 +189,7 @@ def new_request(request_id: str = "7f3a91c2d4e5f607", **changes: Any) -> Json:
         "timeout_seconds": None,
         "peak_bytes": None,
         "result": None,
-        "waiting": None,
+        "pending_reason": None,
         "error": None,
     }
     return {**base, **changes}

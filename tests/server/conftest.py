@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a daemon, each real: a database's file, an event hub, shims with their servers."""
+"""The parts of a daemon, each real: a database's file, an event bus, shims with their servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
-from openenvd.server.events.bus import EventHub
+from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Paths
 
 WAIT_SECONDS = 30.0
@@ -48,14 +48,14 @@ def dispatch(paths: Paths) -> Iterator[DispatchStore]:
 
 
 @pytest.fixture
-async def hub() -> EventHub:
-    """An event hub on the test's loop."""
-    return EventHub(asyncio.get_running_loop())
+async def bus() -> EventBus:
+    """An event bus on the test's loop."""
+    return EventBus(asyncio.get_running_loop())
 
 
-async def until(hub: EventHub, check: Callable[[], Awaitable[bool]]) -> None:
+async def until(bus: EventBus, check: Callable[[], Awaitable[bool]]) -> None:
     """Return when `check` holds, looking again at every event."""
-    with hub.subscribe() as subscription:
+    with bus.subscribe() as subscription:
         async with asyncio.timeout(WAIT_SECONDS):
             while not await check():
                 await subscription.next()

@@ -222,7 +222,7 @@ def test_a_request_without_a_worker_waits_says_so_and_is_cancelled_at_once(
     """SkyPilot #7703: a cancel waited in the queue behind what it was to cancel."""
     waiting = client.submit("launch", {"source": "echo", "name": name})
     waiting = client.request(waiting["id"])
-    assert (waiting["state"], bool(waiting["waiting"])) == ("PENDING", True)
+    assert (waiting["state"], bool(waiting["pending_reason"])) == ("PENDING", True)
     assert run(client, "check", {})["state"] == "SUCCEEDED"  # SHORT ones do not wait for it
     answer = client.cancel(waiting["id"])
     assert (answer["cancelled"], answer["request"]["state"]) == (True, "CANCELLED")

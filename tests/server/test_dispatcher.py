@@ -26,7 +26,7 @@ from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch import dispatcher as dispatching
 from openenvd.server.dispatch.dispatcher import Dispatcher
-from openenvd.server.dispatch.memory_estimates import Declared, Expectations
+from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20
@@ -87,7 +87,7 @@ class Bench:
             operations={"launch": "module:launch", "check": "module:check"},
             paths=self.paths,
             settings=self.settings,
-            expectations=Expectations(
+            estimates=MemoryEstimates(
                 {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
             ),
             budget_bytes=1024 * MB,
@@ -299,7 +299,7 @@ def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(benc
     last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
     assert last.startswith("openenvd: worker long-1 (pid 7) was killed by the kernel at 255 MB")
     assert dict(bench.dispatcher.kills) == {("launch", "cgroup"): 1}
-    assert bench.dispatcher.expectations.of(bench.read(request_id)) > 400 * MB
+    assert bench.dispatcher.estimates.of(bench.read(request_id)) > 400 * MB
 
 
 def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
 from openenvd.server.dispatch.outcomes import outcome_of
 
-from .test_memory_deaths import circumstances
+from .test_oom_policy import failure_context
 
 
 def died(reason: ExitReason) -> Died:
@@ -80,7 +80,7 @@ def test_a_death_is_told_with_worker_and_pid(reason: ExitReason, kind: ErrorKind
 
 def test_a_rollout_whose_worker_was_killed_says_that_it_can_go_on() -> None:
     event = died(ExitReason(ExitKind.SIGNALED, 7, signal_number=9))
-    launch = circumstances()
+    launch = failure_context()
     rollout = replace(launch, request=replace(launch.request, operation="rollout"))
     for known, is_told in ((rollout, True), (launch, False)):
         error = outcome_of(event, known).error

@@ -34,8 +34,8 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.server.events import bus as hub_module
-from openenvd.server.events.bus import EventHub
+from openenvd.server.events import bus as bus_module
+from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch, status_writer
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.settings import Paths
@@ -54,18 +54,18 @@ class World:
     """What surrounds a reconciler: a queue whose requests end as told, and kept servers."""
 
     def __init__(
-        self, paths: Paths, store: AsyncStore, dispatch: DispatchStore, hub: EventHub
+        self, paths: Paths, store: AsyncStore, dispatch: DispatchStore, bus: EventBus
     ) -> None:
         self.paths = paths
         self.store = store
         self.dispatch = dispatch
-        self.hub = hub
+        self.bus = bus
         self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
 
     async def reconcile(self) -> Reconciler:
         """A reconciler at work."""
-        made = Reconciler(self.store, self.hub, self.paths)
+        made = Reconciler(self.store, self.bus, self.paths)
         self.reconcilers.append(made)
         await made.start()
         return made
@@ -86,7 +86,7 @@ class World:
     async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
         """The request ends so."""
         outcome = Outcome(request.id, state, time.time(), **how)
-        self.hub.publish(await asyncio.to_thread(self.dispatch.record, outcomes=[outcome]))
+        self.bus.publish(await asyncio.to_thread(self.dispatch.record, outcomes=[outcome]))
 
     async def succeeds(self, request: Request) -> None:
         result = {"environment": {"name": request.environment, "address": ADDRESS}}
@@ -98,7 +98,7 @@ class World:
 
     async def progresses(self, request: Request, data: dict[str, Any]) -> None:
         row = (request.id, data, time.time())
-        self.hub.publish(await asyncio.to_thread(self.dispatch.record_progress, [row]))
+        self.bus.publish(await asyncio.to_thread(self.dispatch.record_progress, [row]))
 
     async def _run(
         self, operation: str, schedule: Schedule, name: str, environment: Environment | None
@@ -106,9 +106,9 @@ class World:
         new = NewRequest(operation, schedule, {"name": name}, environment=name)
         result = await self.store.submit(new, environment=environment, now=time.time())
         assert isinstance(result, Submitted)
-        self.hub.publish(result.events)
+        self.bus.publish(result.events)
         claim = await asyncio.to_thread(self.dispatch.claim, schedule, 1, time.time())
-        self.hub.publish(claim.events)
+        self.bus.publish(claim.events)
         assert claim.requests[0].id == result.request.id
         return claim.requests[0]
 
@@ -155,7 +155,7 @@ class World:
         async def holds() -> bool:
             return (await self.environment(name)).state is state
 
-        await until(self.hub, holds)
+        await until(self.bus, holds)
         return await self.environment(name)
 
     async def replica(self, name: str = "trial") -> Replica:
@@ -168,15 +168,15 @@ class World:
             known = {"state": state, **fields}
             return any(all(getattr(r, k) == v for k, v in known.items()) for r in found)
 
-        await until(self.hub, holds)
+        await until(self.bus, holds)
         return await self.replica()
 
 
 @pytest.fixture
 async def world(
-    paths: Paths, store: AsyncStore, dispatch: DispatchStore, hub: EventHub
+    paths: Paths, store: AsyncStore, dispatch: DispatchStore, bus: EventBus
 ) -> AsyncIterator[World]:
-    made = World(paths, store, dispatch, hub)
+    made = World(paths, store, dispatch, bus)
     yield made
     for reconciler in made.reconcilers:
         await reconciler.stop()
@@ -333,7 +333,7 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
     async def explained() -> bool:
         return (await world.environment()).error is not None
 
-    await until(world.hub, explained)
+    await until(world.bus, explained)
     environment = await world.environment()
     assert environment.state is S.FAILED
     assert environment.error is not None
@@ -405,7 +405,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     [server] = await world.serving()
     down = await world.down()
     async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler._care.serves("trial"):
+        while reconciler._replicas.serves("trial"):
             await asyncio.sleep(0.01)
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
@@ -539,13 +539,13 @@ async def test_a_probe_of_an_environment_makes_nobody_look_at_it_again(
     new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
     result = await world.store.submit(new, now=time.time())
     assert isinstance(result, Submitted)
-    world.hub.publish(result.events)
+    world.bus.publish(result.events)
     await world.launch("another")
 
     async def has_looked() -> bool:
         return bool(looked_at)
 
-    await until(world.hub, has_looked)
+    await until(world.bus, has_looked)
     assert set(looked_at) == {"another"}
 
 
@@ -555,11 +555,11 @@ async def test_events_that_came_too_fast_are_made_up_for(
     await world.reconcile()
     launch = await world.launch()
     await asyncio.to_thread(world.start, launch)
-    monkeypatch.setattr(hub_module, "MAX_WAITING_EVENTS", 1)
+    monkeypatch.setattr(bus_module, "MAX_WAITING_EVENTS", 1)
     noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
-    world.hub.publish(noise)  # and no turn of the loop before:
+    world.bus.publish(noise)  # and no turn of the loop before:
     outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
-    world.hub.publish(world.dispatch.record(outcomes=[outcome]))
+    world.bus.publish(world.dispatch.record(outcomes=[outcome]))
     await world.becomes(S.READY)
 
 
@@ -613,6 +613,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         launch = await world.launch(f"trial-{number}")
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
-    care, settling = reconciler._care, reconciler._settling
+    care, settling = reconciler._replicas, reconciler._settling
     held = (care._serving, settling._due, care._watches)
     assert [len(each) for each in held] == [0, 0, 0]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from openenvd.server.api.app import create_app
-from openenvd.server.api.dependencies import Services
+from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import MAX_BODY_BYTES
 from openenvd.server.api.streams import Position
 
@@ -19,8 +19,8 @@ LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
 
 
 async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
-    services = cast(Services, SimpleNamespace(identity={"version": "1"}))
-    transport = httpx.ASGITransport(create_app(services, TOKEN))
+    deps = cast(Dependencies, SimpleNamespace(identity={"version": "1"}))
+    transport = httpx.ASGITransport(create_app(deps, TOKEN))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if body:

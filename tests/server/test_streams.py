@@ -19,10 +19,10 @@ from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.server.api import streams
-from openenvd.server.api.dependencies import Services
+from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
 from openenvd.server.dispatch.submission import Submitter
-from openenvd.server.events.bus import EventHub
+from openenvd.server.events.bus import EventBus
 from openenvd.server.events.log_files import LogWatcher
 from openenvd.server.settings import Paths, Settings
 
@@ -32,19 +32,19 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-async def services(paths: Paths, store: AsyncStore, hub: EventHub) -> AsyncIterator[Services]:
-    """The services that streams use; nothing of them asks the executor."""
+async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> AsyncIterator[Dependencies]:
+    """The deps that streams use; nothing of them asks the executor."""
     logs = LogWatcher(asyncio.get_running_loop())
     nobody = cast(Any, None)
     parts = {
         "paths": paths,
         "store": store,
-        "hub": hub,
+        "bus": bus,
         "logs": logs,
-        "submitter": Submitter(store, nobody, hub, Settings()),
+        "submitter": Submitter(store, nobody, bus, Settings()),
         "stopping": asyncio.Event(),
     }
-    yield cast(Services, SimpleNamespace(**parts))
+    yield cast(Dependencies, SimpleNamespace(**parts))
     logs.close()
 
 
@@ -78,100 +78,100 @@ def succeed(dispatch: DispatchStore, request: Request) -> Outcome:
 
 
 async def test_however_much_was_missed_all_of_it_is_told_and_then_the_end(
-    services: Services,
+    deps: Dependencies,
     dispatch: DispatchStore,
     request_of: Request,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
-    seq = await services.store.last_seq()
+    seq = await deps.store.last_seq()
     progress(dispatch, request_of, 10)
     succeed(dispatch, request_of)
-    stream = RequestStream(services, request_of, Position(seq, 0), logs=True)
+    stream = RequestStream(deps, request_of, Position(seq, 0), logs=True)
     told = await rest_of(stream.items())
     assert [data["step"] for _, name, data in told if name == "progress"] == list(range(10))
     assert (told[-1][1], told[-1][2]["state"]) == ("state", "SUCCEEDED")
 
 
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
-    services: Services,
+    deps: Dependencies,
     dispatch: DispatchStore,
     request_of: Request,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
     progress(dispatch, request_of, 10)
-    services.stopping.set()
-    told = await rest_of(everything_stream(services, Position(1, 0)))
+    deps.stopping.set()
+    told = await rest_of(everything_stream(deps, Position(1, 0)))
     assert [data["seq"] for _, _, data in told] == list(range(2, 13))
 
 
 async def test_a_new_stream_begins_with_how_things_stand(
-    services: Services, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
     progress(dispatch, request_of, 10)
     succeed(dispatch, request_of)
-    told = await rest_of(RequestStream(services, request_of, Position(), logs=True).items())
+    told = await rest_of(RequestStream(deps, request_of, Position(), logs=True).items())
     assert [(name, data["state"]) for _, name, data in told] == [("state", "SUCCEEDED")]
 
 
 async def test_an_end_between_look_up_and_stream_is_told(
-    services: Services, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
-    seq = await services.store.last_seq()
+    seq = await deps.store.last_seq()
     succeed(dispatch, request_of)  # its event is published to nobody
-    told = await rest_of(RequestStream(services, request_of, Position(seq), logs=False).items())
+    told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=False).items())
     assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
 
 
 async def test_the_log_comes_before_the_end_unfinished_line_and_all(
-    services: Services, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
-    seq = await services.store.last_seq()
-    services.paths.request_log(request_of.id).write_text("one\ntwo")
+    seq = await deps.store.last_seq()
+    deps.paths.request_log(request_of.id).write_text("one\ntwo")
     succeed(dispatch, request_of)
-    told = await rest_of(RequestStream(services, request_of, Position(seq), logs=True).items())
+    told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=True).items())
     assert [name for _, name, _ in told] == ["log", "state"]
     assert told[0][2]["text"] == "one\ntwo"
 
 
 async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(
-    services: Services, request_of: Request, hub: EventHub
+    deps: Dependencies, request_of: Request, bus: EventBus
 ) -> None:
-    stream = RequestStream(services, request_of, Position(), logs=False).items()
+    stream = RequestStream(deps, request_of, Position(), logs=False).items()
     assert parse(await anext(stream))[2]["state"] == "RUNNING"
-    [subscription] = hub._subscriptions[request_of.id]
+    [subscription] = bus._subscriptions[request_of.id]
     subscription.lagged = True
     subscription.wake.set()
     assert await rest_of(stream) == []
-    assert hub._subscriptions == {None: []}
+    assert bus._subscriptions == {None: []}
 
 
 async def test_a_silent_stream_says_that_it_is_still_here(
-    services: Services, request_of: Request, monkeypatch: pytest.MonkeyPatch
+    deps: Dependencies, request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.01)
-    stream = RequestStream(services, request_of, Position(), logs=False).items()
+    stream = RequestStream(deps, request_of, Position(), logs=False).items()
     await anext(stream)
     assert await anext(stream) == streams.KEEP_ALIVE
-    services.stopping.set()
-    services.hub.wake_all()
+    deps.stopping.set()
+    deps.bus.wake_all()
 
 
-async def test_a_wait_ends_with_the_daemon(services: Services, request_of: Request) -> None:
-    waiting = asyncio.create_task(wait_until_final(services, request_of.id, 3600))
-    while not services.hub._subscriptions.get(request_of.id):
+async def test_a_wait_ends_with_the_daemon(deps: Dependencies, request_of: Request) -> None:
+    waiting = asyncio.create_task(wait_until_final(deps, request_of.id, 3600))
+    while not deps.bus._subscriptions.get(request_of.id):
         await asyncio.sleep(0)
-    services.stopping.set()
-    services.hub.wake_all()
+    deps.stopping.set()
+    deps.bus.wake_all()
     async with asyncio.timeout(WAIT_SECONDS):
         assert (await waiting).state is RequestState.RUNNING
 
 
 async def test_a_wait_that_runs_out_tells_how_things_stand(
-    services: Services, request_of: Request
+    deps: Dependencies, request_of: Request
 ) -> None:
-    request = await wait_until_final(services, request_of.id, 0.01)
+    request = await wait_until_final(deps, request_of.id, 0.01)
     assert request.state is RequestState.RUNNING
 
 

@@ -14,7 +14,7 @@ from openenvd.requests_db.records import Event, Request
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
-from openenvd.server.events.bus import EventHub
+from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Settings
 
 
@@ -38,8 +38,8 @@ def dispatcher() -> Woken:
 
 
 @pytest.fixture
-def submitter(store: AsyncStore, hub: EventHub, dispatcher: Woken) -> Submitter:
-    return Submitter(store, cast(Any, dispatcher), hub, Settings(max_pending=3))
+def submitter(store: AsyncStore, bus: EventBus, dispatcher: Woken) -> Submitter:
+    return Submitter(store, cast(Any, dispatcher), bus, Settings(max_pending=3))
 
 
 async def submit(submitter: Submitter, operation: str, **payload: Any) -> Request:
@@ -55,9 +55,9 @@ async def state_of(store: AsyncStore, name: str) -> EnvironmentState:
 
 
 async def test_a_request_is_durable_told_and_wakes_the_dispatcher(
-    submitter: Submitter, store: AsyncStore, dispatcher: Woken, hub: EventHub
+    submitter: Submitter, store: AsyncStore, dispatcher: Woken, bus: EventBus
 ) -> None:
-    with hub.subscribe() as subscription:
+    with bus.subscribe() as subscription:
         request = await submit(submitter, "check")
     assert await store.get(request.id) == request
     assert dispatcher.submitted_to == [Schedule.SHORT]
@@ -112,10 +112,10 @@ async def test_a_full_queue_refuses_and_changes_nothing(
 
 
 async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
-    submitter: Submitter, store: AsyncStore, hub: EventHub
+    submitter: Submitter, store: AsyncStore, bus: EventBus
 ) -> None:
     launch = await submit(submitter, "launch", source="echo")
-    with hub.subscribe(environment="echo") as subscription:
+    with bus.subscribe(environment="echo") as subscription:
         await submit(submitter, "down", name="echo")
     assert await state_of(store, "echo") is EnvironmentState.STOPPING
     assert (await submitter.find(launch.id)).state is RequestState.CANCELLED
@@ -162,10 +162,10 @@ async def test_a_down_cannot_be_cancelled(submitter: Submitter) -> None:
 
 
 async def test_a_pending_request_is_cancelled_without_the_dispatcher(
-    submitter: Submitter, dispatcher: Woken, hub: EventHub
+    submitter: Submitter, dispatcher: Woken, bus: EventBus
 ) -> None:
     request = await submit(submitter, "check")
-    with hub.subscribe(request_id=request.id) as subscription:
+    with bus.subscribe(request_id=request.id) as subscription:
         cancelled, was_live = await submitter.cancel(request.id)
     assert (cancelled.state, was_live) == (RequestState.CANCELLED, True)
     assert dispatcher.cancelled == []
@@ -182,7 +182,7 @@ async def test_an_id_may_be_shortened_while_only_one_fits(submitter: Submitter) 
 
 
 async def test_a_prefix_of_several_names_them(submitter: Submitter) -> None:
-    big = Submitter(submitter._store, submitter._dispatcher, submitter._hub, Settings())
+    big = Submitter(submitter._store, submitter._dispatcher, submitter._bus, Settings())
     ids = [(await submit(big, "check")).id for _ in range(17)]  # of 16 first digits
     first = [i[0] for i in ids]
     twice = next(digit for digit in first if first.count(digit) > 1)

@@ -13,7 +13,7 @@ from openenvd.server.dispatch.memory_estimates import (
     LEAST_BYTES,
     MOST_SAMPLES,
     Declared,
-    Expectations,
+    MemoryEstimates,
     estimate,
     left_bytes,
 )
@@ -57,7 +57,7 @@ def test_a_kill_teaches_that_more_is_needed_than_it_reached() -> None:
 
 
 def test_what_is_learned_counts_once_it_is_accepted() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
     assert known.of(request()) == 60 * MB
     known.accept(learned)
@@ -67,37 +67,37 @@ def test_what_is_learned_counts_once_it_is_accepted() -> None:
 
 
 def test_sources_are_told_apart_and_names_are_not() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     known.accept(known.learned([(request(environment="one"), samples(300)[0])], 5.0))
     assert known.of(request(environment="two")) == int(300 * MB * 1.15)
     assert known.of(request(payload={"source": "other"})) == 60 * MB
 
 
 def test_no_more_than_so_many_samples_are_kept() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     known.accept(known.learned([(request(), s) for s in samples(*range(1, 50))], 5.0))
     assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MOST_SAMPLES, 50)]
 
 
 def test_the_next_daemon_knows_what_was_learned() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
-    assert Expectations(DECLARED, learned).of(request()) == int(100 * MB * 1.15)
+    assert MemoryEstimates(DECLARED, learned).of(request()) == int(100 * MB * 1.15)
 
 
 def test_what_the_user_caps_is_expected_to_need_no_more() -> None:
     capped = request(payload={"source": "echo", "memory_mb": 40})
-    assert Expectations(DECLARED).of(capped) == 60 * MB
+    assert MemoryEstimates(DECLARED).of(capped) == 60 * MB
     capped = request(payload={"source": "echo", "memory_mb": 25})
-    assert Expectations(DECLARED).of(capped) == 50 * MB
+    assert MemoryEstimates(DECLARED).of(capped) == 50 * MB
 
 
 def test_a_retry_is_expected_to_need_what_it_is_given() -> None:
-    assert Expectations(DECLARED).of(request(memory_bytes=512 * MB)) == 512 * MB
+    assert MemoryEstimates(DECLARED).of(request(memory_bytes=512 * MB)) == 512 * MB
 
 
 def test_a_share_is_what_is_common_not_what_is_largest() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     for source, peak in (("a", 50), ("b", 60), ("c", 900)):
         asked = request(payload={"source": source})
         known.accept(known.learned([(asked, samples(peak)[0])], 5.0))
@@ -106,7 +106,7 @@ def test_a_share_is_what_is_common_not_what_is_largest() -> None:
 
 
 def test_it_is_shown_by_operation_and_source() -> None:
-    known = Expectations(DECLARED)
+    known = MemoryEstimates(DECLARED)
     known.accept(known.learned([(request(), s) for s in samples(100, 90)], 5.0))
     shown = known.to_json()["launch echo"]
     assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
@@ -115,20 +115,20 @@ def test_it_is_shown_by_operation_and_source() -> None:
 
 def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
     declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
-    known = Expectations(declared, most_bytes=400 * MB)
+    known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.of(request()) == 100 * MB
     three = request(payload={"source": "echo", "replicas": 3})
     assert known.of(three) == 180 * MB
     known.accept(known.learned([(request(), samples(50)[0])], 5.0))
     assert known.of(three) == 3 * known.of(request()) == 3 * int(50 * MB * 1.15)
-    known = Expectations(declared, most_bytes=400 * MB)
+    known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.typical("LONG") == 100 * MB
 
 
 def test_few_of_what_was_never_launched_start_at_once() -> None:
     declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
-    assert Expectations(declared, most_bytes=800 * MB).of(request()) == 200 * MB
-    assert Expectations(declared, most_bytes=2**40).of(request()) == 256 * MB
+    assert MemoryEstimates(declared, most_bytes=800 * MB).of(request()) == 200 * MB
+    assert MemoryEstimates(declared, most_bytes=2**40).of(request()) == 256 * MB
 
 
 @pytest.mark.parametrize(

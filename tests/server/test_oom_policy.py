@@ -12,7 +12,7 @@ from openenvd.executor.messages import Died, Raised, TaskError
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.server.dispatch.oom_policy import Circumstances, advice, more_memory, retry_of, story
+from openenvd.server.dispatch.oom_policy import FailureContext, advice, more_memory, retry_of, story
 from openenvd.server.dispatch.outcomes import outcome_of
 
 MB = 2**20
@@ -29,7 +29,7 @@ REASON = ExitReason(
 DIED = Died("id", "long-3", REASON, (), REASON.peak_bytes, at=5.0)
 
 
-def circumstances(**changes: Any) -> Circumstances:
+def failure_context(**changes: Any) -> FailureContext:
     asked = Request(
         "id",
         "launch",
@@ -42,7 +42,7 @@ def circumstances(**changes: Any) -> Circumstances:
         max_attempts=3,
         retry_oom=changes.pop("retry_oom", False),
     )
-    known = Circumstances(asked, "launch trial", [200 * MB] * 19 + [214 * MB], 4, 2048 * MB)
+    known = FailureContext(asked, "launch trial", [200 * MB] * 19 + [214 * MB], 4, 2048 * MB)
     return replace(known, **changes)
 
 
@@ -50,14 +50,14 @@ def test_a_replica_that_needed_more_is_told_with_the_command_to_try() -> None:
     told = "replica 0 of trial was killed by the kernel at 256 MB before it was ready"
     evidence = REASON.to_json()
     error = TaskError("ReplicaFailed", told, "give it more", "oom_killed", evidence=evidence)
-    outcome = outcome_of(Raised("id", error, None, at=5.0), circumstances())
+    outcome = outcome_of(Raised("id", error, None, at=5.0), failure_context())
     assert outcome.error is not None
     assert (outcome.error.message, outcome.error.evidence) == (told, evidence)
     assert outcome.error.hint == "openenv launch trial --memory 512M"
 
 
 def test_the_story_is_told_whole() -> None:
-    error = outcome_of(DIED, circumstances()).error
+    error = outcome_of(DIED, failure_context()).error
     assert error is not None
     assert error.message.splitlines() == [
         (
@@ -72,20 +72,20 @@ def test_the_story_is_told_whole() -> None:
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    known = circumstances(peaks=[], long_running=1)
+    known = failure_context(peaks=[], long_running=1)
     assert story(DIED, known).splitlines()[1] == "It was running `launch trial` for 12.4 s."
     assert advice(DIED, known) == "openenv launch trial --memory 512M"
 
 
 def test_the_advice_launches_the_same_environment() -> None:
-    known = circumstances(long_running=1)
+    known = failure_context(long_running=1)
     asked = replace(known.request, payload={"source": "/home/me/my env"}, environment="mine")
     told = advice(DIED, replace(known, request=asked))
     assert told == "openenv launch '/home/me/my env' --name mine --memory 512M"
 
 
 def test_another_operation_needs_larger_workers() -> None:
-    known = circumstances(long_running=1)
+    known = failure_context(long_running=1)
     asked = replace(known.request, operation="check", payload={})
     assert advice(DIED, replace(known, request=asked)) == "openenv up --worker-memory-mb 512"
 
@@ -109,7 +109,7 @@ def test_more_memory(
 
 
 def test_a_retry_says_what_happened_and_what_comes() -> None:
-    retry = retry_of(DIED, circumstances(retry_oom=True))
+    retry = retry_of(DIED, failure_context(retry_oom=True))
     assert retry is not None
     assert (retry.request_id, retry.memory_bytes) == ("id", 512 * MB)
     assert retry.message.endswith("; it runs again with 512 MB (attempt 2 of 3)")
@@ -118,28 +118,28 @@ def test_a_retry_says_what_happened_and_what_comes() -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        circumstances(),  # nobody asked for it
-        circumstances(retry_oom=True, attempts=3),
-        circumstances(retry_oom=True, budget_bytes=256 * MB),  # it had all there is
+        failure_context(),  # nobody asked for it
+        failure_context(retry_oom=True, attempts=3),
+        failure_context(retry_oom=True, budget_bytes=256 * MB),  # it had all there is
     ],
 )
-def test_no_retry(known: Circumstances) -> None:
+def test_no_retry(known: FailureContext) -> None:
     assert retry_of(DIED, known) is None
 
 
 def test_no_retry_after_another_death() -> None:
     killed = replace(DIED, exit=ExitReason(ExitKind.SIGNALED, 7, signal_number=9))
-    assert retry_of(killed, circumstances(retry_oom=True)) is None
+    assert retry_of(killed, failure_context(retry_oom=True)) is None
 
 
 def test_the_last_attempt_is_counted() -> None:
-    told = story(DIED, circumstances(retry_oom=True, attempts=3))
+    told = story(DIED, failure_context(retry_oom=True, attempts=3))
     assert told.endswith("It was attempt 3 of 3.")
 
 
 def test_a_rollout_is_told_its_own_options() -> None:
     """A rollout may have been given --memory, which goes before the daemon's setting."""
-    known = circumstances()
+    known = failure_context()
     asked = replace(known.request, operation="rollout", payload={"name": "echo", "memory_mb": 256})
     told = advice(DIED, replace(known, request=asked, long_running=1))
     assert told == "openenv rollout, as before, with --memory 512M (or --retry-oom)"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is woken by which event, and what becomes of those that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from openenvd.requests_db.records import Event
+from openenvd.server.events import bus as bus_module
+from openenvd.server.events.bus import EventBus
+
+from .conftest import WAIT_SECONDS
+
+
+def event(seq: int = 1, *, request_id: str | None = None, environment: str | None = None) -> Event:
+    return Event(seq, 1.0, "request.state", request_id, environment)
+
+
+async def test_a_waiter_for_a_request_hears_of_no_other(bus: EventBus) -> None:
+    with bus.subscribe(request_id="a") as subscription:
+        bus.publish([event(1, request_id="b"), event(2, request_id="a"), event(3)])
+        assert [e.seq for e in subscription.take()] == [2]
+
+
+async def test_a_waiter_for_an_environment_hears_of_its_requests_too(bus: EventBus) -> None:
+    with bus.subscribe(environment="trial") as subscription:
+        bus.publish([event(1, request_id="a", environment="trial"), event(2, environment="x")])
+        assert [e.seq for e in subscription.take()] == [1]
+
+
+async def test_a_waiter_for_everything_hears_everything_in_order(bus: EventBus) -> None:
+    with bus.subscribe() as subscription:
+        bus.publish([event(1, request_id="a"), event(2, environment="trial"), event(3)])
+        assert [e.seq for e in await subscription.next()] == [1, 2, 3]
+
+
+async def test_what_arrives_before_it_is_waited_for_is_not_missed(bus: EventBus) -> None:
+    with bus.subscribe() as subscription:
+        bus.publish([event(1)])
+        assert await asyncio.wait_for(subscription.next(), WAIT_SECONDS) == [event(1)]
+
+
+async def test_events_of_a_thread_arrive_in_its_order(bus: EventBus) -> None:
+    def publish() -> None:
+        for seq in range(100):
+            bus.publish_from_thread([event(seq)])
+
+    thread = threading.Thread(target=publish)
+    heard: list[Event] = []
+    with bus.subscribe() as subscription:
+        thread.start()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(heard) < 100:
+                heard += await subscription.next()
+    thread.join()
+    assert [e.seq for e in heard] == list(range(100))
+
+
+async def test_one_that_does_not_read_loses_its_place_and_costs_no_memory(
+    bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "MAX_WAITING_EVENTS", 3)
+    with bus.subscribe() as slow, bus.subscribe(request_id="a") as other:
+        bus.publish([event(seq) for seq in range(10)])
+        bus.publish([event(10, request_id="a")])
+        assert (slow.lagged, len(slow.take())) == (True, 3)
+        assert (other.lagged, len(other.take())) == (False, 1)
+
+
+async def test_everybody_can_be_made_to_look_up(bus: EventBus) -> None:
+    with bus.subscribe() as everything, bus.subscribe(request_id="a") as one:
+        bus.wake_all()
+        assert [await everything.next(), await one.next()] == [[], []]
+
+
+async def test_nothing_is_kept_of_waiters_that_have_gone(bus: EventBus) -> None:
+    for number in range(10):
+        with bus.subscribe(request_id=str(number)), bus.subscribe(request_id=str(number)):
+            pass
+    assert bus._subscriptions == {None: []}
+
+
+def test_a_thread_that_publishes_after_the_end_is_not_harmed() -> None:
+    loop = asyncio.new_event_loop()
+    bus = EventBus(loop)
+    loop.close()
+    bus.publish_from_thread([event()])
