@@ -11,24 +11,30 @@ Compression is not offered.
 
 from __future__ import annotations
 
-import base64
-import os
-import struct
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from ..system.websocket import (
+    CLOSE,
+    CONTINUATION,
+    FIN,
+    NO_CODE_CLOSE,
+    NORMAL_CLOSE,
+    OPCODE,
+    PING,
+    PONG,
+    TEXT,
+    close_payload,
+    parse_head,
+    unmasked_client_frame,
+    upgrade_request,
+)
 from .session import MeasuredSession, Owner
 
-CONTINUED, TEXT, CLOSE, PING, PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 MAX_HEAD_BYTES = 64 * 1024
-_FIN = 0x80
-_MASKED = 0x80
-_NO_MASK = b"\0\0\0\0"
-_NORMAL_CLOSE = struct.pack("!H", 1000)
-_NO_CODE = 1005  # a close frame that gives no reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,49 +50,24 @@ class WsScript:
     def of(cls, authority: str, path: str, action: dict[str, Any]) -> WsScript:
         """For one server and one action."""
         return cls(
-            opening=_upgrade(authority, f"{path}/ws"),
-            reset=frame(TEXT, b'{"type":"reset","data":{}}'),
-            step=frame(TEXT, orjson.dumps({"type": "step", "data": action})),
-            closing=frame(TEXT, b'{"type":"close"}') + frame(CLOSE, _NORMAL_CLOSE),
+            opening=upgrade_request(authority, f"{path}/ws"),
+            reset=unmasked_client_frame(b'{"type":"reset","data":{}}'),
+            step=unmasked_client_frame(orjson.dumps({"type": "step", "data": action})),
+            closing=unmasked_client_frame(b'{"type":"close"}')
+            + unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE),
         )
-
-
-def frame(opcode: int, payload: bytes) -> bytes:
-    """One frame from client to server."""
-    size = len(payload)
-    if size < 126:
-        head = struct.pack("!BB", _FIN | opcode, _MASKED | size)
-    elif size < 2**16:
-        head = struct.pack("!BBH", _FIN | opcode, _MASKED | 126, size)
-    else:
-        head = struct.pack("!BBQ", _FIN | opcode, _MASKED | 127, size)
-    return head + _NO_MASK + payload
 
 
 def take_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
     """The frame of a server that begins at `start`: opcode, whether it ends its message, payload,
     and where it ends; None when it is not whole yet.
     """
-    if len(data) < start + 2:
+    if (head := parse_head(data, start)) is None:
         return None
-    size, begin = data[start + 1] & 0x7F, start + 2
-    if size >= 126:
-        begin += 2 if size == 126 else 8
-        if len(data) < begin:
-            return None
-        size = int.from_bytes(data[start + 2 : begin], "big")
-    end = begin + size
+    first, _, payload_at, end = head
     if len(data) < end:
         return None
-    return data[start] & 0x0F, data[start] >= _FIN, data[begin:end], end
-
-
-def _upgrade(authority: str, path: str) -> bytes:
-    key = base64.b64encode(os.urandom(16)).decode()
-    return (
-        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nUpgrade: websocket\r\n"
-        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    ).encode()
+    return first & OPCODE, first >= FIN, data[payload_at:end], end
 
 
 class WsSession(MeasuredSession):
@@ -133,14 +114,14 @@ class WsSession(MeasuredSession):
     def _read_frames(self, data: bytes, start: int) -> None:
         while not self.is_over and (found := take_frame(data, start)) is not None:
             opcode, is_last, payload, start = found
-            if opcode in (TEXT, CONTINUED):
+            if opcode in (TEXT, CONTINUATION):
                 self._text += payload
                 if is_last:
                     self._on_text()
             elif opcode == CLOSE:
                 self._on_close(payload)
             elif opcode == PING:
-                self._write(frame(PONG, payload))
+                self._write(unmasked_client_frame(payload, PONG))
         self._unread = data[start:]
 
     def _on_text(self) -> None:
@@ -166,6 +147,6 @@ class WsSession(MeasuredSession):
         if self.outcome.step_seconds is not None:
             self._end()
             return
-        code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else _NO_CODE
+        code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NO_CODE_CLOSE
         why = payload[2:].decode("utf-8", "replace")
         self.fail("closed", f"the server closed with {code} {why}".rstrip())

@@ -37,16 +37,13 @@ from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.env_host.startup import malloc_tuning
 from openenvd.env_host.websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
+from openenvd.system.websocket import upgrade_request
 
 BACKLOG = 4096
 KINDS = ("ours", "sansio", "picows", "picows-uvloop")
 CONNECTIONS = 2000
 STEPS = ((64, 200), (64, 20_000), (4, 2_000_000))
 SECONDS = 1.0
-HANDSHAKE = (
-    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 
 
 def answer(payload: bytes) -> bytes:
@@ -174,7 +171,7 @@ class Server:
             for _ in range(CONNECTIONS):
                 address = ("127.0.0.1", self.port)
                 connection = stack.enter_context(socket.create_connection(address))
-                connection.sendall(HANDSHAKE)
+                connection.sendall(upgrade_request("localhost", "/ws"))
                 connection.recv(4096)
             return (self.pss_bytes() - before) / CONNECTIONS
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
+from ...system.websocket import NORMAL_CLOSE
 from ..errors import SessionEnded, SessionError
-from ..websocket.frames import NORMAL_CLOSE
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -7,10 +7,10 @@ import asyncio
 import json
 from typing import Any
 
+from ...system.websocket import NORMAL_CLOSE
 from ..environment.mcp_types import RpcCode, rpc_error
 from ..errors import SessionEnded, SessionError
 from ..sessions.table import Session, SessionTable
-from ..websocket.frames import NORMAL_CLOSE
 from . import messages
 from .asgi_websocket import ClientLeft, Receive, Send, SocketDoor
 from .mcp import Mcp

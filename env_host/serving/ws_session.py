@@ -24,13 +24,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.signatures import keep_accepted
 from ..errors import SessionEnded, SessionError
 from ..protocol import WSErrorCode
 from ..sessions.pending_call import Call, Settle
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
-from ..websocket.frames import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
 from .mcp import Mcp

@@ -1,49 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebSocket frames as bytes (RFC 6455), without a socket: a server's side, no extensions.
+"""The messages in the bytes that a WebSocket client sends: a server's side, no sockets.
 
-    bytes as they come ──▶ FrameParser.feed ──▶ [(TEXT, payload), (PING, payload), …]
-    payload ──▶ head_of_frame ──▶ what to write in front of it
+    bytes received ──▶ FrameParser.feed ──▶ [(TEXT, payload), (PING, payload), …]
 
-Messages in fragments come out whole. What breaks the protocol raises `FrameError`, which says what
-to tell the peer. Whether a text is UTF-8 is left to whoever reads it: a JSON parser looks anyway.
-
-Why not a library's: a frame that arrives whole, as nearly all do, costs one call and no state
-here. Measured as bare echo servers on uvloop (`load_tests/protocols.py`): `websockets`' sans-I/O
-protocol takes 2.4 times the CPU for a session and 4 kB more; `picows` is as quick for a message,
-but takes a session 1.3 to 1.9 times the CPU and 7 to 12 kB more, and has to be compiled for every
-project's Python. The unmasking is the library's, in C.
+Fragmented messages are returned whole. A breach of the protocol raises `FrameError`, which carries
+what the close frame is to say. Whether a text is UTF-8 is left to the JSON parser, which looks
+anyway. The heads of frames are in `system/websocket.py`; why this is not a library's: see
+`docs/decisions/0009-own-websocket-framing.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from ...system.websocket import (
+    BAD_TEXT_CLOSE,
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    FIN,
+    KEY_BYTES,
+    MAX_CONTROL_BYTES,
+    NO_CODE_CLOSE,
+    OPCODE,
+    PING,
+    PONG,
+    PROTOCOL_ERROR_CLOSE,
+    TEXT,
+    TOO_BIG_CLOSE,
+    close_payload,
+    frame_head,
+    parse_head,
+)
 
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # no wheel for this Python
+    from ...system.websocket import apply_mask
 
-NORMAL_CLOSE = 1000
-GOING_AWAY_CLOSE = 1001
-PROTOCOL_ERROR_CLOSE = 1002
-NO_CODE_CLOSE = 1005  # never on the wire: the peer's close frame said nothing
-BAD_TEXT_CLOSE = 1007
-TOO_BIG_CLOSE = 1009
-INTERNAL_ERROR_CLOSE = 1011
-
-_FIN = 0x80
+_WHOLE_TEXT = FIN | TEXT
 _RESERVED = 0x70
-_MASKED = 0x80
-_SIZE = 0x7F
-_MASK_BYTES = 4
 _CONTROL = 0x8  # opcodes from here on
-_MAX_CONTROL_BYTES = 125
-_LARGE = 1 << 16  # from here on a slice is not worth its copy
+_LARGE_BYTES = 1 << 16  # from here on a slice is not worth its copy
 _OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
 Message = tuple[int, bytes]
 
 
 class FrameError(Exception):
-    """The peer broke the protocol; `code` goes into our close frame."""
+    """The peer broke the protocol; `code` and `reason` go into our close frame."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,26 +54,8 @@ class FrameError(Exception):
         self.reason = reason
 
 
-def _mask_in_python(data: Any, mask: Any) -> bytes:
-    """`data` with `mask` laid over it, four bytes at a time, as one large number."""
-    size = len(data)
-    key = (bytes(mask) * (size // _MASK_BYTES + 1))[:size]
-    return (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(size, "big")
-
-
-def _find_unmask() -> Callable[[Any, Any], bytes]:
-    try:
-        from websockets.speedups import apply_mask
-    except ImportError:  # no wheel for this Python
-        return _mask_in_python
-    return apply_mask
-
-
-unmask = _find_unmask()
-
-
 class FrameParser:
-    """Turns the bytes of one connection into messages."""
+    """Parses the bytes of one connection into messages of at most `max_bytes` each."""
 
     __slots__ = ("_chunks", "_fragments", "_held", "_kind", "_max_bytes", "_wanted")
 
@@ -83,10 +68,10 @@ class FrameParser:
         self._kind = 0  # of that message
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete with `data`, and the control frames between them.
+        """Return the messages that are complete with `data`, and the control frames between them.
 
         Raises:
-            FrameError: the peer broke the protocol; what came before it is lost with it.
+            FrameError: the peer broke the protocol; messages before the breach are lost with it.
         """
         if self._chunks is not None:
             self._chunks.append(data)
@@ -98,46 +83,37 @@ class FrameParser:
         found: list[Message] = []
         position, end = 0, len(data)
         while position < end:
-            payload_at, stop = self._bounds(data, position)
+            head = parse_head(data, position)
+            if head is None:
+                self._keep(data[position:], end - position + 1)
+                break
+            first, is_masked, payload_at, stop = head
+            if first != _WHOLE_TEXT or not is_masked or stop - payload_at > self._max_bytes:
+                self._check(first, is_masked, stop - payload_at)
             if stop > end:
                 self._keep(data[position:] if position else data, stop - position)
                 break
-            mask = data[payload_at - _MASK_BYTES : payload_at]
-            if stop - payload_at < _LARGE:
-                payload = unmask(data[payload_at:stop], mask)
+            key = data[payload_at - KEY_BYTES : payload_at]
+            if stop - payload_at < _LARGE_BYTES:
+                payload = apply_mask(data[payload_at:stop], key)
             else:
-                payload = unmask(memoryview(data)[payload_at:stop], mask)
-            first = data[position]
-            if first == _FIN | TEXT and self._fragments is None:
+                payload = apply_mask(memoryview(data)[payload_at:stop], key)
+            if first == _WHOLE_TEXT and self._fragments is None:
                 found.append((TEXT, payload))
             elif message := self._message(first, payload):
                 found.append(message)
             position = stop
         return found
 
-    def _bounds(self, data: bytes, start: int) -> tuple[int, int]:
-        """Where the payload of the frame at `start` begins and ends; further than there are bytes
-        if its head is not there yet."""
-        if len(data) < start + 2:
-            return start + 2, start + 2
-        first, second = data[start], data[start + 1]
-        if not second & _MASKED:
+    def _check(self, first: int, is_masked: bool, size: int) -> None:
+        if not is_masked:
             raise FrameError(PROTOCOL_ERROR_CLOSE, "a client must mask its frames")
-        if first & _RESERVED or first & 0xF not in _OPCODES:
+        if first & _RESERVED or first & OPCODE not in _OPCODES:
             raise FrameError(PROTOCOL_ERROR_CLOSE, "reserved bits or opcode")
-        size = second & _SIZE
-        payload_at = start + 2 + _MASK_BYTES
-        if first & _CONTROL and (size > _MAX_CONTROL_BYTES or not first & _FIN):
+        if first & _CONTROL and (size > MAX_CONTROL_BYTES or not first & FIN):
             raise FrameError(PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
-        if size > _MAX_CONTROL_BYTES:
-            more = 2 if size == 126 else 8
-            payload_at += more
-            if len(data) < payload_at:
-                return payload_at, payload_at
-            size = int.from_bytes(data[start + 2 : start + 2 + more], "big")
         if size > self._max_bytes:
             raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
-        return payload_at, payload_at + size
 
     def _keep(self, data: bytes, wanted: int) -> None:
         self._chunks = [data]
@@ -145,15 +121,15 @@ class FrameParser:
         self._wanted = wanted
 
     def _message(self, first: int, payload: bytes) -> Message | None:
-        """What a frame other than a whole text makes: a message, or part of one."""
-        kind = first & 0xF
+        """Return the message that a frame completes; None for a fragment before the last."""
+        kind = first & OPCODE
         if kind & _CONTROL:
             return kind, payload
         if (kind == CONTINUATION) is (self._fragments is None):
             raise FrameError(PROTOCOL_ERROR_CLOSE, "a fragment out of order")
-        if first & _FIN and self._fragments is None:
+        if first & FIN and self._fragments is None:
             return kind, payload
-        return self._join(kind, payload, last=bool(first & _FIN))
+        return self._join(kind, payload, last=bool(first & FIN))
 
     def _join(self, kind: int, payload: bytes, *, last: bool) -> Message | None:
         if self._fragments is None:
@@ -167,28 +143,17 @@ class FrameParser:
         return self._kind, whole
 
 
-def head_of_frame(size: int, kind: int = TEXT) -> bytes:
-    """What stands before a payload of `size` bytes that is sent whole."""
-    if size <= _MAX_CONTROL_BYTES:
-        return bytes((_FIN | kind, size))
-    if size < _LARGE:
-        return bytes((_FIN | kind, 126)) + size.to_bytes(2, "big")
-    return bytes((_FIN | kind, 127)) + size.to_bytes(8, "big")
-
-
 def close_frame(code: int, reason: str = "") -> bytes:
-    """A close frame; `reason` is cut to what fits."""
-    if code == NO_CODE_CLOSE:
-        return head_of_frame(0, CLOSE)
-    said = reason.encode()[: _MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
-    return head_of_frame(len(said) + 2, CLOSE) + code.to_bytes(2, "big") + said
+    """Make a close frame; `reason` is cut to what fits."""
+    payload = b"" if code == NO_CODE_CLOSE else close_payload(code, reason)
+    return frame_head(len(payload), CLOSE) + payload
 
 
 def code_of_close(payload: bytes) -> int:
-    """The code in the payload of the peer's close frame.
+    """Return the code in the payload of the peer's close frame.
 
     Raises:
-        FrameError: it is none that may be sent, or its reason is no text.
+        FrameError: the code must not be sent, or the reason is not UTF-8.
     """
     if not payload:
         return NO_CODE_CLOSE

@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ..protocol import MAX_MESSAGE_BYTES
-from .frames import (
+from ...system.websocket import (
     BAD_TEXT_CLOSE,
     CLOSE,
     GOING_AWAY_CLOSE,
@@ -27,12 +26,10 @@ from .frames import (
     PING,
     PONG,
     TEXT,
-    FrameError,
-    FrameParser,
-    close_frame,
-    code_of_close,
-    head_of_frame,
+    frame_head,
 )
+from ..protocol import MAX_MESSAGE_BYTES
+from .frames import FrameError, FrameParser, close_frame, code_of_close
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
@@ -158,9 +155,9 @@ class WebSocketProtocol(asyncio.Protocol):
     def _write(self, kind: int, payload: bytes) -> None:
         size = len(payload)
         if size < _LARGE:
-            self.transport.write(head_of_frame(size, kind) + payload)
+            self.transport.write(frame_head(size, kind) + payload)
         else:
-            self.transport.write(head_of_frame(size, kind))
+            self.transport.write(frame_head(size, kind))
             self.transport.write(payload)
 
     def _other(self, kind: int, payload: bytes) -> None:

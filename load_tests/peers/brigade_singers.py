@@ -20,8 +20,17 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from openenvd.bench.ws_session import CLOSE, PING, PONG, TEXT, frame, take_frame
+from openenvd.bench.ws_session import take_frame
 from openenvd.envs.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
+from openenvd.system.websocket import (
+    CLOSE,
+    NORMAL_CLOSE,
+    PING,
+    PONG,
+    close_payload,
+    unmasked_client_frame,
+    upgrade_request,
+)
 
 PACKET_FRAMES = 10
 PACKET_SAMPLES = PACKET_FRAMES * FRAME_SAMPLES
@@ -29,10 +38,6 @@ PACKET_SECONDS = PACKET_SAMPLES / SAMPLE_RATE
 BEHIND_SAMPLES = 2 * SAMPLE_RATE  # what was sung arrives for where it was heard so long ago
 WARM_UP_PACKETS = 2  # of each singer, not counted
 CHECK_EVERY = 25  # packets between two whose answer is looked at closely
-_UPGRADE = (
-    "GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Singer(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        transport.write(_UPGRADE.encode())
+        transport.write(upgrade_request("a", "/ws"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_over:
@@ -95,7 +100,7 @@ class Singer(asyncio.Protocol):
         while (found := take_frame(data, start)) is not None:
             opcode, _, payload, start = found
             if opcode == PING:
-                self._send(frame(PONG, payload))
+                self._send(unmasked_client_frame(payload, PONG))
             elif opcode == CLOSE:
                 self._tally.faults.append(f"closed: {payload[2:]!r}")
             elif self._due:
@@ -130,7 +135,7 @@ class Singer(asyncio.Protocol):
                 f'{{"type":"step","data":{{"audio":"{self._audio}","read_at":{read_at},'
                 f'"write_at":{read_at - BEHIND_SAMPLES}}}}}'
             )
-            self._send(frame(TEXT, text.encode()))
+            self._send(unmasked_client_frame(text.encode()))
         await asyncio.sleep(first_due + packets * PACKET_SECONDS - time.monotonic())
         self._tally.packets += packets - WARM_UP_PACKETS
         self._tally.misses += packets - max(self._answered, WARM_UP_PACKETS)  # not answered at all
@@ -138,7 +143,7 @@ class Singer(asyncio.Protocol):
 
     def leave(self) -> None:
         """Close the connection."""
-        self._send(frame(CLOSE, b"\x03\xe8"))
+        self._send(unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE))
         if self._transport is not None:
             self._transport.close()
 
@@ -164,7 +169,8 @@ class Singer(asyncio.Protocol):
         self._tally.heard = max(self._tally.heard, seen["heard"])
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        self._send(frame(TEXT, json.dumps({"type": kind, "data": data}).encode()))
+        text = json.dumps({"type": kind, "data": data})
+        self._send(unmasked_client_frame(text.encode()))
         message = json.loads(await self._answers.get())
         if message["type"] != "observation":
             raise SystemExit(f"{kind} was answered with {message}")

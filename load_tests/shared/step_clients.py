@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
-import os
 import sys
 import time
 from array import array
@@ -26,9 +24,20 @@ from typing import Any
 
 import uvloop
 
+from openenvd.system.websocket import (
+    CLOSE,
+    FIN,
+    NORMAL_CLOSE,
+    TEXT,
+    close_payload,
+    parse_head,
+    unmasked_client_frame,
+    upgrade_request,
+)
+
 CONNECTING_AT_ONCE = 64
 ANSWER_SECONDS = 60.0
-TEXT, CLOSE = 0x81, 0x88
+WHOLE_TEXT = FIN | TEXT
 
 
 @dataclass
@@ -78,12 +87,7 @@ class StepClient(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Ask for the upgrade."""
         self._transport = transport
-        key = base64.b64encode(os.urandom(16)).decode()
-        transport.write(
-            b"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            b"Sec-WebSocket-Key: " + key.encode() + b"\r\n\r\n"
-        )
+        transport.write(upgrade_request("127.0.0.1", "/ws"))
 
     def data_received(self, data: bytes) -> None:
         """The handshake's answer, then frames."""
@@ -112,20 +116,17 @@ class StepClient(asyncio.Protocol):
 
     def _begin(self, data: bytes) -> bytes:
         data = self._buffer + data
-        size, offset = data[1] if len(data) > 1 else 127, 2
-        if size >= 126:
-            offset = 4 if size == 126 else 10
-            if len(data) < offset:
-                self._buffer = data
-                return b""
-            size = int.from_bytes(data[2:offset])
+        if (head := parse_head(data)) is None:
+            self._buffer = data
+            return b""
         self._buffer = b""
-        self._kind, self._missing = data[0], size
-        if self._steps < 0 or self._kind != TEXT:
-            self._look_at(data[offset:])
-        if not size:
+        self._kind, _, payload_at, end = head
+        self._missing = end - payload_at
+        if self._steps < 0 or self._kind != WHOLE_TEXT:
+            self._look_at(data[payload_at:])
+        if not self._missing:
             self._arrived()
-        return data[offset:]
+        return data[payload_at:]
 
     def _skip(self, data: bytes) -> bytes:
         taken = min(len(data), self._missing)
@@ -135,11 +136,11 @@ class StepClient(asyncio.Protocol):
         return data[taken:]
 
     def _look_at(self, data: bytes) -> None:
-        if self._kind == TEXT and b'"error"' in data[:40]:
+        if self._kind == WHOLE_TEXT and b'"error"' in data[:40]:
             self._give_up(data[:200].decode())
 
     def _arrived(self) -> None:
-        if self._kind != TEXT or self._done.done():
+        if self._kind != WHOLE_TEXT or self._done.done():
             return
         now = time.perf_counter()
         if self._steps >= 0:
@@ -166,7 +167,7 @@ class StepClient(asyncio.Protocol):
         self._transport.write(frame)
 
     def _leave(self) -> None:
-        self._transport.write(frame_of(b"\x03\xe8", CLOSE))
+        self._transport.write(unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE))
         self._done.set_result(None)
 
     def _give_up(self, why: str) -> None:
@@ -176,18 +177,6 @@ class StepClient(asyncio.Protocol):
         self._transport.close()
 
 
-def frame_of(payload: bytes, kind: int = TEXT) -> bytes:
-    """A client's frame whose mask is zero, so that its payload stays as it is."""
-    size = len(payload)
-    if size < 126:
-        head = bytes((kind, 0x80 | size))
-    elif size < 65536:
-        head = bytes((kind, 0x80 | 126)) + size.to_bytes(2)
-    else:
-        head = bytes((kind, 0x80 | 127)) + size.to_bytes(8)
-    return head + bytes(4) + payload
-
-
 def plan_of(payload_bytes: int, wait_seconds: float, steps: int | None) -> Plan:
     """The frames: a step is as heavy on its way in as its answer is on its way out."""
     action = {
@@ -195,8 +184,9 @@ def plan_of(payload_bytes: int, wait_seconds: float, steps: int | None) -> Plan:
         "payload": "x" * payload_bytes,
         "answer_bytes": payload_bytes,
     }
-    step = json.dumps({"type": "step", "data": action})
-    return Plan(frame_of(b'{"type":"reset","data":{}}'), frame_of(step.encode()), steps)
+    step = json.dumps({"type": "step", "data": action}).encode()
+    reset = b'{"type":"reset","data":{}}'
+    return Plan(unmasked_client_frame(reset), unmasked_client_frame(step), steps)
 
 
 async def let_go(plan: Plan, tally: Tally, sessions: int, seconds: float) -> None:

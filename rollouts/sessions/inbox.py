@@ -15,35 +15,16 @@ Whatever is not a plain, whole message goes to the library as it came, and is ju
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ...system.websocket import BINARY, CONTINUATION, FIN, OPCODE, TEXT, parse_head
 from ..episodes import BytesLike
 from .answers import LARGE_BYTES
 from .message_memory import MessageMemory
 
 SCRATCH_BYTES = 256 << 10  # into which all connections of a loop receive, one after the other
 _END_OF_HEAD = b"\r\n\r\n"
-_FIN, _MASKED, _MASK_BYTES = 0x80, 0x80, 4
-_CONTINUATION, _TEXT, _BINARY = 0x00, 0x01, 0x02
-_WHOLE = (_FIN | _TEXT, _FIN | _BINARY)
-_LONG_HEADS = {126: 4, 127: 10}  # how large a head is whose length says so
-
-
-class FrameHead(NamedTuple):
-    """What a frame says of itself."""
-
-    first: int  # the last fragment? reserved bits, opcode
-    size_bytes: int
-    payload_bytes: int
-    is_masked: bool  # which a server's never is
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a whole message, and one that we take."""
-        return (
-            self.first in _WHOLE and not self.is_masked and self.payload_bytes <= MAX_MESSAGE_BYTES
-        )
+_WHOLE = (FIN | TEXT, FIN | BINARY)
 
 
 class Inbox:
@@ -128,20 +109,21 @@ class Inbox:
             if self._passing_bytes:
                 at = self._pass(data, at)
                 continue
-            head = frame_head(data, at)
+            head = parse_head(data, at)
             if head is None:
                 self._head = bytes(data[at:])
                 return
-            if head.is_message and not self._is_fragmented:
-                at = self._begin(data, at + head.size_bytes, head.payload_bytes)
+            first, is_masked, payload_at, end = head
+            is_message = first in _WHOLE and not is_masked and not self._is_fragmented
+            if is_message and end - payload_at <= MAX_MESSAGE_BYTES:
+                at = self._begin(data, payload_at, end)
             else:
-                self._note_fragments(head.first)
-                mask_bytes = _MASK_BYTES if head.is_masked else 0
-                self._passing_bytes = head.size_bytes + mask_bytes + head.payload_bytes
+                self._note_fragments(first)
+                self._passing_bytes = end - at
 
-    def _begin(self, data: memoryview, at: int, payload_bytes: int) -> int:
-        """A message whose head ends `at`; where the next frame begins, as far as it has come."""
-        end = at + payload_bytes
+    def _begin(self, data: memoryview, at: int, end: int) -> int:
+        """Take a message between these; where the next frame begins, as far as it has come."""
+        payload_bytes = end - at
         if payload_bytes < LARGE_BYTES and end <= len(data):
             self._on_message(bytes(data[at:end]))
             return end
@@ -161,26 +143,10 @@ class Inbox:
 
     def _note_fragments(self, first: int) -> None:
         """A whole message in the middle of another one is the library's to refuse."""
-        opcode, is_last = first & 0x0F, bool(first & _FIN)
-        if opcode in (_TEXT, _BINARY, _CONTINUATION):
-            self._is_fragmented = not is_last
+        if first & OPCODE in (TEXT, BINARY, CONTINUATION):
+            self._is_fragmented = not first & FIN
 
 
 def _refuse(data: bytes) -> bool:
     """Frames follow, and nobody looks at them."""
     return True
-
-
-def frame_head(data: memoryview, at: int) -> FrameHead | None:
-    """What begins `at` (RFC 6455, 5.2); None: there is not enough of it."""
-    here = len(data) - at
-    if here < 2:
-        return None
-    first, second = data[at], data[at + 1]
-    is_masked, length = bool(second & _MASKED), second & ~_MASKED
-    size_bytes = _LONG_HEADS.get(length, 2)
-    if here < size_bytes:
-        return None
-    if length in _LONG_HEADS:
-        length = int.from_bytes(data[at + 2 : at + size_bytes], "big")
-    return FrameHead(first, size_bytes, length, is_masked)

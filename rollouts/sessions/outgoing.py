@@ -8,17 +8,15 @@ a sixth of what a small step cost. The keys here come from the same generator, a
 from __future__ import annotations
 
 import os
-import struct
+
+from ...system.websocket import KEY_BYTES, frame_head
 
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # where it was installed without a compiler
-    from websockets.utils import apply_mask
+    from ...system.websocket import apply_mask
 
-KEY_BYTES = 4
 KEYS_AT_ONCE = 1024
-_FIN_TEXT, _MASKED = 0x81, 0x80
-_SHORT, _MEDIUM, _LONG = struct.Struct("!BB"), struct.Struct("!BBH"), struct.Struct("!BBQ")
 
 
 class Masks:
@@ -38,12 +36,4 @@ class Masks:
 
 def client_frame(text: bytes, key: bytes) -> bytes:
     """The text as one frame."""
-    return _head(len(text)) + key + apply_mask(text, key)
-
-
-def _head(size_bytes: int) -> bytes:
-    if size_bytes < 126:
-        return _SHORT.pack(_FIN_TEXT, _MASKED | size_bytes)
-    if size_bytes < 1 << 16:
-        return _MEDIUM.pack(_FIN_TEXT, _MASKED | 126, size_bytes)
-    return _LONG.pack(_FIN_TEXT, _MASKED | 127, size_bytes)
+    return frame_head(len(text), key=key) + apply_mask(text, key)

@@ -8,20 +8,14 @@ import os
 import pytest
 from websockets.frames import Frame, Opcode
 
-from openenvd.env_host.websocket import frames
 from openenvd.env_host.websocket.frames import (
-    BINARY,
-    CLOSE,
-    PING,
-    PONG,
-    TEXT,
     FrameError,
     FrameParser,
     close_frame,
     code_of_close,
-    head_of_frame,
 )
 from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
+from openenvd.system.websocket import BINARY, CLOSE, PING, PONG, TEXT
 
 LIMIT = 1 << 20
 SIZES = (0, 1, 125, 126, 65535, 65536, 300_000)
@@ -112,13 +106,6 @@ def test_what_breaks_the_protocol_is_refused_with_its_code(data: bytes, code: in
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_our_frames_are_what_the_library_would_write(size: int) -> None:
-    payload = bytes(size)
-    ours = head_of_frame(size) + payload
-    assert ours == Frame(Opcode.TEXT, payload).serialize(mask=False)
-
-
 @pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1011, "too slow"), (1001, "é" * 100)])
 def test_a_close_frame_says_its_code_and_fits(code: int, reason: str) -> None:
     frame = close_frame(code, reason)
@@ -136,12 +123,6 @@ def test_a_close_frame_that_says_nonsense_is_refused(payload: bytes) -> None:
 def test_a_close_frame_may_say_nothing() -> None:
     assert code_of_close(b"") == 1005
     assert close_frame(1005) == bytes((0x80 | CLOSE, 0))
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
-def test_without_the_librarys_speedups_unmasking_is_the_same(size: int) -> None:
-    data, mask = os.urandom(size), os.urandom(4)
-    assert frames._mask_in_python(data, mask) == frames.unmask(data, mask)
 
 
 def test_a_handshake_is_read_and_answered_as_the_rfc_has_it() -> None:

@@ -20,8 +20,8 @@ from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import Service, SessionSocket
 from openenvd.env_host.sessions.keepalive import SessionWatch
 from openenvd.env_host.sessions.table import SessionTable
-from openenvd.env_host.websocket.frames import PING, PONG, head_of_frame
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
+from openenvd.system.websocket import PING, PONG, frame_head
 
 from .conftest import ECHO, StartHost
 from .hosts import WAIT_SECONDS, Host
@@ -292,7 +292,7 @@ async def test_of_the_pings_of_a_peer_that_does_not_read_the_last_is_answered() 
         protocol.data_received(frame(Opcode.PING, b"%d" % number))
     assert protocol.transport.get_write_buffer_size() == 0
     protocol.resume_writing()
-    assert peer.recv(65536) == head_of_frame(3, PONG) + b"999"
+    assert peer.recv(65536) == frame_head(3, PONG) + b"999"
     protocol.transport.abort()
     await protocol.left
     peer.close()
@@ -333,13 +333,13 @@ async def test_who_is_silent_is_asked_and_then_given_up() -> None:
     await loop.connect_accepted_socket(lambda: protocol, ours)
     protocol.ask_for_life()  # the connection is news enough
     protocol.ask_for_life()
-    assert peer.recv(100) == head_of_frame(0, PING)
+    assert peer.recv(100) == frame_head(0, PING)
     peer.send(frame(Opcode.PONG, b""))
     while not protocol._is_heard:
         await asyncio.sleep(0)
     protocol.ask_for_life()
     protocol.ask_for_life()
-    assert peer.recv(100) == head_of_frame(0, PING)
+    assert peer.recv(100) == frame_head(0, PING)
     protocol.ask_for_life()
     await protocol.left
     assert b"keepalive" in peer.recv(100)

@@ -12,7 +12,7 @@ from websockets.frames import Frame, Opcode
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.sessions.answers import LARGE_BYTES
-from openenvd.rollouts.sessions.inbox import FrameHead, Inbox, frame_head
+from openenvd.rollouts.sessions.inbox import Inbox
 from openenvd.rollouts.sessions.message_memory import MessageMemory
 
 UPGRADE = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
@@ -148,11 +148,3 @@ def test_what_comes_after_the_end_goes_nowhere() -> None:
     seen.inbox.close()
     seen.give(b"more")
     assert (seen.messages, seen.passed) == ([], UPGRADE)
-
-
-def test_a_head_says_how_long_it_is() -> None:
-    assert frame_head(memoryview(b"\x81"), 0) is None
-    assert frame_head(memoryview(b"\x81\x05"), 0) == FrameHead(0x81, 2, 5, is_masked=False)
-    assert frame_head(memoryview(b"..\x81\x7e\x01"), 2) is None
-    assert frame_head(memoryview(b"..\x82\x7e\x01\x00"), 2) == FrameHead(0x82, 4, 256, False)
-    assert frame_head(memoryview(b"\x81\x85"), 0) == FrameHead(0x81, 2, 5, is_masked=True)

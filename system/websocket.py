@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebSocket frames as bytes (RFC 6455, section 5), for either side; no sockets, no extensions.
+
+    payload ─▶ frame_head(size, key=…) ─▶ written in front of the payload
+    bytes received ─▶ parse_head ─▶ opcode, where the payload begins, where the frame ends
+
+A client masks its frames with a key; a server does not. What may come next on one connection
+(fragments, limits, close codes) is judged where connections are kept: for the server's side in
+`env_host/websocket/frames.py`, for the client's by the `websockets` library.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import TypeAlias
+
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+FIN = 0x80  # in a frame's first byte: it ends its message
+OPCODE = 0x0F  # the bits of the first byte that hold the opcode
+
+NORMAL_CLOSE = 1000
+GOING_AWAY_CLOSE = 1001
+PROTOCOL_ERROR_CLOSE = 1002
+NO_CODE_CLOSE = 1005  # never sent: the peer's close frame had no code
+BAD_TEXT_CLOSE = 1007
+TOO_BIG_CLOSE = 1009
+INTERNAL_ERROR_CLOSE = 1011
+
+MAX_CONTROL_BYTES = 125
+KEY_BYTES = 4
+NO_KEY = b"\0\0\0\0"  # a mask that leaves the payload as it is
+
+_MASKED = 0x80
+_SIZE = 0x7F
+_SIZE_BYTES = {126: 2, 127: 8}  # of a length that does not fit the second byte
+
+Readable: TypeAlias = bytes | bytearray | memoryview
+FrameHead: TypeAlias = tuple[int, bool, int, int]
+
+
+def parse_head(data: Readable, at: int = 0) -> FrameHead | None:
+    """Parse the head of the frame that begins at `at`.
+
+    Returns:
+        The first byte (`FIN`, reserved bits, `OPCODE`), whether the frame is masked, where its
+        payload begins (the last `KEY_BYTES` before it are the key of a masked frame), and where
+        the frame ends, which may lie beyond the data. None if the head is incomplete.
+    """
+    here = len(data) - at
+    if here < 2:
+        return None
+    second = data[at + 1]
+    size = second & _SIZE
+    payload_at = at + 2
+    if size > MAX_CONTROL_BYTES:
+        payload_at += _SIZE_BYTES[size]
+        if len(data) < payload_at:
+            return None
+        size = int.from_bytes(data[at + 2 : payload_at], "big")
+    if second & _MASKED:
+        payload_at += KEY_BYTES
+        return data[at], True, payload_at, payload_at + size
+    return data[at], False, payload_at, payload_at + size
+
+
+def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> bytes:
+    """Make the head of an unfragmented frame; `key` masks the payload, and is a client's duty."""
+    masked = _MASKED if key else 0
+    if payload_bytes <= MAX_CONTROL_BYTES:
+        return bytes((FIN | opcode, masked | payload_bytes)) + key
+    if payload_bytes < 1 << 16:
+        return bytes((FIN | opcode, masked | 126)) + payload_bytes.to_bytes(2, "big") + key
+    return bytes((FIN | opcode, masked | 127)) + payload_bytes.to_bytes(8, "big") + key
+
+
+def unmasked_client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
+    """Make a client's frame whose key is zero: for measuring, where no proxy is on the way."""
+    return frame_head(len(payload), opcode, NO_KEY) + payload
+
+
+def close_payload(code: int, reason: str = "") -> bytes:
+    """Make the payload of a close frame; the reason is cut to what fits."""
+    text = reason.encode()[: MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
+    return code.to_bytes(2, "big") + text
+
+
+def apply_mask(data: Readable, mask: bytes | bytearray) -> bytes:
+    """XOR the data with the repeated mask as one large number; masking and unmasking are the same.
+
+    The `websockets` library has it in C (`websockets.speedups.apply_mask`), for whoever may import
+    it.
+    """
+    size = len(data)
+    keys = (bytes(mask) * (size // KEY_BYTES + 1))[:size]
+    return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
+
+
+def upgrade_request(authority: str, path: str) -> bytes:
+    """Make the HTTP request with which a client asks for a WebSocket."""
+    key = base64.b64encode(os.urandom(16)).decode()
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nUpgrade: websocket\r\n"
+        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()

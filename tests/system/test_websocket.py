@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebSocket frames as bytes are what the `websockets` library reads and writes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from websockets.frames import Frame, Opcode
+from websockets.speedups import apply_mask as apply_mask_in_c
+from websockets.streams import StreamReader
+
+from openenvd.bench.ws_session import take_frame
+from openenvd.env_host.websocket.handshake import parse_upgrade
+from openenvd.rollouts.sessions.outgoing import client_frame
+from openenvd.system.websocket import (
+    CLOSE,
+    TEXT,
+    apply_mask,
+    frame_head,
+    parse_head,
+    unmasked_client_frame,
+    upgrade_request,
+)
+
+SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, 300_000)
+
+
+def parsed(data: bytes) -> Frame:
+    """One client's frame, as the library reads it on a server."""
+    reader = StreamReader()
+    reader.feed_data(data)
+    parsing = Frame.parse(reader.read_exact, mask=True)
+    with pytest.raises(StopIteration) as ended:
+        next(parsing)
+    assert not reader.buffer
+    return ended.value.value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_servers_frame_is_what_the_library_would_write(size: int) -> None:
+    payload = bytes(size)
+    assert frame_head(size) + payload == Frame(Opcode.TEXT, payload).serialize(mask=False)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_library_reads_clients_frames_with_and_without_a_mask(size: int) -> None:
+    payload = os.urandom(size)
+    for data in (unmasked_client_frame(payload), client_frame(payload, b"\1\xff\0z")):
+        assert parsed(data) == Frame(Opcode.TEXT, payload)
+
+
+def test_a_head_is_parsed_once_it_is_complete() -> None:
+    assert parse_head(b"\x81") is None
+    assert parse_head(b"\x81\x05") == (0x81, False, 2, 7)
+    assert parse_head(b"..\x81\x7e\x01", 2) is None
+    assert parse_head(memoryview(b"..\x82\x7e\x01\x00"), 2) == (0x82, False, 6, 262)
+    assert parse_head(memoryview(b"\x81\x85")) == (0x81, True, 6, 11)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_frame_of_any_size_is_read(size: int) -> None:
+    data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
+    assert take_frame(b"??" + data + b"more", 2) == (TEXT, True, b"x" * size, 2 + len(data))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_frame_is_not_read_before_it_is_whole(size: int) -> None:
+    data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
+    for length in {0, 1, 2, 3, 5, 9, len(data) - 1}:
+        if length < len(data):
+            assert take_frame(data[:length], 0) is None
+
+
+def test_a_message_may_come_in_several_frames() -> None:
+    data = Frame(Opcode.TEXT, b"{", fin=False).serialize(mask=False)
+    assert take_frame(data, 0) == (TEXT, False, b"{", len(data))
+
+
+def test_a_close_frame_has_its_own_opcode() -> None:
+    data = Frame(Opcode.CLOSE, b"\x03\xe8bye").serialize(mask=False)
+    assert take_frame(data, 0) == (CLOSE, True, b"\x03\xe8bye", len(data))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
+def test_masks_are_applied_in_python_as_in_c(size: int) -> None:
+    data, key = os.urandom(size), os.urandom(4)
+    assert apply_mask(data, key) == apply_mask_in_c(data, key)
+
+
+def test_a_handshake_is_asked_for_in_a_form_that_our_server_reads() -> None:
+    upgrade = parse_upgrade(upgrade_request("localhost", "/ws?session_id=x"))
+    assert upgrade is not None
+    assert (upgrade.path, upgrade.parameter("session_id")) == ("/ws", "x")
