@@ -270,7 +270,7 @@ def main() -> int:
 
 def _add_peer(report: Report, cells: list[Cell]) -> None:
     """Shares of deaths, ours and the pool's."""
-    deaths = {name: one_death(die) for name, die in DEATHS.items()}
+    deaths = {name: one_death(name) for name in DEATHS}
     pool = list(deaths.values())
     columns = [
         (

@@ -27,14 +27,19 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A short folder for temporary ones, gone afterwards: the sockets of a home with a long path,
-    as pytest's are, lie there, and a daemon that is killed leaves them."""
+def outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A short folder for temporary files, removed afterwards, and no package index.
+
+    The sockets of a home with a long path, as pytest's are, are made in the folder for temporary
+    files, and a daemon that is killed leaves them.
+    """
     tmp_path_factory.getbasetemp()  # decided now: it is to be kept, and not inside
     folder = tempfile.mkdtemp(prefix="oe-")
     patch = pytest.MonkeyPatch()
     patch.setenv("TMPDIR", folder)
     patch.setattr(tempfile, "tempdir", None)
+    # No test asks a package index: what uv installs comes from folders of wheels.
+    patch.setenv("UV_OFFLINE", "1")
     yield
     patch.undo()
     shutil.rmtree(folder, ignore_errors=True)

@@ -210,6 +210,8 @@ class Builder:
 
     def _install(self, *arguments: str) -> None:
         python = str(self._venv / "bin" / "python")
+        if uv_environment().get("UV_NO_INDEX"):  # uv has the option, but reads no such variable
+            arguments = ("--no-index", *arguments)
         self._run("pip", "install", "--compile-bytecode", "--python", python, *arguments)
 
     def _try_extras(self) -> None:

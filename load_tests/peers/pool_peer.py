@@ -8,6 +8,10 @@
 SkyPilot's workers run in such pools. Workers are spawned, as its are.
 
     python -m load_tests.peers.pool_peer COUNT MB     `holders`, as one line of JSON
+    python -m load_tests.peers.pool_peer DEATH        `one_death`, as one line of JSON
+
+Pools are made in a process of their own, because `multiprocessing` starts a resource tracker in
+each process that makes one, which stays as its child until that process exits.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from load_tests.shared.operations import FOREVER_SECONDS, touched
@@ -38,8 +43,11 @@ _most: Any = None
 
 
 def main() -> None:
-    """What `low_resources.py` has run inside."""
-    print(json.dumps(holders(int(sys.argv[1]), int(sys.argv[2]))))
+    """Run one measurement, and print it as JSON."""
+    if sys.argv[1] in DEATHS:
+        print(json.dumps(asdict(_one_death(DEATHS[sys.argv[1]]))))
+    else:
+        print(json.dumps(holders(int(sys.argv[1]), int(sys.argv[2]))))
 
 
 def holders(count: int, size_mb: int) -> dict[str, int]:
@@ -105,7 +113,14 @@ DEATHS: dict[str, Callable[[], None]] = {
 }
 
 
-def one_death(die: Callable[[], None]) -> PoolDeath:
+def one_death(name: str) -> PoolDeath:
+    """Let one worker of a pool die of one of `DEATHS`."""
+    command = [sys.executable, "-m", "load_tests.peers.pool_peer", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return PoolDeath(**json.loads(done.stdout))
+
+
+def _one_death(die: Callable[[], None]) -> PoolDeath:
     """In a pool of two: a neighbour at work, the victim, and a task after it."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(2, context)

@@ -97,7 +97,8 @@ def test_a_lock_file_decides_the_versions(tmp_path: Path, layout: Layout) -> Non
     project = make_project(
         tmp_path / "p", 'requires-python = ">=3.11"', 'dependencies = ["thing<2"]'
     )
-    subprocess.run([project_venv.find_uv(), "lock", "-q"], cwd=project.folder, check=True)
+    lock = [project_venv.find_uv(), "lock", "--quiet", "--no-index"]
+    subprocess.run(lock, cwd=project.folder, check=True)
     make_wheel(tmp_path / "wheels", "thing", "1.5")
     before = listing(project.folder)
     assert version_seen_by(project_python(project, layout, lambda _: None)) == "1.0"

@@ -54,9 +54,9 @@ def test_a_peer_whose_port_is_taken_gets_another() -> None:
 
 
 def test_one_killed_worker_takes_a_whole_pool_along() -> None:
-    from load_tests.peers.pool_peer import kill_by_hand, one_death
+    from load_tests.peers.pool_peer import one_death
 
-    death = one_death(kill_by_hand)
+    death = one_death("kill -9")
     assert not death.neighbour_unharmed
     assert not death.next_runs
     assert not death.names_its_cause
