@@ -3,7 +3,7 @@
 
     collector ──reserve──▶ ByteBudget ◀──release── writer thread ──▶ parts, journal, manifest
         │  steps, one by one                            ▲                     │
-        └──put_step, finish──▶ stages ──────────────────┘                  readers, senders
+        └──put_step, finish──▶ stages ──────────────────┘                  readers
 
 Every byte between a session and the disk is counted against one budget, so that memory stays flat
 however slow the disk is. An unfinished episode is never visible; a finished one exists once.
@@ -20,7 +20,6 @@ Where to look:
     policies/         who decides
     folder/           what is written, and how it is read
     stages/           advantages, filters, training samples
-    sending/          batches to a trainer
 
 What others use is here, and imported when it is asked for: the daemon reads payloads alone.
 """

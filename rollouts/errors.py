@@ -17,10 +17,7 @@
     │   └── OutputUnwritable    it cannot be opened or written
     ├── WriterClosed            something was handed over after `close`, or after it failed
     ├── EpisodeRefused          an episode that is finished already, or whose steps do not follow
-    ├── StageError              a stage was given what it cannot work on
-    └── SendError               a sender or its receiver
-        ├── SenderClosed        something was sent after `close`
-        └── PeerLost            nobody has acknowledged for too long
+    └── StageError              a stage was given what it cannot work on
 
 `hint` says what to do next.
 """
@@ -141,20 +138,6 @@ class StageError(RolloutError):
     """A stage was given what it cannot work on."""
 
     default_hint = "look at the stage's own documentation for what it needs"
-
-
-class SendError(RolloutError):
-    """A sender or its receiver."""
-
-
-class SenderClosed(SendError):
-    """Something was sent after `close`."""
-
-
-class PeerLost(SendError):
-    """Nobody has acknowledged for too long. Nothing of what was not acknowledged is dropped."""
-
-    default_hint = "see whether the receiver runs, and whether its address is right"
 
 
 def of_os_error(exc: OSError, path: object) -> OutputError:

@@ -5,7 +5,6 @@
     advantages.py    rewards of a group ─▶ advantages: normalised, centred, leave-one-out
     filters.py       which episodes of a group are dropped: by length, reward, failure, sameness
     interleave.py    the steps of one episode ─▶ training samples, each joined once
-    samples.py       training samples as a batch for `senders`, and back
 
 Everything but the sink is a plain function or a frozen dataclass: pass your own where one is asked
 for.

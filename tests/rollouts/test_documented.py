@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.episodes import StepSink
+from openenvd.rollouts.folder.layout import Verdict
 from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
-from openenvd.rollouts.sending.receivers import SocketReceiver
-from openenvd.rollouts.stages.interleave import TokenStep, interleave
 
 from .made import episode, finish, image, step
 
@@ -38,7 +36,7 @@ def test_reading(
     output.put_step("a", 0, step(arrays={"image": image(1)}))
     output.finish(episode("a", reward=2.5))
     output.close()
-    example("open_rollouts")
+    example("rollouts.verify")
     assert capsys.readouterr().out == "a 2.5\n"
 
 
@@ -54,21 +52,17 @@ async def test_collecting_in_groups(tmp_path: Path) -> None:
     assert rollouts.episode("000000").row["advantage"] == -4.0
 
 
-async def test_sending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = example("SocketSender")
-    trained = asyncio.Queue[Any]()
-    names["train"] = trained.put_nowait
-    samples = interleave([TokenStep([1, 2], [3])])
-    async with await SocketReceiver.listen(("127.0.0.1", 0)) as free:
-        port = free.port
-    receiving = asyncio.create_task(names["receive"](port))
-    sender = names["SocketSender"]
-    names["SocketSender"] = lambda address: sender(("127.0.0.1", address[1]))
-    sending = asyncio.create_task(names["send"](samples, port))
-    assert await trained.get() == samples
-    await sending
-    receiving.cancel()
-    await asyncio.gather(receiving, return_exceptions=True)
+def test_the_example_of_training_samples_joins_the_steps_of_a_conversation(tmp_path: Path) -> None:
+    first = {"prompt_ids": [1, 2], "completion_ids": [3]}
+    second = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
+    with Output(tmp_path) as output:
+        for number, info in enumerate((first, second)):
+            output.put_step("a", number, step(**info))
+        output.finish(episode("a"), Verdict(advantage=0.5))
+        output.close()
+    [sample] = example("interleave")["training_samples"](tmp_path)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert (sample.mask, sample.advantage) == (b"\0\0\1\0\1", 0.5)
 
 
 def test_finished_rollouts_are_found_by_their_steps(tmp_path: Path) -> None:

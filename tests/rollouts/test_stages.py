@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from openenvd.rollouts.stages.advantages import centred, group_normalised, leave
 from openenvd.rollouts.stages.filters import Filter, Finished, sift
 from openenvd.rollouts.stages.grouping import GroupSink, judge
 from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
-from openenvd.rollouts.stages.samples import batch_of, samples_of
 
 from .made import episode, step
 
@@ -273,11 +271,3 @@ def test_tokens_are_found_in_the_info() -> None:
 def test_a_step_without_usable_tokens_is_told(bad: Step) -> None:
     with pytest.raises(StageError):
         tokens_of(bad)
-
-
-def test_samples_travel_as_a_batch() -> None:
-    samples = interleave([*conversation(2), TokenStep([5], [6])], advantage=-1.0)
-    batch = batch_of(samples)
-    received = replace(batch, buffers=[bytes(memoryview(buffer)) for buffer in batch.buffers])
-    assert samples_of(received) == samples
-    assert samples_of(received)[0].token_ids == array("q", range(10))
