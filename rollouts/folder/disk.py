@@ -3,11 +3,10 @@
 
 Every error of the operating system becomes one of `errors`, which names the file.
 
-What is large *passes*: it goes past the page cache (`past_cache`), or, where the file system cannot
-do that, through it: written back as it comes, and dropped when more comes or when it is synced.
-Otherwise a rollout of gigabytes pushes everybody else's files out of memory, holds the disk for
-seconds when it is written back in one go, counts against the cap of the rollout's memory, and takes
-new pages all the time, which a virtual machine has to get from its host.
+Large files do not stay in the page cache: each append asks the kernel to write its pages back, and
+to drop those that are written (`posix_fadvise`). Otherwise a rollout of gigabytes evicts the cached
+files of all other programs, holds the disk for seconds when it is written back at once, and counts
+against the memory limit of the rollout.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 
 from ..episodes import BytesLike
 from ..errors import of_os_error
-from .direct_io import PastCache
 
 BLOCK_BYTES = 1 << 20  # of a copy
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
@@ -40,21 +38,18 @@ class Disk:
     keeps_cached = False  # also of a subclass that knows nothing of it
 
     def __init__(self, *, keep_cached: bool = False) -> None:
-        """`keep_cached`: nothing passes through, for a reader who comes at once."""
+        """Args:
+        keep_cached: Leave large files in the page cache, for a reader that follows at once.
+        """
         self.keeps_cached = keep_cached
 
-    def append(
-        self, path: Path, chunks: Sequence[BytesLike], *, past: PastCache | None = None
-    ) -> None:
-        """At the end of the file, which is made when there is none; `past` the page cache, unless
-        all is to stay there."""
+    def append(self, path: Path, chunks: Sequence[BytesLike], *, drop_cached: bool = False) -> None:
+        """Appends to a file, and creates it where it is missing."""
         with typed(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                if past is None or self.keeps_cached:
-                    self.write(descriptor, chunks)
-                elif not past.append(descriptor, chunks, self.write):
-                    self._pass_through(descriptor)
+                self.write(descriptor, chunks)
+                self._drop_cached(descriptor, drop_cached)
             finally:
                 os.close(descriptor)
 
@@ -63,14 +58,13 @@ class Disk:
         for at in range(0, len(chunks), _MOST_CHUNKS):
             _write_all(descriptor, chunks[at : at + _MOST_CHUNKS])
 
-    def sync(self, path: Path, *, passes: bool = False) -> None:
-        """The file's (or folder's) content is on the medium when this returns."""
+    def sync(self, path: Path, *, drop_cached: bool = False) -> None:
+        """Returns when the content of the file or folder is on the medium."""
         with typed(path):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
-                if passes:
-                    self._pass_through(descriptor)
+                self._drop_cached(descriptor, drop_cached)
             finally:
                 os.close(descriptor)
 
@@ -94,9 +88,9 @@ class Disk:
         self.rename(fresh, path)
         self.sync(path.parent)
 
-    def _pass_through(self, descriptor: int) -> None:
-        if not self.keeps_cached:
-            drop_cached(descriptor)
+    def _drop_cached(self, descriptor: int, wanted: bool) -> None:
+        if wanted and not self.keeps_cached:
+            drop_from_page_cache(descriptor)
 
 
 def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
@@ -109,9 +103,10 @@ def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
             rest[0] = rest[0][written:]
 
 
-def drop_cached(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
-    """Linux begins to write back what is new of that stretch of a file (0: to its end), and drops
-    the rest from its cache. A wish: no error.
+def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
+    """Asks Linux to write back the dirty pages of a stretch of a file, and to drop the clean ones.
+
+    The stretch ends with the file where `size_bytes` is 0. Errors are ignored.
     """
     if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):

@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from io import FileIO
 
-from .disk import drop_cached
+from .disk import drop_from_page_cache
 
 DROPPED_BYTES = 4 << 20  # of what was read and passes, each time
 READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
 BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
 
 
-def lines(file: FileIO, offset: int, size_bytes: int, *, passes: bool = False) -> Generator[bytes]:
-    """Without their ends. Where the file is shorter than the stretch, there are fewer. What
-    `passes` does not stay in the page cache, also where the reader stops in the middle."""
+def lines(
+    file: FileIO, offset: int, size_bytes: int, *, keep_cached: bool = True
+) -> Generator[bytes]:
+    """Yields the lines of a stretch of a file, without their line ends.
+
+    Where the file ends before the stretch does, there are fewer. Unless `keep_cached`, the pages
+    that were read are dropped from the page cache, also where the caller stops in the middle.
+    """
     file.seek(offset)
     buffer = bytearray(min(BLOCK_BYTES, size_bytes))
     read_bytes = 0
@@ -30,16 +35,16 @@ def lines(file: FileIO, offset: int, size_bytes: int, *, passes: bool = False) -
         while got := file.readinto(memoryview(buffer)[kept : kept + size_bytes]):
             size_bytes -= got
             read_bytes += got
-            if passes and read_bytes % DROPPED_BYTES < got:
-                drop_cached(file.fileno(), offset, read_bytes)  # what straddled, too
+            if not keep_cached and read_bytes % DROPPED_BYTES < got:
+                drop_from_page_cache(file.fileno(), offset, read_bytes)  # what straddled, too
             view, begin, end = memoryview(buffer), 0, kept + got
             while (stop := buffer.find(b"\n", max(begin, kept), end)) >= 0:
                 yield bytes(view[begin:stop])
                 begin = stop + 1
             buffer, kept = _with_room(buffer, view[begin:end]), end - begin
     finally:
-        if passes and read_bytes:
-            drop_cached(file.fileno(), offset, read_bytes + READ_AHEAD_BYTES)
+        if read_bytes and not keep_cached:
+            drop_from_page_cache(file.fileno(), offset, read_bytes + READ_AHEAD_BYTES)
     if kept:
         yield bytes(buffer[:kept])
 

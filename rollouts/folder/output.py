@@ -21,14 +21,12 @@ from typing import Any, Self
 from ..episodes import BytesLike, Episode, Step
 from ..errors import EpisodeRefused, OutputBusy
 from . import manifest
-from .appender import Appender
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Journal, Known
 from .part import OpenPart, publish
-from .pending_observations import Asides
-from .spool import LARGE_BYTES, OWN_PART_BYTES, Spool, to_spill
+from .spool import LARGE_BYTES, OWN_PART_BYTES, PendingObservations, Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
 SYNC_THREADS = 2
@@ -59,7 +57,6 @@ class Output:
         self.folder = folder
         self._form = form
         self._disk = disk or Disk()
-        self._appender = Appender(self._disk)
         self._part_bytes = part_bytes
         self._spool_bytes = spool_bytes
         self._spools: dict[str, Spool] = {}
@@ -70,7 +67,7 @@ class Output:
         self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="rollout-sync")
         self._checkpointed = 0  # how many of the growing part's episodes
         self._spool_folder = folder / SPOOL
-        self._asides = Asides(self._spool_folder, self._disk)
+        self._pending_observations = PendingObservations(self._spool_folder, self._disk)
         self._lock = _lock(folder)
         try:
             self._begin()
@@ -101,11 +98,11 @@ class Output:
 
     def set_aside(self, episode_id: str, text: BytesLike) -> Path:
         """What an episode saw last, until it is finished or forgotten."""
-        return self._asides.put(episode_id, text)
+        return self._pending_observations.put(episode_id, text)
 
     def discard(self, episode_id: str) -> None:
         """Forget the steps of this attempt."""
-        self._asides.forget(episode_id)
+        self._pending_observations.forget(episode_id)
         spool = self._spools.pop(episode_id, None)
         if spool is not None:
             self._in_memory_bytes -= spool.in_memory_bytes
@@ -176,7 +173,6 @@ class Output:
     def release(self) -> None:
         """Others may write here again. What was not checkpointed is gone."""
         self._syncing.shutdown()
-        self._appender.close()
         self._lock.close()
 
     def _begin(self) -> None:
@@ -234,7 +230,7 @@ class Output:
         for episode_id in chosen:
             other = self._spools[episode_id]
             self._in_memory_bytes -= other.in_memory_bytes
-            other.spill(self._appender)
+            other.spill(self._disk)
 
     def _ended(self, episode: Episode, verdict: Verdict) -> Spool:
         """All steps of an episode that may be finished."""
@@ -255,7 +251,7 @@ class Output:
         parts = [self._new_part() for _ in large]
         for part, one in zip(parts, large, strict=True):
             self._in_memory_bytes -= one[0].in_memory_bytes
-            one[0].spill(self._appender)
+            one[0].spill(self._disk)
             part.adopt(*one)
         if small:
             parts.append(self._new_part())
@@ -323,7 +319,7 @@ class Output:
         return self._number
 
     def _forget_unfinished(self) -> None:
-        self._asides.forget_all()
+        self._pending_observations.forget_all()
         for episode_id in list(self._spools):
             self.discard(episode_id)
 

@@ -141,7 +141,7 @@ class OpenPart:
     def certain(self) -> None:
         """What was written is on the medium. Its temporary names are when the folder is synced."""
         for file in self._written():
-            self._disk.sync(partial(file.path), passes=file.size_bytes >= OWN_PART_BYTES)
+            self._disk.sync(partial(file.path), drop_cached=file.size_bytes >= OWN_PART_BYTES)
 
     def finished(self) -> Part:
         """How the manifest tells of it."""

@@ -246,8 +246,8 @@ class _PartReader:
             return
         with file, readable(Path(file.name)):
             offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
-            passes = not self._keep_cached and size_bytes >= OWN_PART_BYTES
-            with closing(lines(file, offset, size_bytes, passes=passes)) as found:
+            keep_cached = self._keep_cached or size_bytes < OWN_PART_BYTES
+            with closing(lines(file, offset, size_bytes, keep_cached=keep_cached)) as found:
                 for at in range(count):
                     if (line := next(found, None)) is None:
                         raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")

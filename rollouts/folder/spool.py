@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..episodes import Array, BytesLike, Step
-from .appender import Appender
-from .disk import blocks
+from .disk import Disk, blocks
 from .layout import ARRAYS, STEPS, array_row, padding, step_row
 
 JOIN_BYTES = 32 << 10  # a smaller row is one object in memory instead of seven
@@ -57,11 +56,13 @@ class Stream:
         self.chunks += chunks
         self.in_memory_bytes += sum(map(_length, chunks))
 
-    def spill(self, appender: Appender, *, passes: bool) -> None:
+    def spill(self, disk: Disk, *, drop_cached: bool) -> None:
         """What is in memory goes to the disk."""
         if not self.chunks:
             return
-        appender.append(self.path, self.chunks, self.digest, passes=passes)
+        disk.append(self.path, self.chunks, drop_cached=drop_cached)
+        for chunk in self.chunks:
+            self.digest.update(chunk)
         self.on_disk_bytes += self.in_memory_bytes
         self.chunks, self.in_memory_bytes = [], 0
 
@@ -118,16 +119,50 @@ class Spool:
         self.arrays.append([memoryview(array.data).cast("B")])
         return row
 
-    def spill(self, appender: Appender) -> None:
-        """Out of memory. What would be copied into a part stays in the page cache until then."""
-        passes = self.size_bytes >= OWN_PART_BYTES or self.in_memory_bytes >= LIKELY_BYTES
-        self.rows.spill(appender, passes=passes)
-        self.arrays.spill(appender, passes=passes)
+    def spill(self, disk: Disk) -> None:
+        """Writes what is in memory to the spool.
+
+        An episode that will be copied into a part stays in the page cache until then.
+        """
+        drop_cached = self.size_bytes >= OWN_PART_BYTES or self.in_memory_bytes >= LIKELY_BYTES
+        self.rows.spill(disk, drop_cached=drop_cached)
+        self.arrays.spill(disk, drop_cached=drop_cached)
 
     def forget(self) -> None:
         """Its files are gone."""
         self.rows.forget()
         self.arrays.forget()
+
+
+class PendingObservations:
+    """Last observations of episodes that wait for their group: files in the spool meanwhile.
+
+    The writer's thread alone changes them; any thread may read the files.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._paths: dict[str, Path] = {}
+        self._made = 0
+
+    def put(self, episode_id: str, text: BytesLike) -> Path:
+        """Writes an observation; its file stays until the episode is forgotten."""
+        self._made += 1
+        path = self._paths[episode_id] = self._folder / f"{self._made}.last"
+        self._disk.append(path, [text])
+        return path
+
+    def forget(self, episode_id: str) -> None:
+        """Removes the observation of an episode, if there is one."""
+        path = self._paths.pop(episode_id, None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def forget_all(self) -> None:
+        """Removes all of them."""
+        for episode_id in list(self._paths):
+            self.forget(episode_id)
 
 
 def _length(chunk: BytesLike) -> int:

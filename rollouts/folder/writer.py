@@ -98,7 +98,7 @@ class RolloutWriter:
         disk: Disk | None = None,
     ) -> Self:
         """The folder, put in order after whatever happened to an earlier writer. Large episodes are
-        written past the page cache, unless `keep_cached` (or in columns, which are made from lines
+        dropped from the page cache, unless `keep_cached` (or in columns, which are made from lines
         that are read again); a `disk` of one's own decides that itself.
 
         Raises:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.rollouts.folder.direct_io import DIRECT
 
 from ..env_host.hosts import Host
 from .worlds import WORLDS
@@ -61,13 +59,3 @@ def lines_of(host: Host, name: str) -> list[str]:
     """What the environments of the host wrote down."""
     path = host.log.parent / name
     return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture
-def direct(tmp_path: Path) -> None:
-    """A file system that can write past its cache."""
-    try:
-        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | DIRECT))
-    except OSError as exc:
-        pytest.skip(f"the file system here cannot write past its cache: {exc}")
-    (tmp_path / "probe").unlink()

@@ -53,8 +53,8 @@ async def test_collecting_in_groups(tmp_path: Path) -> None:
 
 
 def test_the_example_of_training_samples_joins_the_steps_of_a_conversation(tmp_path: Path) -> None:
-    first = {"prompt_ids": [1, 2], "completion_ids": [3]}
-    second = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
+    first: dict[str, Any] = {"prompt_ids": [1, 2], "completion_ids": [3]}
+    second: dict[str, Any] = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
     with Output(tmp_path) as output:
         for number, info in enumerate((first, second)):
             output.put_step("a", number, step(**info))

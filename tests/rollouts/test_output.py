@@ -257,9 +257,9 @@ class DiesAt(Disk):
         self._tick()  # torn
         super().write(descriptor, [bytes(chunks[0])[half:], *chunks[1:]])
 
-    def sync(self, path: Path, *, passes: bool = False) -> None:
+    def sync(self, path: Path, *, drop_cached: bool = False) -> None:
         self._tick()
-        super().sync(path, passes=passes)
+        super().sync(path, drop_cached=drop_cached)
 
     def rename(self, source: Path, target: Path) -> None:
         self._tick()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is large passes through the page cache, as far as the kernel has written it back."""
+"""Large files are dropped from the page cache, as far as the kernel has written them back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from typing import cast
 import pytest
 
 from openenvd.rollouts.episodes import BytesLike
-from openenvd.rollouts.folder import direct_io
-from openenvd.rollouts.folder.direct_io import PastCache
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.rows import StepRow
-from openenvd.rollouts.folder.spool import OWN_PART_BYTES
+from openenvd.rollouts.folder.spool import LIKELY_BYTES, OWN_PART_BYTES
 
 from .made import finish
 
@@ -30,14 +28,12 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class PromptDisk(Disk):
-    """Has written back whatever it was given: the kernel's own pace is nobody's to know."""
+    """Writes back each append before the next: when the kernel does so by itself is not known."""
 
-    def append(
-        self, path: Path, chunks: Sequence[BytesLike], *, past: PastCache | None = None
-    ) -> None:
+    def append(self, path: Path, chunks: Sequence[BytesLike], *, drop_cached: bool = False) -> None:
         if path.exists():
             self.sync(path)
-        super().append(path, chunks, past=past)
+        super().append(path, chunks, drop_cached=drop_cached)
 
 
 def cached_bytes(path: Path) -> int:
@@ -69,44 +65,62 @@ def droppable(tmp_path: Path) -> None:
     probe.unlink()
 
 
-def appended(path: Path, disk: Disk, *, passes: bool) -> int:
-    """Eight blocks, one after the other; what is cached of them."""
-    past = PastCache() if passes else None
+def appended(path: Path, disk: Disk, *, drop_cached: bool) -> int:
+    """Appends eight blocks; how many bytes of them are cached."""
     for _ in range(8):
-        disk.append(path, [bytes(BLOCK)], past=past)
+        disk.append(path, [bytes(BLOCK)], drop_cached=drop_cached)
     return cached_bytes(path)
 
 
-@pytest.fixture
-def no_way_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system where everything goes through the cache."""
-    monkeypatch.setattr(direct_io, "DIRECT", 0)
+def test_written_pages_are_dropped_with_the_next_append(tmp_path: Path) -> None:
+    assert BLOCK <= appended(tmp_path / "file", PromptDisk(), drop_cached=True) < 8 * BLOCK
 
 
-@pytest.mark.usefixtures("direct")
-def test_what_passes_is_never_cached(tmp_path: Path) -> None:
-    assert appended(tmp_path / "file", Disk(), passes=True) == 0
+def test_pages_stay_cached_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
+    assert appended(tmp_path / "file", PromptDisk(), drop_cached=False) == 8 * BLOCK
+    assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), drop_cached=True) == 8 * BLOCK
 
 
-@pytest.mark.usefixtures("no_way_past")
-def test_what_passes_is_dropped_when_more_comes(tmp_path: Path) -> None:
-    assert BLOCK <= appended(tmp_path / "file", PromptDisk(), passes=True) < 8 * BLOCK
-
-
-def test_what_does_not_pass_stays(tmp_path: Path) -> None:
-    assert appended(tmp_path / "file", PromptDisk(), passes=False) == 8 * BLOCK
-    assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), passes=True) == 8 * BLOCK
-
-
-@pytest.mark.usefixtures("no_way_past")
-def test_one_that_is_synced_has_passed(tmp_path: Path) -> None:
+def test_a_sync_drops_written_pages(tmp_path: Path) -> None:
     disk = Disk()
-    appended(tmp_path / "file", disk, passes=True)
-    disk.sync(tmp_path / "file", passes=True)
+    appended(tmp_path / "file", disk, drop_cached=True)
+    disk.sync(tmp_path / "file", drop_cached=True)
     assert cached_bytes(tmp_path / "file") < 8 * BLOCK
 
 
-def test_a_disk_of_ones_own_need_not_know_of_it(tmp_path: Path) -> None:
+class WatchingDisk(Disk):
+    """Counts the bytes of appends that are to be dropped from the page cache."""
+
+    def __init__(self) -> None:
+        self.dropped_bytes = 0
+
+    def append(self, path: Path, chunks: Sequence[BytesLike], *, drop_cached: bool = False) -> None:
+        self.dropped_bytes += sum(map(len, chunks)) if drop_cached else 0
+        super().append(path, chunks, drop_cached=drop_cached)
+
+
+@pytest.mark.parametrize(
+    ("steps", "step_bytes", "dropped"),
+    [
+        (10, LIKELY_BYTES, 1.0),  # eight of them are a part: from the first on
+        (30, LIKELY_BYTES // 2, 0.4),  # when they are as many as that
+        (6, LIKELY_BYTES // 2, 0.0),  # never: they are copied into a part
+    ],
+)
+def test_episodes_that_become_a_part_are_not_kept_in_the_page_cache(
+    tmp_path: Path, steps: int, step_bytes: int, dropped: float
+) -> None:
+    disk = WatchingDisk()
+    with Output(tmp_path / "out", disk=disk) as output:
+        finish(output, "a", steps=steps, text="x" * step_bytes)
+        output.close()
+    whole = steps * step_bytes
+    assert (whole >= OWN_PART_BYTES) is bool(dropped)
+    assert dropped * whole * 0.9 <= disk.dropped_bytes <= dropped * whole * 1.5
+    open_rollouts(tmp_path / "out").verify()
+
+
+def test_a_subclass_of_disk_need_not_set_keep_cached(tmp_path: Path) -> None:
     class Own(Disk):
         def __init__(self) -> None:
             pass
@@ -118,7 +132,9 @@ def test_a_disk_of_ones_own_need_not_know_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])
-def test_large_episodes_are_read_and_pass_or_stay(tmp_path: Path, keep_cached: bool) -> None:
+def test_large_episodes_stay_cached_after_reading_only_where_asked(
+    tmp_path: Path, keep_cached: bool
+) -> None:
     with Output(tmp_path / "out", disk=Disk(keep_cached=True)) as output:
         finish(output, "large", steps=24, text="x" * (OWN_PART_BYTES // 8))
         finish(output, "small", text="x" * (OWN_PART_BYTES // 8))
@@ -133,7 +149,7 @@ def test_large_episodes_are_read_and_pass_or_stay(tmp_path: Path, keep_cached: b
     assert cached_bytes(small) >= small.stat().st_size
 
 
-def test_a_reader_that_passes_leaves_little_behind_wherever_it_is(tmp_path: Path) -> None:
+def test_a_reader_that_stops_in_the_middle_leaves_little_in_the_page_cache(tmp_path: Path) -> None:
     with Output(tmp_path / "out", disk=Disk(keep_cached=True)) as output:
         finish(output, "large", steps=40, text="x" * BLOCK)
         output.close()
@@ -148,7 +164,9 @@ def test_a_reader_that_passes_leaves_little_behind_wherever_it_is(tmp_path: Path
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])
-def test_a_large_episode_passes_and_all_of_it_is_there(tmp_path: Path, keep_cached: bool) -> None:
+def test_a_large_episode_is_whole_whether_or_not_it_stays_cached(
+    tmp_path: Path, keep_cached: bool
+) -> None:
     with Output(tmp_path / "out", disk=PromptDisk(keep_cached=keep_cached)) as output:
         finish(output, "small", text="x" * (OWN_PART_BYTES // 8))
         finish(output, "large", steps=24, text="x" * (OWN_PART_BYTES // 8))
