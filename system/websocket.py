@@ -18,6 +18,7 @@ from typing import TypeAlias
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 FIN = 0x80  # in a frame's first byte: it ends its message
 OPCODE = 0x0F  # the bits of the first byte that hold the opcode
+MASKED = 0x80  # in the second byte: a key follows, and the payload is masked with it
 
 NORMAL_CLOSE = 1000
 GOING_AWAY_CLOSE = 1001
@@ -31,7 +32,6 @@ MAX_CONTROL_BYTES = 125
 KEY_BYTES = 4
 NO_KEY = b"\0\0\0\0"  # a mask that leaves the payload as it is
 
-_MASKED = 0x80
 _SIZE = 0x7F
 _SIZE_BYTES = {126: 2, 127: 8}  # of a length that does not fit the second byte
 
@@ -58,7 +58,7 @@ def parse_head(data: Readable, at: int = 0) -> FrameHead | None:
         if len(data) < payload_at:
             return None
         size = int.from_bytes(data[at + 2 : payload_at], "big")
-    if second & _MASKED:
+    if second & MASKED:
         payload_at += KEY_BYTES
         return data[at], True, payload_at, payload_at + size
     return data[at], False, payload_at, payload_at + size
@@ -66,7 +66,7 @@ def parse_head(data: Readable, at: int = 0) -> FrameHead | None:
 
 def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> bytes:
     """Make the head of an unfragmented frame; `key` masks the payload, and is a client's duty."""
-    masked = _MASKED if key else 0
+    masked = MASKED if key else 0
     if payload_bytes <= MAX_CONTROL_BYTES:
         return bytes((FIN | opcode, masked | payload_bytes)) + key
     if payload_bytes < 1 << 16:

@@ -18,6 +18,7 @@ from ...system.websocket import (
     CONTINUATION,
     FIN,
     KEY_BYTES,
+    MASKED,
     MAX_CONTROL_BYTES,
     NO_CODE_CLOSE,
     OPCODE,
@@ -85,6 +86,9 @@ class FrameParser:
         while position < end:
             head = parse_head(data, position)
             if head is None:
+                if end - position > 1:
+                    first, second = data[position : position + 2]
+                    self._check(first, bool(second & MASKED), second & ~MASKED)
                 self._keep(data[position:], end - position + 1)
                 break
             first, is_masked, payload_at, stop = head
