@@ -86,10 +86,7 @@ class FrameParser:
         while position < end:
             head = parse_head(data, position)
             if head is None:
-                if end - position > 1:
-                    first, second = data[position : position + 2]
-                    self._check(first, bool(second & MASKED), second & ~MASKED)
-                self._keep(data[position:], end - position + 1)
+                self._keep_start(data[position:])
                 break
             first, is_masked, payload_at, stop = head
             if first != _WHOLE_TEXT or not is_masked or stop - payload_at > self._max_bytes:
@@ -118,6 +115,12 @@ class FrameParser:
             raise FrameError(PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
         if size > self._max_bytes:
             raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
+
+    def _keep_start(self, data: bytes) -> None:
+        """Keep a head that is incomplete, unless two bytes of it show that it is wrong."""
+        if len(data) > 1:
+            self._check(data[0], bool(data[1] & MASKED), data[1] & ~MASKED)
+        self._keep(data, len(data) + 1)
 
     def _keep(self, data: bytes, wanted: int) -> None:
         self._chunks = [data]
