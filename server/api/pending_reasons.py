@@ -50,7 +50,7 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
 def _reason(
     deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
 ) -> str:
-    if shortage := deps.dispatcher.shortages.get(request.id):
+    if shortage := deps.dispatcher.claimer.shortages.get(request.id):
         return shortage.sentence()
     places = queues[request.schedule]
     if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
@@ -59,5 +59,5 @@ def _reason(
         request.schedule,
         places.get(request.seq, MOST_COUNTED + 1),
         room=deps.executor.room(request.schedule),
-        is_short=deps.dispatcher.is_short(request.schedule),
+        is_short=deps.dispatcher.claimer.is_short(request.schedule),
     )

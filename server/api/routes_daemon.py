@@ -67,9 +67,9 @@ async def info(deps: Injected) -> Json:
         "memory": {
             "free_burst_bytes": max(0, executor.free_burst_bytes),
             "available_bytes": max(0, executor.available_bytes),
-            "waiting_for_memory": len(deps.dispatcher.shortages),
+            "waiting_for_memory": len(deps.dispatcher.claimer.shortages),
         },
-        "memory_estimates": deps.dispatcher.estimates.to_json(),
+        "memory_estimates": deps.dispatcher.recorder.estimates.to_json(),
         "workers": [asdict(worker) for worker in executor.workers],
         "settings": asdict(deps.settings),
     }
@@ -93,10 +93,8 @@ async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
     counts = await deps.store.counts()
     environments = await environment_views(deps)
-    dispatcher = deps.dispatcher
-    memory = MemoryCounts(
-        deps.executor.status(), dispatcher.kills, dispatcher.retries, len(dispatcher.shortages)
-    )
+    recorder, shortages = deps.dispatcher.recorder, deps.dispatcher.claimer.shortages
+    memory = MemoryCounts(deps.executor.status(), recorder.kills, recorder.retries, len(shortages))
     live = deps.reconciler.live
     page = render_metrics(counts, environments, memory, deps.lag.snapshot(), live)
     return PlainTextResponse(page)

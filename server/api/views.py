@@ -13,7 +13,7 @@ from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ...requests_db.states import ReplicaState, RequestState
 from ...system.loop_lag import LagSnapshot
-from ..dispatch.dispatcher import label_of
+from ..dispatch.running import label_of
 from .serving_view import serving_view, shard_exit_view
 
 REDACTED = "***"

@@ -115,7 +115,7 @@ class Submitter:
                 self._bus.publish(outcome.events)
                 return outcome.request, True
             case results.CancelRunning():
-                self._dispatcher.cancel(request.id)
+                self._dispatcher.claimer.cancel(request.id)
                 return outcome.request, True
             case results.AlreadyFinal():
                 return outcome.request, False

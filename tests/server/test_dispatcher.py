@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,9 +24,9 @@ from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
-from openenvd.server.dispatch import dispatcher as dispatching
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
+from openenvd.server.dispatch.running import Timing
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20
@@ -71,7 +71,9 @@ class Executor:
 class Bench:
     """A dispatcher over a real database."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(
+        self, home: Path, settings: Settings | None = None, timing: Timing | None = None
+    ) -> None:
         self.paths = Paths(home)
         self.paths.request_logs.mkdir(parents=True)
         open_database(self.paths.database)
@@ -79,18 +81,18 @@ class Bench:
         self.store = DispatchStore(self.paths.database)
         self.executor = Executor(free_mb=320)
         self.events: list[Event] = []
-        self.settings = Settings(max_log_mb=1)
         self.dispatcher = Dispatcher(
             self.store,
             cast("BurstableExecutor", self.executor),
             publish=self.events.extend,
             operations={"launch": "module:launch", "check": "module:check"},
             paths=self.paths,
-            settings=self.settings,
+            settings=settings or Settings(),
             estimates=MemoryEstimates(
                 {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
             ),
             budget_bytes=1024 * MB,
+            timing=timing,
         )
 
     def submit(self, operation: str = "launch", **fields: Any) -> str:
@@ -123,24 +125,31 @@ class Bench:
     def eventually(self, fact: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not fact():
-            assert time.monotonic() < deadline, (self.submitted(), self.dispatcher.shortages)
+            assert time.monotonic() < deadline, (
+                self.submitted(),
+                self.dispatcher.claimer.shortages,
+            )
             time.sleep(0.005)
+
+    def close(self) -> None:
+        self.dispatcher.stop()
+        self.store.close()
+        self.link.close()
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.dispatcher.stop()
-    made.store.close()
-    made.link.close()
+    with closing(Bench(tmp_path)) as made:
+        yield made
 
 
 def test_what_does_not_fit_stays_in_the_queue_and_says_why(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(4)]
     bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == ids[:2] and len(bench.dispatcher.shortages) == 2)
-    told = bench.dispatcher.shortages[ids[2]].sentence()
+    bench.eventually(
+        lambda: bench.submitted() == ids[:2] and len(bench.dispatcher.claimer.shortages) == 2
+    )
+    told = bench.dispatcher.claimer.shortages[ids[2]].sentence()
     assert told == "waiting for memory: needs 150 MB, 20 MB free"
     assert bench.read(ids[2]).state is RequestState.PENDING
 
@@ -151,7 +160,7 @@ def test_it_starts_when_another_has_ended(bench: Bench) -> None:
     bench.eventually(lambda: bench.submitted() == ids[:2])
     bench.end(Succeeded(ids[0], None, None, time.time()))
     bench.eventually(lambda: bench.submitted() == ids[1:])
-    bench.eventually(lambda: bench.dispatcher.shortages == {})
+    bench.eventually(lambda: bench.dispatcher.claimer.shortages == {})
 
 
 def test_it_starts_when_somebody_else_frees_memory(bench: Bench) -> None:
@@ -195,7 +204,7 @@ def test_a_launch_whose_replica_was_killed_for_memory_runs_again_with_more(bench
     assert (again.memory_bytes, again.payload["memory_mb"]) == (512 * MB, 512)
     log = bench.paths.request_log(request_id).read_text()
     assert "before it was ready; it runs again with 512 MB (attempt 2 of 3)" in log
-    assert bench.dispatcher.retries == {"launch": 1}
+    assert bench.dispatcher.recorder.retries == {"launch": 1}
 
 
 def test_without_the_wish_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
@@ -298,8 +307,8 @@ def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(benc
     assert error.hint == "openenv launch echo --memory 512M"
     last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
     assert last.startswith("openenvd: worker long-1 (pid 7) was killed by the kernel at 255 MB")
-    assert dict(bench.dispatcher.kills) == {("launch", "cgroup"): 1}
-    assert bench.dispatcher.estimates.of(bench.read(request_id)) > 400 * MB
+    assert dict(bench.dispatcher.recorder.kills) == {("launch", "cgroup"): 1}
+    assert bench.dispatcher.recorder.estimates.of(bench.read(request_id)) > 400 * MB
 
 
 def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:
@@ -314,29 +323,29 @@ def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:
     assert bench.read(request_id).attempts == 2
     [told] = [e.data["message"] for e in bench.events if e.data.get("phase") == "retrying"]
     assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
-    assert dict(bench.dispatcher.retries) == {"launch": 1}
+    assert dict(bench.dispatcher.recorder.retries) == {"launch": 1}
 
 
-def test_logs_go_with_their_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
-    monkeypatch.setattr(dispatching, "SECONDS_PER_DAY", 0)
-    request_id = bench.submit()
-    [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
-    bench.store.record_outcomes([Outcome(request_id, RequestState.SUCCEEDED, time.time())])
-    log = bench.paths.request_log(request.id)
-    log.write_text("done\n")
-    bench.dispatcher.start()
-    bench.eventually(lambda: not log.exists())
+    with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
+        request_id = bench.submit()
+        [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
+        bench.store.record_outcomes([Outcome(request_id, RequestState.SUCCEEDED, time.time())])
+        log = bench.paths.request_log(request.id)
+        log.write_text("done\n")
+        bench.dispatcher.start()
+        bench.eventually(lambda: not log.exists())
 
 
-def test_all_logs_together_are_kept_bounded(bench: Bench) -> None:
+def test_all_logs_together_are_kept_bounded(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
-    bench.paths.runs.mkdir()
-    bench.dispatcher._settings = replace(bench.settings, max_logs_mb=1)
-    log = bench.paths.request_log("0" * 16)
-    log.write_bytes(b"x" * 2 * MB)
-    bench.dispatcher.start()
-    bench.eventually(lambda: not log.exists())
+    with closing(Bench(tmp_path, Settings(max_logs_mb=1))) as bench:
+        bench.paths.runs.mkdir()
+        log = bench.paths.request_log("0" * 16)
+        log.write_bytes(b"x" * 2 * MB)
+        bench.dispatcher.start()
+        bench.eventually(lambda: not log.exists())
 
 
 def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -> None:
@@ -353,15 +362,47 @@ def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -
     bench.eventually(lambda: all(bench.read(i).state is RequestState.SUCCEEDED for i in ids))
 
 
-def test_the_log_of_a_long_request_is_kept_bounded(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_a_long_request_is_kept_bounded(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
-    monkeypatch.setattr(dispatching, "BOUND_LOGS_SECONDS", 0.05)
-    request_id = bench.submit()
+    settings, timing = Settings(max_log_mb=1), Timing(bound_logs_seconds=0.05)
+    with closing(Bench(tmp_path, settings, timing)) as bench:
+        request_id = bench.submit()
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.submitted() == [request_id])
+        log = bench.paths.request_log(request_id)
+        log.write_bytes(b"a line of the log\n" * 200_000)
+        bench.eventually(lambda: log.stat().st_size < MB)
+        assert log.read_bytes().endswith(b"a line of the log\n")
+
+
+def test_the_start_and_end_of_a_long_request_are_logged_with_their_fields(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openenvd.server.dispatch")
+    request_id = bench.submit(environment="trial")
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.read(request_id).worker == "long-7")
+    bench.end(Died(request_id, "long-7", KILLED, (), 255 * MB, time.time()))
+    bench.eventually(lambda: len(caplog.records) == 2)
+    start, end = caplog.records
+    assert (
+        start.getMessage()
+        == f"request {request_id} (launch trial) runs on worker long-7 (pid 4711)"
+    )
+    assert f"request {request_id} (launch trial) failed (oom_killed): " in end.getMessage()
+    for record in (start, end):
+        assert vars(record)["request_id"] == request_id
+        assert (vars(record)["environment"], vars(record)["worker"]) == ("trial", "long-7")
+    assert (vars(start)["pid"], vars(end)["pid"]) == (4711, KILLED.pid)
+
+
+def test_short_requests_are_logged_at_debug_level_only(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openenvd.server.dispatch")
+    request_id = bench.submit("check", payload={})
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [request_id])
-    log = bench.paths.request_log(request_id)
-    log.write_bytes(b"a line of the log\n" * 200_000)
-    bench.eventually(lambda: log.stat().st_size < MB)
-    assert log.read_bytes().endswith(b"a line of the log\n")
+    bench.end(Succeeded(request_id, None, 5, 9.5))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+    assert caplog.records == []

@@ -18,10 +18,11 @@ from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Settings
 
 
-class Woken:
-    """The part of a dispatcher that a submitter sees: what it was told."""
+class FakeDispatcher:
+    """The part of a dispatcher, and of its claimer, that a submitter calls."""
 
     def __init__(self) -> None:
+        self.claimer = self
         self.submitted_to: list[Schedule] = []
         self.cancelled: list[str] = []
 
@@ -33,12 +34,12 @@ class Woken:
 
 
 @pytest.fixture
-def dispatcher() -> Woken:
-    return Woken()
+def dispatcher() -> FakeDispatcher:
+    return FakeDispatcher()
 
 
 @pytest.fixture
-def submitter(store: AsyncStore, bus: EventBus, dispatcher: Woken) -> Submitter:
+def submitter(store: AsyncStore, bus: EventBus, dispatcher: FakeDispatcher) -> Submitter:
     return Submitter(store, cast(Any, dispatcher), bus, Settings(max_pending=3))
 
 
@@ -55,7 +56,7 @@ async def state_of(store: AsyncStore, name: str) -> EnvironmentState:
 
 
 async def test_a_request_is_durable_told_and_wakes_the_dispatcher(
-    submitter: Submitter, store: AsyncStore, dispatcher: Woken, bus: EventBus
+    submitter: Submitter, store: AsyncStore, dispatcher: FakeDispatcher, bus: EventBus
 ) -> None:
     with bus.subscribe() as subscription:
         request = await submit(submitter, "check")
@@ -124,7 +125,7 @@ async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
 
 
 async def test_a_down_ends_a_launch_that_runs(
-    submitter: Submitter, dispatch: DispatchStore, dispatcher: Woken
+    submitter: Submitter, dispatch: DispatchStore, dispatcher: FakeDispatcher
 ) -> None:
     launch = await submit(submitter, "launch", source="echo")
     dispatch.claim(Schedule.LONG, 1, 2.0)
@@ -162,7 +163,7 @@ async def test_a_down_cannot_be_cancelled(submitter: Submitter) -> None:
 
 
 async def test_a_pending_request_is_cancelled_without_the_dispatcher(
-    submitter: Submitter, dispatcher: Woken, bus: EventBus
+    submitter: Submitter, dispatcher: FakeDispatcher, bus: EventBus
 ) -> None:
     request = await submit(submitter, "check")
     with bus.subscribe(request_id=request.id) as subscription:

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Claimer`: claims as many pending requests as there is room for, and submits them.
+
+    pending requests ──▶ room for how many workers? ──▶ memory for all of them? ─ yes ─▶ claim
+                                                               │ no, or LONG                │
+                                                               ▼                            ▼
+                        shortages ◀── short ── policy.admission: which ones fit? ──▶ claim chosen
+                                                                     executor.submit ◀──────┘
+
+Where memory is short, the others stay in the queue, and `shortages` says what they wait for.
+
+Owns, for each schedule, whether requests are pending (`has_pending`: set by any thread, cleared
+before a claim, so that no insert is missed) and when to look at memory again; and the requests that
+were cancelled between their claim and their submission. All but `note_pending` and `cancel` is the
+dispatcher's thread; others may read `shortages` and `is_short`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...executor import BurstableExecutor, NoRoom
+from ...executor.errors import FrameError
+from ...executor.messages import Raised, Task, TaskError
+from ...executor.policy.admission import Need, Shortage, admit
+from ...requests_db.dispatch_store import DispatchStore
+from ...requests_db.records import Event, Request
+from ...requests_db.results import Claim
+from ...requests_db.states import ErrorKind, Schedule
+from ..settings import Paths
+from .memory_estimates import asked_bytes
+from .oom_policy import payload_of
+from .recorder import Ended, Recorder
+from .running import RunningRequests, Timing, label_of, log_fields
+
+log = logging.getLogger(__name__)
+
+MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
+LOOK_BEYOND = 64  # so many of those that could not start anyway are told why
+CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What is known of one schedule's queue."""
+
+    has_pending: bool = True  # an earlier daemon may have left some
+    short: dict[str, Shortage] = field(default_factory=dict)
+    looked_at: float = -math.inf
+    look_at: float | None = None  # when to look at memory again; None while it is not short
+
+
+class Claimer:
+    """Feeds the executor from the queue."""
+
+    def __init__(
+        self,
+        store: DispatchStore,
+        executor: BurstableExecutor,
+        recorder: Recorder,
+        running: RunningRequests,
+        *,
+        publish: Callable[[Sequence[Event]], None],
+        operations: Mapping[str, str],
+        paths: Paths,
+        timing: Timing,
+    ) -> None:
+        """Args: `operations` maps an operation's name to the dotted name that workers import."""
+        self.shortages: dict[str, Shortage] = {}  # by request; replaced, never changed
+        self._store = store
+        self._executor = executor
+        self._recorder = recorder
+        self._estimates = recorder.estimates
+        self._running = running
+        self._publish = publish
+        self._operations = operations
+        # pathlib would take a third of the time that a claimed request costs.
+        self._before_id, self._after_id = str(paths.request_log("*")).rsplit("*", 1)
+        self._timing = timing
+        self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
+        self._cancelled: set[str] = set()
+
+    def note_pending(self, schedule: Schedule) -> None:
+        """Look at this schedule's queue at the next `claim` (any thread)."""
+        self._queues[schedule].has_pending = True
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request that has been claimed, submitted or not (any thread)."""
+        # Noted before the executor is asked: between claim and submit the executor does not know
+        # the request yet, and `_submit` looks here right after.
+        self._cancelled.add(request_id)
+        if self._executor.cancel(request_id):
+            self._cancelled.discard(request_id)
+
+    def is_short(self, schedule: Schedule) -> bool:
+        """Whether the head of this schedule's queue waits for memory (any thread)."""
+        return bool(self._queues[schedule].short)
+
+    def due_at(self) -> float:
+        """When to look at memory again, on the monotonic clock."""
+        return min(
+            (q.look_at for q in self._queues.values() if q.look_at is not None), default=math.inf
+        )
+
+    def claim(self, ended: Ended) -> None:
+        """Claim and submit what there is room for, after `ended` has made some.
+
+        Raises:
+            DatabaseError: nothing was claimed by the statement that failed.
+        """
+        self._free(ended)
+        for schedule, queue in self._queues.items():
+            if queue.look_at is not None:
+                if time.monotonic() < queue.look_at:
+                    continue
+                queue.has_pending = True
+            self._fill(schedule, queue)
+
+    def _free(self, ended: Ended) -> None:
+        self._cancelled.difference_update(ended.requests)
+        for schedule in ended.requeued:
+            self._queues[schedule].has_pending = True
+        if ended.requests:  # some memory is free again
+            for queue in self._queues.values():
+                if queue.look_at is not None:
+                    soon = queue.looked_at + self._timing.least_look_seconds
+                    queue.look_at = min(queue.look_at, soon)
+
+    def _fill(self, schedule: Schedule, queue: _Queue) -> None:
+        while queue.has_pending and (room := self._executor.room(schedule)) > 0:
+            limit = min(room, MAX_CLAIM)
+            queue.has_pending = False  # before the claim: an insert meanwhile sets it again
+            if self._must_choose(schedule, queue, limit):
+                claim = self._claim_what_fits(schedule, queue, limit)
+            else:
+                self._note_shortages(queue, {})
+                claim = self._store.claim(schedule, limit, time.time())
+                queue.has_pending |= len(claim.requests) == limit
+            self._publish(claim.events)
+            self._submit(queue, claim.requests)
+
+    def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
+        """Whether each request must be looked at before it is claimed."""
+        if schedule is Schedule.LONG or queue.look_at is not None:
+            return True  # LONG requests differ too much to be estimated together, and are few
+        return self._executor.is_short(schedule, limit, self._estimates.largest(schedule))
+
+    def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
+        """Claim those at the head of the queue that memory suffices for."""
+        now = time.time()
+        head = self._store.first_pending(schedule, limit + LOOK_BEYOND)
+        needs = [Need(r.id, self._estimates.of(r), r.created_at) for r in head]
+        admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
+        self._note_shortages(queue, admission.short)
+        chosen = set(admission.chosen)
+        claim = self._store.claim_chosen([r for r in head if r.id in chosen], now)
+        queue.has_pending |= not admission.short and bool(chosen)
+        return claim
+
+    def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
+        """Keep who waits, for `status`, and when to look again."""
+        if not short and queue.look_at is None:
+            return
+        queue.looked_at = time.monotonic()
+        queue.look_at = queue.looked_at + self._timing.look_seconds if short else None
+        queue.short = short
+        self.shortages = {i: s for each in self._queues.values() for i, s in each.short.items()}
+
+    def _submit(self, queue: _Queue, requests: Sequence[Request]) -> None:
+        for position, request in enumerate(requests):
+            self._running.add(request)
+            try:
+                started = self._executor.submit(self._task(request))
+            except (KeyError, TypeError, FrameError) as exc:
+                log.exception("request %s cannot be run", request.id, extra=log_fields(request))
+                error = self._why_not_run(request, exc)
+                self._recorder.deliver(Raised(request.id, error, None, time.time()))
+                continue
+            except NoRoom:
+                self._running.remove(request.id)
+                self._publish(self._store.release([r.id for r in requests[position:]], time.time()))
+                queue.has_pending = True
+                return
+            if started is not None:
+                self._recorder.note_started(started)
+            if request.id in self._cancelled:
+                self.cancel(request.id)
+
+    def _why_not_run(self, request: Request, exc: Exception) -> TaskError:
+        if request.operation in self._operations:
+            return TaskError(type(exc).__name__, f"it cannot be handed to a worker: {exc}")
+        return TaskError(
+            type(exc).__name__,
+            f"this openenvd has no operation {request.operation!r}",
+            "another version was asked for it: restart the daemon with that one, and ask again",
+            ErrorKind.INVALID,
+        )
+
+    def _task(self, request: Request) -> Task:
+        return Task(
+            id=request.id,
+            operation=self._operations[request.operation],
+            payload=payload_of(request),
+            schedule=request.schedule,
+            log_path=f"{self._before_id}{request.id}{self._after_id}",
+            label=label_of(request),
+            timeout_seconds=request.timeout_seconds,
+            memory_bytes=request.memory_bytes or asked_bytes(request),
+            expected_bytes=self._estimates.of(request),
+        )

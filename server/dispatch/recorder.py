@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Recorder`: writes to the queue what the executor reported.
+
+    executor's supervisor ──deliver()──▶ inbox ───────────────┐
+    Claimer ──note_started()──▶ started, written a little later ┴─▶ record(): one transaction
+                        events written ──▶ publish;  `Ended` ──▶ Claimer ◀───────┘
+
+Owns the inbox (a deque that any thread appends to), what has started and is not yet written, the
+memory estimates that peaks have taught, and the counts of kills for memory. All but `deliver` is
+the dispatcher's thread; others may read `estimates`, `kills` and `retries`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...executor.messages import (
+    Died,
+    ExecutorEvent,
+    Progressed,
+    Raised,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from ...processes.exits.exit_reason import ExitReason
+from ...requests_db.dispatch_store import DispatchStore
+from ...requests_db.errors import DatabaseError
+from ...requests_db.records import Event, Expectation, Outcome, PeakSample, Request, Retry
+from ...requests_db.states import Schedule
+from ..settings import Paths
+from .memory_estimates import MemoryEstimates, left_bytes
+from .oom_policy import FailureContext, reason_of, retry_of, what_happened
+from .outcomes import FinalEvent, outcome_of
+from .running import RunningRequests, Timing, label_of, log_fields
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Ended:
+    """What one call of `record` means for the next claim."""
+
+    requests: list[str] = field(default_factory=list)
+    requeued: set[Schedule] = field(default_factory=set)  # schedules with a request to run again
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A request that ended, and what is written of it: its outcome, or its retry."""
+
+    event: FinalEvent
+    request: Request | None  # None when this daemon did not claim it
+    reason: ExitReason | None
+    outcome: Outcome | None
+    retry: Retry | None = None
+
+
+class Recorder:
+    """Writes outcomes, progress and learned memory estimates; a failed write is repeated whole."""
+
+    def __init__(
+        self,
+        store: DispatchStore,
+        running: RunningRequests,
+        estimates: MemoryEstimates,
+        *,
+        publish: Callable[[Sequence[Event]], None],
+        paths: Paths,
+        budget_bytes: int,
+        timing: Timing,
+    ) -> None:
+        """Args: `budget_bytes` is what all workers together may use, the most a retry is given."""
+        self.estimates = estimates
+        self.kills: Counter[tuple[str, str]] = Counter()  # for memory: by operation and detector
+        self.retries: Counter[str] = Counter()  # by operation
+        self._store = store
+        self._running = running
+        self._publish = publish
+        self._paths = paths
+        self._budget_bytes = budget_bytes
+        self._timing = timing
+        self._inbox: deque[ExecutorEvent] = deque()
+        self._started: list[ExecutorEvent] = []  # not yet written
+        self._started_due = math.inf
+        self._unwritten: dict[tuple[str, str], Expectation] = {}  # estimates, by operation, source
+        self._unwritten_due = math.inf
+        self._estimates_written_at = -math.inf
+        self._ended = Ended()
+
+    def deliver(self, event: ExecutorEvent) -> None:
+        """Take an event of the executor, to be written by the next `record` (any thread)."""
+        self._inbox.append(event)
+
+    def note_started(self, event: Started) -> None:
+        """Take an event that may be written `Timing.started_seconds` later."""
+        self._started.append(event)
+        self._started_due = min(self._started_due, time.monotonic() + self._timing.started_seconds)
+
+    def due_at(self) -> float:
+        """When `record` has something to write, on the monotonic clock."""
+        return -math.inf if self._inbox else min(self._started_due, self._unwritten_due)
+
+    def record(self) -> Ended:
+        """Write what was reported.
+
+        Raises:
+            DatabaseError: nothing is lost; the next call writes it.
+        """
+        reported = list(self._inbox)
+        if reported or time.monotonic() >= self.due_at():
+            self._write_all([*self._started, *reported])
+            self._started, self._started_due = [], math.inf
+        for _ in reported:
+            self._inbox.popleft()  # only now: a failed write leaves them for the next turn
+        ended, self._ended = self._ended, Ended()
+        return ended
+
+    def write_estimates(self) -> None:
+        """Write the memory estimates that were to be written later: the daemon stops."""
+        with contextlib.suppress(DatabaseError):
+            self._store.record(learned=list(self._unwritten.values()))
+
+    def _write_all(self, batch: list[ExecutorEvent]) -> None:
+        """Write the batch; an event that cannot be written costs itself and no other."""
+        try:
+            self._write(batch)
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("%d events cannot be written together; writing one by one", len(batch))
+            for event in batch:
+                self._write_one(event)
+
+    def _write_one(self, event: ExecutorEvent) -> None:
+        try:
+            self._write([event])
+        except DatabaseError:
+            raise
+        except Exception as exc:
+            if not isinstance(event, FinalEvent):
+                log.exception("%s cannot be written", type(event).__name__)
+                return
+            extra = {"request_id": event.task_id}
+            log.exception(
+                "%s of %s cannot be written", type(event).__name__, event.task_id, extra=extra
+            )
+            error = TaskError(type(exc).__name__, f"its outcome cannot be written: {exc}")
+            self._write([Raised(event.task_id, error, None, event.at)])
+
+    def _write(self, batch: list[ExecutorEvent]) -> None:
+        started = [e for e in batch if isinstance(e, Started)]
+        progressed = [e for e in batch if isinstance(e, Progressed)]
+        endings = [self._ending(e) for e in batch if isinstance(e, FinalEvent)]
+        learned = self.estimates.learned(_samples(endings), time.time())
+        estimates = self._estimates_to_write(learned, has_died=any(e.reason for e in endings))
+        if not (started or progressed or endings or estimates):
+            return  # a worker became free, no more
+        for ending in endings:
+            self._end_log(ending)
+        events = self._store.record(
+            started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
+            progress=[(e.task_id, e.data, e.at) for e in progressed],
+            outcomes=[e.outcome for e in endings if e.outcome is not None],
+            retries=[e.retry for e in endings if e.retry is not None],
+            learned=estimates,
+        )
+        # Only now: a failed write is tried again with the same batch.
+        self._publish(events)
+        self.estimates.accept(learned)
+        self._estimates_were_written(learned, estimates)
+        for event in started:
+            self._log_start(event)
+        for ending in endings:
+            self._conclude(ending)
+
+    def _ending(self, event: FinalEvent) -> _Ending:
+        request, reason = self._running.get(event.task_id), reason_of(event)
+        context = None
+        if request is not None and reason is not None and isinstance(event, Died | Raised):
+            context = FailureContext(
+                request,
+                label_of(request),
+                self.estimates.peaks_of(request),
+                len(self._running.long),
+                self._budget_bytes,
+            )
+            if (retry := retry_of(event, context)) is not None:
+                return _Ending(event, request, reason, None, retry)
+        return _Ending(event, request, reason, outcome_of(event, context))
+
+    def _end_log(self, ending: _Ending) -> None:
+        """Append how its worker died to the request's log."""
+        if ending.retry is not None:
+            text = ending.retry.message
+        elif isinstance(ending.event, Died):
+            text = what_happened(ending.event)
+        else:
+            return
+        path = self._paths.request_log(ending.event.task_id)
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log_file:
+            log_file.write(f"openenvd: {text}\n")
+
+    def _conclude(self, ending: _Ending) -> None:
+        """Count what was written, and forget the request."""
+        request = self._running.remove(ending.event.task_id)
+        self._ended.requests.append(ending.event.task_id)
+        if request is None:
+            return
+        if ending.retry is not None:
+            self._ended.requeued.add(request.schedule)
+        if ending.reason is not None and ending.reason.is_oom:
+            self.kills[request.operation, str(ending.reason.detector or "unknown")] += 1
+            self.retries[request.operation] += ending.retry is not None
+        _log_end(request, ending)
+
+    def _log_start(self, event: Started) -> None:
+        request = self._running.get(event.task_id)
+        if request is not None and log.isEnabledFor(level := _level_of(request)):
+            extra = log_fields(request, worker=event.worker, pid=event.pid)
+            text = "request %s (%s) runs on worker %s (pid %d)"
+            log.log(
+                level, text, request.id, label_of(request), event.worker, event.pid, extra=extra
+            )
+
+    def _estimates_to_write(
+        self, learned: Sequence[Expectation], *, has_died: bool
+    ) -> list[Expectation]:
+        """Those to write now: of quick requests not each on its own."""
+        earliest = self._estimates_written_at + self._timing.learned_seconds
+        if has_died or time.monotonic() >= min(self._unwritten_due, earliest):
+            return list((self._unwritten | _by_key(learned)).values())
+        return []
+
+    def _estimates_were_written(
+        self, learned: Sequence[Expectation], written: Sequence[Expectation]
+    ) -> None:
+        if written:
+            self._unwritten, self._unwritten_due = {}, math.inf
+            self._estimates_written_at = time.monotonic()
+        elif learned:
+            self._unwritten |= _by_key(learned)
+            self._unwritten_due = self._estimates_written_at + self._timing.learned_seconds
+
+
+def _level_of(request: Request) -> int:
+    """SHORT requests are too many for the daemon's log."""
+    return logging.INFO if request.schedule is Schedule.LONG else logging.DEBUG
+
+
+def _log_end(request: Request, ending: _Ending) -> None:
+    error = ending.outcome.error if ending.outcome is not None else None
+    level = _level_of(request) if ending.reason is None else logging.WARNING
+    if not log.isEnabledFor(level):
+        return
+    if ending.retry is not None:
+        how = f"is queued again: {ending.retry.message}"
+    elif error is not None:
+        first_line = error.message.partition("\n")[0]
+        how = f"failed ({error.kind}): {first_line}"
+    else:
+        assert ending.outcome is not None
+        how = ending.outcome.state.lower()
+    extra = log_fields(request)
+    if isinstance(ending.event, Died):
+        extra |= {"worker": ending.event.worker, "pid": ending.event.exit.pid}
+    log.log(level, "request %s (%s) %s", request.id, label_of(request), how, extra=extra)
+
+
+def _samples(endings: Iterable[_Ending]) -> list[tuple[Request, PeakSample]]:
+    return [
+        (ending.request, sample)
+        for ending in endings
+        if ending.request is not None and (sample := sample_of(ending.event)) is not None
+    ]
+
+
+def sample_of(event: FinalEvent) -> PeakSample | None:
+    """What a request's end teaches about its memory; None when it teaches nothing.
+
+    A request that raised may have done so at once, and teaches nothing.
+    """
+    if isinstance(event, Succeeded) and event.peak_bytes is not None:
+        return PeakSample(event.at, event.peak_bytes + left_bytes(event.result))
+    reason = reason_of(event)
+    if reason is None or not reason.is_oom:
+        return None
+    known = [size for size in (reason.peak_bytes, reason.limit_bytes) if size is not None]
+    return PeakSample(event.at, max(known), killed=True) if known else None
+
+
+def _by_key(learned: Iterable[Expectation]) -> dict[tuple[str, str], Expectation]:
+    return {(each.operation, each.source): each for each in learned}

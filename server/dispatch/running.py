@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests that this daemon has claimed and that have not ended. Owned by the dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...requests_db.records import Request
+from ...requests_db.states import Schedule
+
+
+class RunningRequests(dict[str, Request]):
+    """Claimed requests by id, and the ids of the LONG ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long: set[str] = set()
+
+    def add(self, request: Request) -> None:
+        """Count the request as running."""
+        self[request.id] = request
+        if request.schedule is Schedule.LONG:
+            self.long.add(request.id)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Forget the request; None when it was not running here."""
+        self.long.discard(request_id)
+        return self.pop(request_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How often the dispatcher does what no event asks for, in seconds."""
+
+    retry_seconds: float = 1.0  # after the database refused a write
+    # Between looks at memory while a request waits for it: other processes free memory, too.
+    look_seconds: float = 0.5
+    least_look_seconds: float = 0.01  # the same, when requests end meanwhile
+    # Which worker took a request is written with its outcome, or so long after it started: most
+    # SHORT requests have ended by then, and a transaction less is a third of what they cost.
+    started_seconds: float = 0.05
+    learned_seconds: float = 1.0  # memory estimates are written so often, and when a worker died
+    bound_logs_seconds: float = 2.0
+    collect_seconds: float = 600.0
+
+
+def label_of(request: Request) -> str:
+    """Name a request for people: `launch trial`."""
+    return f"{request.operation} {request.environment or ''}".rstrip()
+
+
+def log_fields(request: Request, **more: object) -> dict[str, object]:
+    """The structured fields of a log record about a request, for `extra=`."""
+    fields = {"request_id": request.id, "operation": request.operation}
+    if request.environment is not None:
+        fields["environment"] = request.environment
+    return {**fields, **more}
