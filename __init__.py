@@ -6,8 +6,15 @@ The rooms, in the order in which a request meets them:
     cli → client → server → requests_db → server.dispatcher → executor → operations → environments
                                                                                  → env_host
 
-This file stays empty of imports: `openenv status` must start in a blink, and the env host
+This file imports nothing on Linux: `openenv status` must start in a blink, and the env host
 imports this package inside other projects' Pythons.
 """
 
+import sys
+
 __version__ = "0.1.0"
+
+if sys.platform != "linux":  # elsewhere there is no /proc to identify processes by
+    import importlib
+
+    importlib.import_module(".processes.macos", __name__).install()

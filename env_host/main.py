@@ -181,14 +181,15 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
 
 def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
     """A process that was started rather than forked: `programs.what_forbids_forking`."""
+    from ..system.prctl import die_with_parent
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_ORDERS, serve_as_ordered
-    from .startup import after_fork, fd_limit
+    from .startup import fd_limit
 
     if STATE_ORDERS in told:
         serve_as_ordered(definition.env_class, told[STATE_ORDERS])
-    after_fork.die_with(os.getppid())
+    die_with_parent(os.getppid())
     fd_limit.raise_limit()
     head = base64.b64decode(told.pop("head"))
     orders = ChildConfig.from_json(told)
@@ -206,7 +207,7 @@ def _serve_here(
     head: bytes,
 ) -> int:
     """Serve as one of the host's children; the exit code."""
-    from .ipc.fd_messages import Message, send
+    from ..system.descriptors import Message, send_message
     from .serving.uvicorn_server import run_loop
     from .shard.shard import run_process
     from .startup import gpus
@@ -224,7 +225,7 @@ def _serve_here(
     else:
         return 0
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(orders.link_fd)) as link:
-        send(link, Message(failed))
+        send_message(link, Message(failed))
     return EXIT_FAILED_TO_START
 
 

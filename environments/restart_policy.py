@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..system.backoff import backoff_seconds
+
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 BUDGET_EXITS = 5
@@ -55,5 +57,4 @@ def restart_decision(
 
 def pause_seconds(exits: int) -> float:
     """How long to wait after so many exits in a row."""
-    doublings = min(max(exits, 1) - 1, 16)  # beyond that it is the longest pause anyway
-    return float(min(FIRST_PAUSE_SECONDS * 2**doublings, LONGEST_PAUSE_SECONDS))
+    return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)

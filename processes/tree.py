@@ -19,7 +19,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ..system.cgroups import Cgroup
-from ..system.process_identity import IS_LINUX, ProcessIdentity, ProcessStat, read_stat
+from ..system.proc import ProcessStat, read_stat
+from ..system.process_identity import IS_LINUX, ProcessIdentity
+from . import macos
 
 KILL_WAIT_SECONDS = 5.0  # after SIGKILL; longer only for a process stuck in the kernel
 _KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again
@@ -92,21 +94,8 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
     """Wait until all have ended (zombies have); False when time ran out first."""
     deadline = time.monotonic() + timeout_seconds
     if not hasattr(os, "pidfd_open"):
-        return _psutil_wait(members, timeout_seconds)
+        return macos.wait_until_dead(members, timeout_seconds)
     return all(_wait_for(member, deadline) for member in members)
-
-
-def set_oom_score_adj(pid: int, value: int) -> bool:
-    """Tell the kernel whom to kill first for memory (-1000 never … 1000 first); best effort.
-
-    Raising is always allowed; lowering needs privilege. False when it was not possible.
-    """
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(value))
-    except OSError:
-        return False
-    return True
 
 
 def _members(
@@ -167,39 +156,8 @@ def _identity_of(stat: ProcessStat) -> ProcessIdentity:
 
 def _all_stats() -> Iterator[ProcessStat]:
     if not IS_LINUX:
-        yield from _psutil_stats()
+        yield from macos.all_stats()
         return
     for name in os.listdir("/proc"):  # noqa: PTH208 (names alone: one string per process)
         if name.isdigit() and (stat := read_stat(int(name))) is not None:
             yield stat
-
-
-def _psutil_stats() -> Iterator[ProcessStat]:
-    """The same from psutil; there `started_seconds` is its `create_time`."""
-    import psutil
-
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            state = "Z" if process.status() == psutil.STATUS_ZOMBIE else "S"
-            yield ProcessStat(
-                process.pid,
-                process.name(),
-                state,
-                process.ppid(),
-                os.getpgid(process.pid),
-                os.getsid(process.pid),
-                process.create_time(),
-            )
-
-
-def _psutil_wait(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
-    import psutil
-
-    processes = []
-    for member in members:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(member.pid)
-            if process.create_time() == member.started_at:
-                processes.append(process)
-    _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
-    return not alive

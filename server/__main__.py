@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
-from ..processes.tree import set_oom_score_adj
 from ..system.after_fork import close_all_but
 from ..system.priority import prefer_own_session
+from ..system.proc import set_oom_score_adj
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 

@@ -14,6 +14,11 @@ package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 sys.modules["openenvd"] = package
 
 if __name__ == "__main__":
+    if sys.platform != "linux":
+        from openenvd.processes import macos
+
+        macos.install()
+
     from openenvd.shim.loop import main
 
     main()

@@ -11,7 +11,6 @@ The wire is one JSON object a line (`wire.py`, which the daemon's asyncio stream
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -25,7 +24,9 @@ from typing import Any
 
 from ..processes.tree import stop_tree
 from ..system.cgroups import Cgroup
+from ..system.descriptors import descriptors_of
 from ..system.detached import spawn_detached
+from ..system.json_lines import Json, decode_line, encode_line
 from ..system.process_identity import ProcessIdentity
 from .files import (
     CONTROL_FD_VARIABLE,
@@ -36,7 +37,6 @@ from .files import (
     write_json,
 )
 from .fork_server_client import fork_shim
-from .wire import Json, decode_line, encode_line
 
 __all__ = [
     "ShimClient",
@@ -91,7 +91,9 @@ def start_shim(
         if listen_fd is not None:
             environ[LISTEN_FD_VARIABLE] = str(listen_fd)
             fds.append(listen_fd)
-        argv = [python, "-I", "-S", str(_RUN_SHIM), str(folder)]
+        # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
+        flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
+        argv = [python, *flags, str(_RUN_SHIM), str(folder)]
         spawn_detached(argv, environ, pass_fds=fds, log_path=Path(run_file["log_path"]))
 
 
@@ -217,9 +219,8 @@ class ShimClient:
 
     def _read(self, timeout: float | None) -> None:
         self._socket.settimeout(timeout)
-        size = array.array("i").itemsize
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(size))
+            data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(4))
         except BlockingIOError as exc:
             raise TimeoutError("nothing from the shim yet") from exc
         except TimeoutError:
@@ -227,10 +228,7 @@ class ShimClient:
         except OSError as exc:
             self.has_ended = True
             raise ShimGone(f"the shim is gone: {exc}") from exc
-        for level, kind, payload in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds = array.array("i", payload[: len(payload) - len(payload) % size])
-                self._fds.extend(fds)
+        self._fds += descriptors_of(ancillary)
         if not data:
             self.has_ended = True
             raise ShimGone("the shim closed the connection")

@@ -7,10 +7,12 @@ it can be sent. Replies are queued, up to a bound. Light: a shim imports it.
 
 from __future__ import annotations
 
-import array
 import selectors
 import socket
 from collections.abc import Callable
+
+from ..system.descriptors import rights
+from ..system.json_lines import LineBuffer
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_REPLIES = 64  # unread ones; who asks on without reading is dropped
@@ -27,7 +29,7 @@ class Client:
         connection.setblocking(False)
         self.connection = connection
         self._status_line = status_line
-        self._inbox = b""
+        self._inbox = LineBuffer(MAX_LINE_BYTES)
         self._outbox: list[tuple[bytes, int | None]] = []  # a line (or its rest), a descriptor
         self._status_is_due = False
 
@@ -64,8 +66,8 @@ class Client:
             raise ClientGone(str(exc)) from exc
         if not data:
             raise ClientGone("it left")
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
-        if len(self._inbox) > MAX_LINE_BYTES:
+        lines = self._inbox.feed(data)
+        if self._inbox.has_overflowed:
             raise ClientGone("its line has no end")
         return lines
 
@@ -81,7 +83,7 @@ class Client:
                 self._status_is_due = False
             line, fd = self._outbox[0]
             try:
-                sent = self.connection.sendmsg([line], _rights(fd))
+                sent = self.connection.sendmsg([line], rights(() if fd is None else (fd,)))
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -174,9 +176,3 @@ class Clients:
             self._connected.remove(client)
             self._selector.unregister(client.connection)
             client.connection.close()
-
-
-def _rights(fd: int | None) -> list[tuple[int, int, array.array[int]]]:
-    if fd is None:
-        return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]

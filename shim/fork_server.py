@@ -50,21 +50,30 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..system import after_fork
-from ..system.signal_pipe import watch_signals
+from ..system.descriptors import Message, close_all, receive_message, send_message
+from ..system.proc import set_oom_score_adj
+from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
 from .cgroup import enter_shims_group, leave_shims_group
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
-from .server_child import set_own_oom_score_adj
 
-MAX_MESSAGE_BYTES = 65_536
 MAX_FDS = 3
 LISTEN_BACKLOG = 1024
 RETRY_SECONDS = 0.02  # told to end, while somebody looks whether we are there
 
 Json = dict[str, Any]
+
+
+def set_title(title: str) -> None:
+    """Set what `ps` shows of this process; a shim of its own Python has no library for it."""
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle(title)
 
 
 class ForkServer:
@@ -84,8 +93,8 @@ class ForkServer:
         self._refusal: str | None = None  # why it forks nothing
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._on_connect)
-        signals = watch_signals()
-        self._selector.register(signals, selectors.EVENT_READ, lambda: self._on_signal(signals))
+        self._signals = SignalPipe((signal.SIGTERM, signal.SIGCHLD), ignored=TERMINAL_SIGNALS)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
 
     def serve(self) -> None:
         """Until it is told to end, or idle."""
@@ -98,8 +107,8 @@ class ForkServer:
             if self._is_told_to_end or is_idle(len(self._shims), silent, self._idle_seconds):
                 self._leave()
 
-    def _on_signal(self, fd: int) -> None:
-        if signal.SIGTERM in os.read(fd, 4096):
+    def _on_signal(self) -> None:
+        if signal.SIGTERM in self._signals.take():
             self._is_told_to_end = True
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -118,21 +127,20 @@ class ForkServer:
     def _on_message(self, connection: socket.socket) -> None:
         self._asked_at = time.monotonic()
         self._selector.unregister(connection)
-        with contextlib.suppress(OSError, ValueError):  # who asked has left, or wrote nothing
-            data, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
-            try:
-                message = json.loads(data)
-                if message.get("end"):
-                    self._is_told_to_end = True
-                    self._farewell.append(connection)
-                    return
-                connection.send(json.dumps(self._answer(message, fds)).encode())
-            finally:
-                for fd in fds:
-                    os.close(fd)
+        with contextlib.suppress(EOFError, OSError, ValueError):  # it has left, or sent no message
+            message = receive_message(connection, most_fds=MAX_FDS)
+            if message is not None and message.head.get("end"):
+                self._is_told_to_end = True
+                self._farewell.append(connection)
+                return
+            if message is not None:
+                try:
+                    send_message(connection, Message(self._answer(message.head, message.fds)))
+                finally:
+                    close_all(message.fds)
         connection.close()
 
-    def _answer(self, message: Json, fds: list[int]) -> Json:
+    def _answer(self, message: Json, fds: Sequence[int]) -> Json:
         try:
             if self._refusal is not None:
                 return {"refused": self._refusal}
@@ -198,7 +206,7 @@ def _become_shim(
         os.environ[CONTROL_FD_VARIABLE] = str(control)
         if listener is not None:
             os.environ[LISTEN_FD_VARIABLE] = str(listener)
-        after_fork.be_called(title)
+        set_title(title)
         loop.keep(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
@@ -232,14 +240,14 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir("/")
     # As a shim: what it is started by may be a worker, capped and to be killed first.
-    set_own_oom_score_adj(0)
+    set_oom_score_adj(os.getpid(), 0)
     group = enter_shims_group()
     after_fork.close_all_but([config["listen"]])
     listener = socket.socket(fileno=config["listen"])
     listener.setblocking(False)
     os.set_inheritable(config["listen"], False)
     fork_server = ForkServer(listener, config["lock"], config["idle_seconds"])
-    after_fork.be_called("openenvd: fork server")
+    set_title("openenvd: fork server")
     gc.disable()
     preload(config["preload"])
     gc.collect()

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..system.descriptors import Message, receive_message, send_message
 from ..system.detached import spawn_detached
-from .fork_server import LISTEN_BACKLOG, MAX_MESSAGE_BYTES
+from .fork_server import LISTEN_BACKLOG
 
 Json = dict[str, Any]
 
@@ -166,10 +167,11 @@ def _ask(path: Path, message: Json, fds: list[int], seconds: float) -> Json | No
         connection.settimeout(seconds)
         try:
             connection.connect(str(path))
-            socket.send_fds(connection, [json.dumps(message).encode()], fds)
-            data = connection.recv(MAX_MESSAGE_BYTES)
+            if not send_message(connection, Message(message, fds=tuple(fds))):
+                raise TimeoutError
+            answer = receive_message(connection)
         except TimeoutError:
             raise
-        except OSError:
+        except (EOFError, OSError):
             return None
-    return dict(json.loads(data)) if data else None
+    return None if answer is None else answer.head

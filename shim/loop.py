@@ -57,8 +57,11 @@ import signal
 import sys
 import time
 
+from ..system.json_lines import Json, encode_line
+from ..system.prctl import adopt_orphans
+from ..system.proc import set_oom_score_adj
 from ..system.process_identity import ProcessIdentity
-from ..system.signal_pipe import watch_signals
+from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from .cgroup import enter_shims_group, leave_shims_group
 from .clients import Client, Clients
 from .files import (
@@ -73,10 +76,9 @@ from .files import (
     remove_if_empty,
     write_json,
 )
-from .server_child import become_subreaper, set_own_oom_score_adj
 from .server_state import ServerStateMachine
 from .shutdown_policy import GONE_SECONDS, Home
-from .wire import DEFAULT_GRACE_SECONDS, Json, encode_line, error_line, read_order
+from .wire import DEFAULT_GRACE_SECONDS, error_line, read_order
 
 LINGER_SECONDS = 1.0  # for clients to take in the last word
 
@@ -96,9 +98,9 @@ class Shim:
         # What is registered here is called without arguments. It must bear it when an earlier
         # event of the same round closed what it reads.
         self._selector = selectors.DefaultSelector()
-        self._signals = watch_signals()
+        self._signals = SignalPipe((signal.SIGTERM, signal.SIGCHLD), ignored=TERMINAL_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
-        become_subreaper()
+        adopt_orphans()
         path = self._run["socket_path"]
         control = inherited_socket(CONTROL_FD_VARIABLE) or open_control_socket(path)
         self._clients = Clients(control, self._selector, self._status_line, self._answer)
@@ -178,7 +180,7 @@ class Shim:
     # Events
 
     def _on_signal(self) -> None:
-        numbers = os.read(self._signals, 4096)
+        numbers = self._signals.take()
         if signal.SIGTERM in numbers:
             self._life.stop(DEFAULT_GRACE_SECONDS)
         if signal.SIGCHLD in numbers:
@@ -241,7 +243,7 @@ def keep(run_dir: str, *, is_forked: bool = False) -> None:
     """Be the shim of `run_dir`, in a session of our own."""
     # Raised in the worker that started us, which the kernel is to kill first. A replica without
     # its shim is lost, so the shim goes last.
-    set_own_oom_score_adj(0)
+    set_oom_score_adj(os.getpid(), 0)
     try:
         lock(run_dir)
     except BlockingIOError:

@@ -11,7 +11,7 @@ import os
 import selectors
 from collections.abc import Callable, Iterator
 
-from .wire import Json, decode_line
+from ..system.json_lines import Json, LineBuffer, decode_line
 
 MAX_LINE_BYTES = 256 * 1024
 _READ_BYTES = 65536
@@ -24,13 +24,13 @@ class NotifyPipe:
         self._selector = selector
         self._on_words = on_words
         self._fd: int | None = None
-        self._rest = b""  # of a line that has not ended
+        self._lines = LineBuffer(MAX_LINE_BYTES)
 
     def listen_to(self, fd: int) -> None:
         """A new server's, ours to close; the last one's is closed."""
         self.close()
         os.set_blocking(fd, False)
-        self._fd, self._rest = fd, b""
+        self._fd, self._lines = fd, LineBuffer(MAX_LINE_BYTES)
         self._selector.register(fd, selectors.EVENT_READ, self._on_words)
 
     def messages(self) -> Iterator[Json]:
@@ -40,9 +40,7 @@ class NotifyPipe:
                 data = os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            *lines, rest = (self._rest + data).split(b"\n")
-            self._rest = rest if len(rest) <= MAX_LINE_BYTES else b""
-            for line in lines:
+            for line in self._lines.feed(data):
                 try:
                     message = decode_line(line)
                 except ValueError:

@@ -17,7 +17,7 @@ import time
 
 from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
 from ..system.cgroups import Cgroup
-from .wire import Json
+from ..system.json_lines import Json
 
 EXIT_CANNOT_START = 127  # as a shell says it
 

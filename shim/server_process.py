@@ -19,10 +19,11 @@ import signal
 import socket
 
 from ..system.cgroups import Cgroup, CgroupManager
+from ..system.json_lines import Json
+from ..system.proc import children_of
 from ..system.process_identity import ProcessIdentity
 from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_socket, listen, open_log
-from .server_child import ForkInto, adopted_children, spawn
-from .wire import Json
+from .server_child import ForkInto, spawn
 
 
 class ServerProcess:
@@ -142,7 +143,7 @@ class ServerProcess:
             self.cgroup.kill()
         if self.runs:
             self._signal_group(signal.SIGKILL)
-        for pid in adopted_children():
+        for pid in children_of(os.getpid()):
             # Safe: a child's pid is not given away before we have collected it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

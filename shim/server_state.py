@@ -22,13 +22,13 @@ from collections.abc import Callable
 
 from ..system.cgroups import CgroupManager
 from ..system.file_tail import last_lines
+from ..system.json_lines import Json
 from .log_rotation import BUSY_LOOK_SECONDS, BoundedLog
 from .notify_pipe import NotifyPipe
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
 from .server_process import ServerProcess
 from .shutdown_policy import Ending, Step
 from .status import ServerStatus
-from .wire import Json
 
 LOG_TAIL_LINES = 20
 

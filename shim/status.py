@@ -12,7 +12,7 @@ Light: a shim imports it.
 
 from __future__ import annotations
 
-from .wire import Json
+from ..system.json_lines import Json
 
 
 class ServerStatus:

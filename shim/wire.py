@@ -22,32 +22,9 @@ Who speaks: `clients.py` here, `client.py` and the daemon there.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-Json = dict[str, Any]
+from ..system.json_lines import decode_line, encode_line
 
 DEFAULT_GRACE_SECONDS = 5.0
-
-
-def encode_line(message: Json) -> bytes:
-    """One message of the wire."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def decode_line(line: bytes) -> Json:
-    """The message that `encode_line` wrote.
-
-    Raises:
-        ValueError: when it is not a JSON object.
-    """
-    try:
-        message = json.loads(line)
-    except RecursionError as exc:
-        raise ValueError("it is nested too deeply") from exc
-    if not isinstance(message, dict):
-        raise ValueError("a message must be a JSON object")
-    return message
 
 
 def read_order(line: bytes) -> tuple[object, float]:

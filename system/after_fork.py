@@ -4,7 +4,7 @@
     what exec would do                 here
     descriptors close on exec          `close_all_but`
     handlers and mask are the default  `reset_signals`
-    a new argv and environment         `live_in`, `be_called`
+    a new argv and environment         `live_in`
     the program runs, then exits       `run_and_exit`
 
 The parent's Python objects are still there, and live as long as the process: whoever calls this
@@ -26,14 +26,23 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from .descriptors import close_all
+from .prctl import die_with_parent, set_thread_name
 
 EXIT_UNCAUGHT = 1  # as Python itself says it
 
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-# By fork server and shim. Not all there are: to look at each costs every process 300 kB.
-_SET_BY_PARENTS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
+# By fork server, shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
+TAKEN_OVER = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGCHLD,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)
 
 
 def close_all_but(kept: Iterable[int]) -> None:
@@ -45,6 +54,44 @@ def close_all_but(kept: Iterable[int]) -> None:
                 os.close(int(name))
 
 
+def fork() -> int:
+    """Fork; the child misses no signal meanwhile, and has none of its parent's handlers.
+
+    Returns:
+        As `os.fork`: 0 in the child.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN_OVER)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            reset_handlers()
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
+    """Be a process of one's own after `fork`, which ends with its parent.
+
+    Args:
+        parent: the process that forked this one.
+        name: of this process, in `top`.
+        to_close: descriptors that are the parent's alone.
+    """
+    die_with_parent(parent)
+    close_all(to_close)
+    set_thread_name(name)
+    reseed()
+
+
+def reseed() -> None:
+    """Give libraries other random numbers than the parent's; Python's own generator does so."""
+    for name in ("numpy.random", "torch.random"):
+        module: Any = sys.modules.get(name)
+        if callable(found := getattr(module, "seed", None)):
+            found()
+
+
 def write_output_to(log_fd: int) -> None:
     """Nothing to read; what is printed, by anyone in this process, goes to `log_fd`."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -54,12 +101,17 @@ def write_output_to(log_fd: int) -> None:
 
 
 def reset_signals() -> None:
-    """What Python starts with: KeyboardInterrupt, and the default of what a parent has set."""
-    signal.set_wakeup_fd(-1)
-    for number in _SET_BY_PARENTS:
-        signal.signal(number, signal.SIG_DFL)
+    """Handle signals as Python starts: SIGINT raises KeyboardInterrupt, no signal is blocked."""
+    reset_handlers()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def reset_handlers() -> None:
+    """Take the handlers back that a parent of ours has set (`SignalPipe`)."""
+    signal.set_wakeup_fd(-1)
+    for number in TAKEN_OVER:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def live_in(environ: Mapping[str, str], argv: Sequence[str]) -> None:
@@ -72,13 +124,6 @@ def live_in(environ: Mapping[str, str], argv: Sequence[str]) -> None:
         faulthandler.enable()
     sys.argv = list(argv[-1:])  # the program, which was given no words
     sys.orig_argv = list(argv)
-
-
-def be_called(title: str) -> None:
-    """The name in `ps` and `top`."""
-    import setproctitle
-
-    setproctitle.setproctitle(title)
 
 
 def run_and_exit(entry: str) -> NoReturn:

@@ -25,7 +25,8 @@ import signal
 from typing import Any
 
 from .cgroup_tree import TOP, V1, V2, Location, locate, read_keyed, read_text
-from .process_identity import ProcessIdentity, read_stat
+from .proc import read_stat
+from .process_identity import ProcessIdentity
 
 _LEAF = "home"  # where a delegated v2 group's own processes move to
 _KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller

@@ -5,7 +5,8 @@
 not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
 server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
 reboot never matches after it. Two such numbers are compared for equality and mean nothing else;
-`age_seconds` says how long a process has run. Elsewhere than on Linux it is psutil's `create_time`.
+`age_seconds` says how long a process has run. Elsewhere than on Linux, processes are looked up in
+the table that `use_process_table` was given (`processes/macos.py`).
 
 Light on purpose (standard library alone at import): a shim imports it.
 """
@@ -17,56 +18,35 @@ import os
 import signal
 import sys
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from .proc import ProcessStat, read_stat
 
 IS_LINUX = sys.platform == "linux"
 
-_SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 # 2**30 seconds are 34 years of uptime; 16 bits above them still leave a double a resolution of
 # 1/128 s, finer than a tick.
 _BOOT_TAG_UNIT = float(2**30)
 
 
-class ProcessStat(NamedTuple):
-    """What one line of `/proc/<pid>/stat` says of a process."""
+class ProcessTable(Protocol):
+    """Where processes are looked up where there is no `/proc`."""
 
-    pid: int
-    name: str
-    state: str  # a letter: R, S, D, T, Z (dead, not yet collected), …
-    parent: int
-    group: int
-    session: int
-    started_seconds: float  # since boot
+    def started_at(self, pid: int) -> float | None:
+        """Return when the process started; None when there is none of that pid."""
 
-    @property
-    def is_dead(self) -> bool:
-        return self.state in "ZX"
+    def is_zombie(self, pid: int) -> bool:
+        """Return whether the process has ended, and waits to be reaped."""
 
 
-def read_stat(pid: int) -> ProcessStat | None:
-    """The process as the kernel shows it; None when there is none of that pid."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return parse_stat(file.read().decode(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+_table: ProcessTable | None = None
 
 
-def parse_stat(line: str) -> ProcessStat:
-    """The fields of one `/proc/<pid>/stat` line; the name may hold blanks and brackets."""
-    head, _, tail = line.rpartition(")")
-    pid, _, name = head.partition(" (")
-    fields = tail.split()
-    return ProcessStat(
-        pid=int(pid),
-        name=name,
-        state=fields[0],
-        parent=int(fields[1]),
-        group=int(fields[2]),
-        session=int(fields[3]),
-        started_seconds=int(fields[19]) * _SECONDS_PER_TICK,
-    )
+def use_process_table(table: ProcessTable) -> None:
+    """Look processes up there; needed elsewhere than on Linux."""
+    global _table
+    _table = table
 
 
 class ProcessIdentity(NamedTuple):
@@ -99,7 +79,7 @@ class ProcessIdentity(NamedTuple):
     def is_alive(self) -> bool:
         """Whether it runs. A zombie does not: it waits to be collected and holds nothing."""
         if not IS_LINUX:
-            return _psutil_is_alive(self)
+            return self.exists() and not _elsewhere().is_zombie(self.pid)
         stat = read_stat(self.pid)
         return stat is not None and not stat.is_dead and self == ProcessIdentity.of_stat(stat)
 
@@ -173,26 +153,12 @@ def _boot_tag() -> float:
 
 def _started_at(pid: int) -> float | None:
     if not IS_LINUX:
-        return _psutil_started_at(pid)
+        return _elsewhere().started_at(pid)
     stat = read_stat(pid)
     return None if stat is None else _boot_tag() + stat.started_seconds
 
 
-def _psutil_started_at(pid: int) -> float | None:
-    import psutil
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
-
-
-def _psutil_is_alive(identity: ProcessIdentity) -> bool:
-    import psutil
-
-    try:
-        process = psutil.Process(identity.pid)
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return not is_zombie and process.create_time() == identity.started_at
-    except psutil.Error:
-        return False
+def _elsewhere() -> ProcessTable:
+    if _table is None:
+        raise RuntimeError("no table of processes is in use: call use_process_table() first")
+    return _table

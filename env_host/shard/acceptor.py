@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from ..ipc.fd_messages import MAX_PACKET_BYTES
+from ...system.descriptors import MAX_PACKET_BYTES
 from ..ipc.scoreboard import Counters, Field, now_microseconds
 from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
 

@@ -18,9 +18,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING, cast
 
+from ...system.descriptors import Message
 from ..errors import SessionEnded
 from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import Message, Post
+from ..ipc.fd_messages import Post
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..serving.app import HostApp
 from ..serving.uvicorn_server import STOP_SECONDS, Server

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from ..ipc.fd_messages import MAX_FDS, Message, Post, close_all
+from ...system.descriptors import MAX_FDS, Message, close_all
+from ..ipc.fd_messages import Post
 from ..sessions.table import Attached, Session
 from .acceptor import duplicate
 from .request_head import Owner, new_session_id

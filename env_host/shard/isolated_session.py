@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable
 from typing import Any
 
-from ..ipc.fd_messages import Message
+from ...system.descriptors import Message
 from .base import Process
 
 LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone

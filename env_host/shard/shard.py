@@ -18,10 +18,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
 from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import Message, Post
+from ..ipc.fd_messages import Post
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..shared_state.setup import WorldFactory, connect_world

@@ -28,8 +28,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Never
 
+from ...system import after_fork
+from ...system.backoff import backoff_seconds
+from ...system.exit_status import signal_name, split_wait_status
 from ..serving.uvicorn_server import run_loop
-from ..startup import after_fork
 from .connection import socket_name
 from .errors import StateFailed
 from .server import StateServer
@@ -39,6 +41,7 @@ READY_SECONDS = 60.0  # for `create_state`
 STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
 WATCH_SECONDS = 1.0  # how often it looks whether its host is still there
 LIVED_WELL_SECONDS = 10.0  # one that lived so long is replaced at once
+FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
@@ -84,9 +87,8 @@ class StateExit:
 
 def restart_delay(lived_seconds: float, short_lives: int) -> float:
     """How long to wait before the next one; `short_lives` in a row, this one included."""
-    if lived_seconds >= LIVED_WELL_SECONDS or short_lives <= 1:
-        return 0.0
-    return float(min(0.1 * 2 ** (short_lives - 2), MAX_DELAY_SECONDS))
+    failures = 0 if lived_seconds >= LIVED_WELL_SECONDS else short_lives - 1
+    return backoff_seconds(failures, first=FIRST_DELAY_SECONDS, longest=MAX_DELAY_SECONDS)
 
 
 class StateProcess:
@@ -170,13 +172,13 @@ class StateProcess:
         assert self.pid is not None
         lived = time.monotonic() - self._started_at
         self._short_lives = 0 if lived >= LIVED_WELL_SECONDS else self._short_lives + 1
-        code = os.waitstatus_to_exitcode(status)
+        code, number = split_wait_status(status)
         found = StateExit(
             pid=self.pid,
             epoch=self.epoch,
             wait_status=status,
-            exit_code=code if code >= 0 else None,
-            signal_name=_signal_name(-code) if code < 0 else None,
+            exit_code=code,
+            signal_name=None if number is None else signal_name(number),
             lived_seconds=round(lived, 3),
             restart_in_seconds=restart_delay(lived, self._short_lives),
             peak_bytes=peak_bytes,
@@ -217,7 +219,7 @@ def _become(env_class: Any, orders: StateOrders, to_close: Iterable[int]) -> Nev
     code = EXIT_STATE_FAILED
     try:
         gc.freeze()  # what the host had is not to be finalized here, with threads that are not
-        after_fork.settle_in(orders.host_pid, f"state {env_class.__name__}", to_close)
+        after_fork.leave_parent(orders.host_pid, f"state {env_class.__name__}", to_close)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
         state = _create_or_say(env_class, orders.ready_fd)
         run_loop(_serve(state, orders), lambda: _exit(0))
@@ -260,13 +262,6 @@ def create_state(env_class: Any) -> Any:
         name = getattr(env_class, "__name__", str(env_class))
         raise StateFailed(f"{name} declares SHARED_STATE = True but has no create_state()")
     return create()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time one
-        return f"signal {number}"
 
 
 def _exit(code: int) -> Never:

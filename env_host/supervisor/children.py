@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..ipc.fd_messages import Message
+from ...system.descriptors import Message
 from .session_cgroup import SessionGroup
 
 if TYPE_CHECKING:

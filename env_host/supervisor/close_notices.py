@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import struct
 
+from ...system.exit_status import exit_sentence
 from ..protocol import WSErrorCode
 
 INTERNAL_ERROR_CLOSE = 1011
@@ -43,15 +42,7 @@ def how_it_died(wait_status: int, *, out_of_memory: str | None = None) -> str:
     """For people: `was killed by SIGKILL`."""
     if out_of_memory is not None:
         return out_of_memory
-    code = os.waitstatus_to_exitcode(wait_status)
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    core = "crashed with" if -code in _CRASHES else "was killed by"
-    return f"{core} {name}"
+    return exit_sentence(wait_status)
 
 
 def _message(path: str, text: str) -> str:
@@ -80,6 +71,3 @@ def _write(fd: int, data: bytes) -> None:
         connection.setblocking(False)
         connection.send(data)
         connection.shutdown(socket.SHUT_WR)
-
-
-_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}

@@ -19,7 +19,7 @@ import logging
 import os
 from collections import deque
 
-from ..ipc.fd_messages import Message, close_all, send
+from ...system.descriptors import Message, close_all, send_message
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from . import close_notices
 from .children import Child, Children
@@ -91,7 +91,7 @@ class IsolatedSessions:
         to = self._children.at(message.head["for"])
         if to is not None:
             with contextlib.suppress(OSError):
-                send(to.link, message)
+                send_message(to.link, message)
         close_all(message.fds)
 
     def free_slot(self, child: Child) -> None:
@@ -106,7 +106,7 @@ class IsolatedSessions:
         if front is None:
             return  # its successor is told the number that there are
         with contextlib.suppress(OSError):
-            if not send(front.link, Message({"isolated_ended": self._over})):
+            if not send_message(front.link, Message({"isolated_ended": self._over})):
                 return
         self._over = 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ...system.backoff import backoff_seconds
+
 YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
 MAX_BACK_OFF_SECONDS = 5.0
 FIRST_BACK_OFF_SECONDS = 0.1
@@ -52,6 +54,4 @@ class Succession:
 
 def back_off_seconds(deaths: int) -> float:
     """How long to wait for a successor after so many young deaths in a row; not for the first."""
-    if deaths <= 1:
-        return 0.0
-    return float(min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (deaths - 2)))
+    return backoff_seconds(deaths - 1, first=FIRST_BACK_OFF_SECONDS, longest=MAX_BACK_OFF_SECONDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..ipc.fd_messages import Message
+from ...system.descriptors import Message
 from . import close_notices
 from .children import Child
 

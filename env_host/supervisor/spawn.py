@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
+from ...system import after_fork
+from ...system.descriptors import Message, packet_pair
+from ...system.prctl import set_thread_name
 from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import Message, packet_pair
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..shard import shard as shard  # here: what is imported before a fork, all children share
-from ..startup import after_fork
 from .children import Child
 from .exec_children import spawn, start_program, what_forbids_forking
 from .memory_watchdog import LOOK_SECONDS
@@ -92,7 +93,7 @@ class Starter:
             log.warning(
                 "%s; so each process that serves imports the environment for itself", obstacle
             )
-        after_fork.set_name(f"host {self._config.name}")
+        set_thread_name(f"host {self._config.name}")
         gc.collect()
         gc.freeze()
 
@@ -198,7 +199,7 @@ class Starter:
             _enter(new.group)
         orders = new.orders
         to_close = {*self.fds, *self._parent.own_fds(), new.link.detach()} - set(orders.fds)
-        after_fork.settle_in(parent, _name_of(orders, self._config.name), to_close)
+        after_fork.leave_parent(parent, _name_of(orders, self._config.name), to_close)
         self._parent.forget()
         self._serve_as(orders, self._scoreboard, head)
 

@@ -44,15 +44,15 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ...system import after_fork
+from ...system.descriptors import Message, receive_message
+from ...system.signal_pipe import SignalPipe
 from ..environment.plan import Plan
 from ..errors import ShardFailed
-from ..ipc.fd_messages import Message, receive
 from ..ipc.scoreboard import Scoreboard
 from ..protocol import HostConfig, Serving
 from ..shared_state.setup import start_state_process
-from ..startup import after_fork
 from ..startup.fd_limit import SPARE_FDS
-from ..startup.signal_pipe import SignalPipe
 from .children import Child, Children
 from .exits import Burials, Death, death_of, facts_of, facts_of_state, failure_of, reaped
 from .isolated_sessions import IsolatedSessions, slots_for
@@ -114,7 +114,7 @@ class Host:
         Raises:
             ShardFailed: none could be started.
         """
-        self._signals = SignalPipe(after_fork.HELD_BACK)
+        self._signals = SignalPipe(after_fork.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._starter.get_ready()
         try:
@@ -219,7 +219,7 @@ class Host:
         self._selector.unregister(speaker.link)  # its end: SIGCHLD tells the rest
 
     def _hear_all(self, speaker: Child) -> None:
-        while (message := receive(speaker.link)) is not None:
+        while (message := receive_message(speaker.link)) is not None:
             self._take_in(speaker, message)
 
     def _hear_last(self, dead: Child) -> None:

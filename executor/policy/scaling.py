@@ -7,6 +7,7 @@ memory suffices for a task is `admission.py`.
 
 from __future__ import annotations
 
+from ...system.backoff import backoff_seconds
 from ..messages import SHORT
 
 # How many workers of a schedule stay when there is nothing to do, once it has had something to do.
@@ -67,7 +68,4 @@ def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
 
 def back_off_seconds(failures: int) -> float:
     """How long to wait before the next start, after so many that failed in a row."""
-    if failures == 0:
-        return 0.0
-    doubled: float = _FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 16)
-    return min(_MOST_BACK_OFF_SECONDS, doubled)
+    return backoff_seconds(failures, first=_FIRST_BACK_OFF_SECONDS, longest=_MOST_BACK_OFF_SECONDS)

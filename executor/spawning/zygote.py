@@ -29,7 +29,6 @@ since a daemon with threads must not fork; CONFIG is JSON: `control` and `lifeli
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -44,12 +43,13 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ...shim.server_child import adopted_children
+from ...system.after_fork import reset_handlers
+from ...system.descriptors import Message, close_all, receive_message, send_message
+from ...system.prctl import adopt_orphans
+from ...system.proc import children_of
+from ...system.signal_pipe import SignalPipe
 from ..worker.main import serve
 from .source import threads_of_this_process
-
-MOST_MESSAGE_BYTES = 65_536
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Zygote:
@@ -60,36 +60,33 @@ class Zygote:
         self._lifeline = lifeline
         self._home = home
         self._workers: set[int] = set()  # those that were not reaped yet
-        self._wakeup, wakeup_end = os.pipe()
-        for end in (self._wakeup, wakeup_end):
-            os.set_blocking(end, False)
-        self._wakeup_end = wakeup_end
-        # The handler only has to exist: what wakes us is the byte the interpreter writes.
-        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+        self._signals = SignalPipe((signal.SIGCHLD,))
 
     def serve(self) -> None:
         """Until the control socket ends."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
-            if self._wakeup in ready:
+            if self._signals.fileno() in ready:
                 self._reap()
             if self._control.fileno() in ready and not self._obey():
                 return
 
     def tell(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """One message to the daemon."""
-        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        send_message(self._control, Message(message, fds=descriptors))
 
     def _obey(self) -> bool:
         """Do what one message says; False at the end."""
-        data = self._control.recv(MOST_MESSAGE_BYTES)
-        if not data:
+        try:
+            request = receive_message(self._control)
+        except EOFError:
             return False
-        name = json.loads(data)["fork"]
+        if request is None:
+            return True
+        name = request.head["fork"]
         try:
             self._fork(name)
         except OSError as exc:
@@ -116,13 +113,11 @@ class Zygote:
         self, name: str, daemons_end: socket.socket, pipe: socket.socket
     ) -> NoReturn:
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            reset_handlers()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             daemons_end.close()
             self._control.close()
-            os.close(self._wakeup)
-            os.close(self._wakeup_end)
+            close_all(self._signals.fds)
             gc.enable()
             serve(name, pipe, lifeline=self._lifeline, home=self._home)
         finally:
@@ -130,8 +125,7 @@ class Zygote:
             os._exit(70)
 
     def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup, 4096)
+        self._signals.take()
         with contextlib.suppress(ChildProcessError):
             while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 was_alone = dead.si_status == signal.SIGKILL and self._was_alone(dead.si_pid)
@@ -151,7 +145,7 @@ class Zygote:
         """Whether a worker that waits to be reaped never had a child: then a kill for memory in
         its cgroup was its own. What it had not collected has become our child by now.
         """
-        orphans = set(adopted_children()) - self._workers
+        orphans = set(children_of(os.getpid())) - self._workers
         return not orphans and collected_no_child(pid)
 
 
@@ -177,18 +171,13 @@ def collected_no_child(pid: int) -> bool:
     return int(minor) + int(major) == 0
 
 
-def adopt_orphans() -> None:
-    """Make the zygote the parent of what a dead worker leaves behind (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def become_zygote(control: socket.socket, *, lifeline: int, home: str, began: float) -> NoReturn:
     """Fork workers from what has been imported so far, until the control socket ends."""
     setproctitle.setproctitle("openenvd: zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker is born with SIGTERM blocked and lets it in when it can answer it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    adopt_orphans()
+    adopt_orphans()  # what a dead worker leaves behind is reaped here
     zygote = Zygote(control, lifeline=lifeline, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
         if (threads := threads_of_this_process()) > 1:

@@ -18,12 +18,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ...system.descriptors import Json, Message, receive_message, send_message
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
     from .preforked_zygote import FirstZygote
 
-_MOST_MESSAGE_BYTES = 65_536
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
 
@@ -98,26 +98,19 @@ class ZygoteLink:
         """Ask for a worker."""
         # A zygote that is gone is noticed by the end of its socket, and only there.
         with contextlib.suppress(OSError):
-            self._socket.send(json.dumps({"fork": name}).encode())
+            send_message(self._socket, Message({"fork": name}))
 
     def read(self) -> list[SourceEvent] | None:
         """What the zygote said; None when it is gone."""
         events: list[SourceEvent] = []
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    self._socket,
-                    _MOST_MESSAGE_BYTES,
-                    _DESCRIPTORS_OF_A_FORK,
-                    getattr(socket, "MSG_CMSG_CLOEXEC", 0),
-                )
-            except BlockingIOError:
-                return events
-            except OSError:
-                data = b""
-            if not data:
+                message = receive_message(self._socket, most_fds=_DESCRIPTORS_OF_A_FORK)
+            except EOFError:
                 return events or None  # the end is read again next time
-            events.append(_understand(data, descriptors))
+            if message is None:
+                return events
+            events.append(_understand(message.head, message.fds))
 
     def noticed_death(self, pid: int) -> None:
         """The zygote reaps its children and tells, unasked."""
@@ -158,8 +151,7 @@ class _ForkedProcess:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _understand(data: bytes, descriptors: list[int]) -> SourceEvent:
-    message = json.loads(data)
+def _understand(message: Json, descriptors: Sequence[int]) -> SourceEvent:
     if "forked" in message:
         pipe = socket.socket(fileno=descriptors[0])
         pipe.setblocking(False)

@@ -16,10 +16,12 @@ A kill for memory is claimed in this order, and never on a bare SIGKILL (DESIGN.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from ...system.exit_status import signal_name
+from ...system.units import MB
 
 
 class ExitKind(StrEnum):
@@ -86,12 +88,7 @@ class ExitReason:
     @property
     def signal_name(self) -> str | None:
         """`SIGKILL` rather than -9; None when no signal ended it."""
-        if self.signal_number is None:
-            return None
-        try:
-            return signal.Signals(self.signal_number).name
-        except ValueError:
-            return f"signal {self.signal_number}"
+        return None if self.signal_number is None else signal_name(self.signal_number)
 
     def sentence(self) -> str:
         """One clause for people, to stand after a subject: `was killed by SIGSEGV`."""
@@ -123,14 +120,14 @@ class ExitReason:
         if self.certainty is Certainty.PROBABLE:
             text = "was probably killed for using too much memory"
         if self.peak_bytes is not None:
-            text += f" at {self.peak_bytes / 2**20:.0f} MB"
+            text += f" at {self.peak_bytes / MB:.0f} MB"
         elif self.detector in _KILLED_BY:
             text += " for using too much memory"
         return self._with_limit(text)
 
     def _with_limit(self, text: str) -> str:
         if self.limit_bytes is not None:
-            text += f"; its limit was {self.limit_bytes / 2**20:.0f} MB"
+            text += f"; its limit was {self.limit_bytes / MB:.0f} MB"
         return f"{text} ({self.evidence})" if self.evidence else text
 
     def to_json(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...system.cgroup_tree import V1, Location, locate, read_keyed, read_text
+from .. import macos
 
 # v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
 _UNLIMITED_BYTES = 1 << 60
@@ -110,9 +111,7 @@ def _machine_available_bytes(prefix: str) -> int:
     kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemAvailable:")
     if kilobytes is not None:
         return kilobytes * 1024
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return macos.machine_memory_bytes()[1]
 
 
 def _second_column(path: str, key: str) -> int | None:
@@ -152,9 +151,7 @@ def _machine_memory_bytes(prefix: str) -> int:
     kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemTotal:")
     if kilobytes is not None:
         return kilobytes * 1024
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    return macos.machine_memory_bytes()[0]
 
 
 def _cpu_quotas(prefix: str) -> Iterator[_Found]:

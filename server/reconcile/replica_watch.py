@@ -24,7 +24,7 @@ from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...requests_db.records import Json, Replica
 from ...requests_db.states import ReplicaState
 from ...shim.client import read_status_file
-from ...shim.wire import decode_line, encode_line
+from ...system.json_lines import decode_line, encode_line
 from ...system.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)

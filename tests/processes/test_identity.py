@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from openenvd.system.process_identity import ProcessIdentity, parse_stat, read_stat
+from openenvd.system.proc import parse_stat, read_stat
+from openenvd.system.process_identity import ProcessIdentity
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 

@@ -13,13 +13,13 @@ import pytest
 
 from openenvd.processes.tree import (
     descendants,
-    set_oom_score_adj,
     stop_tree,
     tree_of,
     wait_until_dead,
 )
 from openenvd.system.cgroups import CgroupManager
-from openenvd.system.process_identity import ProcessIdentity, ProcessStat
+from openenvd.system.proc import ProcessStat, set_oom_score_adj
+from openenvd.system.process_identity import ProcessIdentity
 
 # A parent and a child; each prints its pid once it is set up, then sleeps.
 PROGRAM = """

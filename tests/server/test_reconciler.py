@@ -40,7 +40,7 @@ from openenvd.server.reconcile import replica_watch, status_writer
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.settings import Paths
 from openenvd.shim.client import read_status_file
-from openenvd.shim.wire import decode_line
+from openenvd.system.json_lines import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
 from ..shim.conftest import Replica as ShimmedServer

@@ -19,7 +19,7 @@ from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Replica
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch
-from openenvd.shim.wire import encode_line
+from openenvd.system.json_lines import encode_line
 
 TIMEOUT_SECONDS = 20.0
 

@@ -8,7 +8,6 @@ with the assertion that there is none.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -21,8 +20,9 @@ import pytest
 
 from openenvd.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
 from openenvd.shim.fork_server_client import end_fork_servers
-from openenvd.shim.server_child import _PR_SET_CHILD_SUBREAPER, adopted_children, become_subreaper
 from openenvd.system.cgroups import CgroupManager
+from openenvd.system.prctl import adopt_orphans
+from openenvd.system.proc import children_of
 
 WAIT_SECONDS = 30.0
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shims are forked on Linux alone")
@@ -219,21 +219,21 @@ def cgroups() -> Iterator[CgroupManager]:
 @pytest.fixture(autouse=True)
 def no_process_survives() -> Iterator[None]:
     """Every process that a test started is gone at its end."""
-    become_subreaper()
-    before = set(adopted_children())
+    adopt_orphans()
+    before = set(children_of(os.getpid()))
     yield
     _collect_dead(before)
-    survivors = set(adopted_children()) - before
+    survivors = set(children_of(os.getpid())) - before
     for pid in survivors:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # other rooms' tests are not
+    adopt_orphans(False)  # other rooms' tests are not
     assert not survivors
 
 
 def _collect_dead(ours: set[int]) -> None:
     """Shims that were told to stop are on their way out; others are collected if dead."""
-    for pid in set(adopted_children()) - ours:
+    for pid in set(children_of(os.getpid())) - ours:
         fd = os.pidfd_open(pid)
         try:
             import select

@@ -7,13 +7,8 @@ import json
 
 import pytest
 
-from openenvd.shim.wire import (
-    DEFAULT_GRACE_SECONDS,
-    decode_line,
-    encode_line,
-    error_line,
-    read_order,
-)
+from openenvd.shim.wire import DEFAULT_GRACE_SECONDS, error_line, read_order
+from openenvd.system.json_lines import decode_line, encode_line
 
 
 def test_wire_is_one_json_object_a_line() -> None:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Linux tells in `/proc` and macOS through psutil. Nothing here is called on Linux.
+
+`install` must have been called before a process is identified; the package's root does so.
+psutil is imported when it is needed first, since the CLI has no use for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+
+from ..system.proc import ProcessStat
+from ..system.process_identity import ProcessIdentity, use_process_table
+
+
+class PsutilTable:
+    """The table of processes, as psutil shows it."""
+
+    def started_at(self, pid: int) -> float | None:
+        """Return when the process started, in seconds since the epoch; None when there is none."""
+        import psutil
+
+        try:
+            return float(psutil.Process(pid).create_time())
+        except psutil.Error:
+            return None
+
+    def is_zombie(self, pid: int) -> bool:
+        """Return whether the process has ended, and waits to be reaped."""
+        import psutil
+
+        try:
+            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return True
+
+
+def install() -> None:
+    """Identify processes by psutil from now on."""
+    use_process_table(PsutilTable())
+
+
+def all_stats() -> Iterator[ProcessStat]:
+    """Return every process; `started_seconds` is since the epoch here."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            state = "Z" if process.status() == psutil.STATUS_ZOMBIE else "S"
+            yield ProcessStat(
+                process.pid,
+                process.name(),
+                state,
+                process.ppid(),
+                os.getpgid(process.pid),
+                os.getsid(process.pid),
+                process.create_time(),
+            )
+
+
+def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) -> bool:
+    """Wait until all have ended; False when time ran out first."""
+    import psutil
+
+    processes = []
+    for member in members:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(member.pid)
+            if process.create_time() == member.started_at:
+                processes.append(process)
+    _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
+    return not alive
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what is resident of a process; 0 when it is gone."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Return the pids of everything below a process."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return set()
+
+
+def machine_memory_bytes() -> tuple[int, int]:
+    """Return the machine's memory, and what of it is available."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)

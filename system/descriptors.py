@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages with descriptors, over Unix sockets between processes of one machine.
+
+A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS).
+Where the wire is a stream of lines instead, `rights` and `descriptors_of` carry the descriptors.
+
+Light: a shim imports it, hence no dataclasses.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+MAX_FDS = 200  # in one message; the kernel's limit is 253
+MAX_PACKET_BYTES = 128 * 1024
+_INT_BYTES = array.array("i").itemsize
+_SEND_BUFFER_BYTES = 1024 * 1024
+
+Json = dict[str, Any]
+
+
+class Message(NamedTuple):
+    """What one process sends to another."""
+
+    head: Json
+    body: bytes = b""
+    fds: tuple[int, ...] = ()
+
+
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """Make two connected ends that keep packets apart; neither blocks."""
+    kind = socket.SOCK_SEQPACKET if hasattr(socket, "MSG_CMSG_CLOEXEC") else socket.SOCK_DGRAM
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for end in pair:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    return pair
+
+
+def send_message(end: socket.socket, message: Message) -> bool:
+    """Send one message; its descriptors stay the caller's to close.
+
+    Returns:
+        False when it does not fit now.
+
+    Raises:
+        OSError: the other side has ended.
+    """
+    data = _to_json(message.head).encode() + b"\n" + message.body
+    try:
+        end.sendmsg([data], rights(message.fds))
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError as exc:
+        if exc.errno in _NOT_NOW:
+            return False
+        raise
+    return True
+
+
+def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message | None:
+    """Receive the next message; None when there is none now.
+
+    Its descriptors, which no program started later inherits, are the caller's to close.
+
+    Raises:
+        EOFError: the other side has ended.
+        TimeoutError: nothing has arrived within the socket's timeout.
+        ValueError: what has arrived is no message.
+    """
+    space = socket.CMSG_SPACE(most_fds * _INT_BYTES)
+    try:
+        data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space, _CLOEXEC)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except TimeoutError:
+        raise
+    except OSError as exc:
+        raise EOFError from exc
+    fds = tuple(descriptors_of(ancillary))
+    if not data:
+        raise EOFError
+    line, _, body = data.partition(b"\n")
+    try:
+        return Message(_from_json(line.decode()), body, fds)
+    except ValueError:
+        close_all(fds)
+        raise
+
+
+def rights(fds: Iterable[int]) -> list[tuple[int, int, array.array[int]]]:
+    """Return the ancillary data that `sendmsg` takes to send descriptors along."""
+    sent = array.array("i", fds)
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)] if sent else []
+
+
+def descriptors_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the ancillary data that `recvmsg` returned."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % _INT_BYTES])
+    return found.tolist()
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors; one that is closed already is no matter."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_from_json = json.JSONDecoder().decode
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# Buffers of datagrams, and too many descriptors on their way: both pass.
+_NOT_NOW = (errno.ENOBUFS, errno.ETOOMANYREFS)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wire of JSON objects, one a line, for pipes and stream sockets. Light: a shim imports it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def encode_line(message: Json) -> bytes:
+    """Return a message as a line of the wire."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_line(line: bytes) -> Json:
+    """Return the message that `encode_line` wrote.
+
+    Raises:
+        ValueError: when it is not a JSON object.
+    """
+    try:
+        message = json.loads(line)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+    if not isinstance(message, dict):
+        raise ValueError("a message must be a JSON object")
+    return message
+
+
+class LineBuffer:
+    """Makes lines of what a pipe delivers, however it was cut."""
+
+    __slots__ = ("_max_bytes", "_rest", "has_overflowed")
+
+    def __init__(self, max_bytes: int) -> None:
+        """A line may have `max_bytes`."""
+        self._max_bytes = max_bytes
+        self._rest = b""
+        self.has_overflowed = False  # whether a line was longer, and has been dropped
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._max_bytes:
+            self._rest = b""
+            self.has_overflowed = True
+        return lines

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what Linux tells of a process below `/proc`: its stat line, its children, its memory.
+
+Sizes are bytes. Light: a shim imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+_SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_MOST_DEPTH = 16  # of a tree of processes
+
+
+class ProcessStat(NamedTuple):
+    """What one line of `/proc/<pid>/stat` says of a process."""
+
+    pid: int
+    name: str
+    state: str  # a letter: R, S, D, T, Z (dead, not yet reaped), …
+    parent: int
+    group: int
+    session: int
+    started_seconds: float  # since boot
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended; a zombie has."""
+        return self.state in "ZX"
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the process as the kernel shows it; None when there is none of that pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read().decode(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def parse_stat(line: str) -> ProcessStat:
+    """Return the fields of a `/proc/<pid>/stat` line; the name may hold blanks and brackets."""
+    head, _, tail = line.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return ProcessStat(
+        pid=int(pid),
+        name=name,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        started_seconds=int(fields[19]) * _SECONDS_PER_TICK,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's children, adopted ones included; none when it has ended."""
+    children: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    except OSError:  # it has ended, or the kernel does not say
+        pass
+    return children
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Return the pids of everything below a process."""
+    found: set[int] = set()
+    generation = {pid}
+    for _ in range(_MOST_DEPTH):
+        generation = {child for parent in generation for child in children_of(parent)} - found
+        if not generation:
+            break
+        found |= generation
+    return found
+
+
+def anonymous_bytes(pid: int) -> int | None:
+    """Return what is resident of a process and no file's; None when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, of_files = file.read().split()[:3]
+    except OSError:
+        return None
+    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rollup_bytes(pid: int, *names: str) -> int | None:
+    """Return the sum of some lines of `smaps_rollup`, such as `Pss` or `Private_Dirty`.
+
+    None when it cannot be read: the process has ended, or the kernel is older than 5.4.
+    """
+    wanted = {f"{name}:".encode() for name in names}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            lines = [line.split() for line in file.readlines()[1:]]
+    except OSError:
+        return None
+    found = [int(line[1]) * 1024 for line in lines if line[0] in wanted]
+    return sum(found) if found else None
+
+
+def set_oom_score_adj(pid: int, value: int) -> bool:
+    """Tell the kernel how soon to pick a process when memory runs out; best effort.
+
+    Args:
+        pid: the process.
+        value: from -1000, never, to 1000, first. Lowering it needs privilege.
+
+    Returns:
+        False when it was not possible.
+    """
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(value))
+    except OSError:
+        return False
+    return True
