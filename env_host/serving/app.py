@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..ipc.capacity import capacity_of
 from ..ipc.scoreboard import Scoreboard, now_microseconds
@@ -78,7 +79,7 @@ class HostApp:
         capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
             return Reply(capacity)
-        return TextReply(metrics.render(self._definition.name, capacity), metrics.CONTENT_TYPE)
+        return TextReply(metrics.render(self._definition.name, capacity), CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:

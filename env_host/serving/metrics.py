@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GET /metrics` of an environment: the board in Prometheus' text exposition format 0.0.4.
+"""`GET /metrics` of an environment: its capacity (`ipc/capacity.py`) as Prometheus metrics.
 
-All of it is read off at scrape time (`capacity.py`). Counters begin anew with a shard's process.
+All of it is read at scrape time. Counters begin anew with a shard's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from ...system.prometheus import metric_family
 
 Json = dict[str, Any]
-Sample = tuple[Mapping[str, Any], float]
 
 _GAUGES = (
     ("sessions", "Sessions open now."),
@@ -31,14 +29,14 @@ _COUNTERS = (
 
 
 def render(name: str, capacity: Json) -> str:
-    """The whole page; `name` is the environment's."""
+    """Render the whole page of the environment called `name`."""
     shards = [({"environment": name, "shard": s["index"]}, s) for s in capacity["shards"]]
     pages = [
-        _family(f"openenvd_shard_{key}", text, [(labels, s[key]) for labels, s in shards])
+        metric_family(f"openenvd_shard_{key}", text, [(labels, s[key]) for labels, s in shards])
         for key, text in _GAUGES
     ]
     pages += [
-        _family(
+        metric_family(
             f"openenvd_shard_{key}_total",
             text,
             [(labels, s["totals"][key]) for labels, s in shards],
@@ -51,12 +49,12 @@ def render(name: str, capacity: Json) -> str:
 
 def _health(shards: list[tuple[Json, Json]]) -> list[str]:
     return [
-        _family(
+        metric_family(
             "openenvd_shard_state",
             "What a shard does: alive, busy, wedged, unresponsive, starting, stopping, absent.",
             [(labels | {"state": s["state"]}, 1) for labels, s in shards],
         ),
-        _family(
+        metric_family(
             "openenvd_shard_heartbeat_seconds",
             "How long ago a shard's loop turned last.",
             [
@@ -65,7 +63,7 @@ def _health(shards: list[tuple[Json, Json]]) -> list[str]:
                 if s["heartbeat_seconds"] is not None
             ],
         ),
-        _family(
+        metric_family(
             "openenvd_shard_loop_lag_seconds",
             "How late a shard's loop was over the last minute; 1 is the longest.",
             [
@@ -76,7 +74,7 @@ def _health(shards: list[tuple[Json, Json]]) -> list[str]:
                 )
             ],
         ),
-        _family(
+        metric_family(
             "openenvd_shard_longest_wait_seconds",
             "How long the first of those that wait for a session has waited.",
             [(labels, s["longest_wait_seconds"]) for labels, s in shards],
@@ -85,22 +83,8 @@ def _health(shards: list[tuple[Json, Json]]) -> list[str]:
 
 
 def _isolated(name: str, capacity: Json) -> str:
-    return _family(
+    return metric_family(
         "openenvd_isolated_sessions",
         "Sessions with a process of their own.",
         [({"environment": name}, len(capacity["isolated"]))],
     )
-
-
-def _family(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    lines += [f"{name}{_labels(labels)} {float(value):g}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Mapping[str, Any]) -> str:
-    return "{" + ",".join(f'{key}="{_escape(str(value))}"' for key, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics page, in Prometheus' text exposition format 0.0.4.
+"""The metrics page, for Prometheus.
 
 All of it is read off at scrape time; nothing is counted twice. Names begin with `openenvd_`.
 """
@@ -7,14 +7,13 @@ All of it is read off at scrape time; nothing is counted twice. Names begin with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Json
 from ...system.loop_lag import LagSnapshot
-
-Sample = tuple[Mapping[str, str], float]
+from ...system.prometheus import metric_family
 
 # Name, key in what a replica says of itself, help, kind.
 _OF_REPLICAS = (
@@ -55,32 +54,32 @@ def render_metrics(
         if (capacity := live.get(replica["id"], {}).get("capacity"))
     ]
     families = [
-        _family(
+        metric_family(
             "openenvd_requests",
             "Requests by state.",
             [({"state": state}, count) for state, count in counts.items()],
         ),
-        _family(
+        metric_family(
             "openenvd_environment_info",
             "Environments by state.",
             [({"environment": e["name"], "state": e["state"]}, 1) for e in environments],
         ),
-        _family(
+        metric_family(
             "openenvd_sessions",
             "Sessions open now.",
             [({"environment": e["name"]}, e["sessions"]) for e in environments],
         ),
-        _family(
+        metric_family(
             "openenvd_replica_restarts",
             "Times a replica was started again.",
             [({"environment": name, "replica": r["id"]}, r["restarts"]) for name, r in replicas],
         ),
-        _family(
+        metric_family(
             "openenvd_worker_resident_bytes",
             "Resident memory of a worker.",
             [({"worker": w.name}, w.rss_bytes) for w in workers if w.rss_bytes is not None],
         ),
-        _family(
+        metric_family(
             "openenvd_worker_busy",
             "Whether a worker runs a request.",
             [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
@@ -96,7 +95,9 @@ def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[st
     """What each replica has said of itself, within the last seconds; its own `/metrics` says it by
     shard and as of now."""
     families = [
-        _family(f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind)
+        metric_family(
+            f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind
+        )
         for name, key, text, kind in _OF_REPLICAS
     ]
     states = [
@@ -104,27 +105,27 @@ def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[st
         for each, capacity in served
         for state, count in capacity["shards"].items()
     ]
-    return [*families, _family("openenvd_replica_shards", "Shards by state.", states)]
+    return [*families, metric_family("openenvd_replica_shards", "Shards by state.", states)]
 
 
 def _memory_families(memory: MemoryCounts) -> list[str]:
     return [
-        _family(
+        metric_family(
             "openenvd_free_burst_bytes",
             "Memory that burst workers may still be expected to need.",
             [({}, memory.executor.free_burst_bytes)],
         ),
-        _family(
+        metric_family(
             "openenvd_available_bytes",
             "Memory the machine would still give, less the reserve.",
             [({}, memory.executor.available_bytes)],
         ),
-        _family(
+        metric_family(
             "openenvd_requests_waiting_for_memory",
             "Requests at the head of the queue that wait for memory.",
             [({}, memory.waiting)],
         ),
-        _family(
+        metric_family(
             "openenvd_out_of_memory_total",
             "Requests killed for memory, since the daemon started.",
             [
@@ -133,7 +134,7 @@ def _memory_families(memory: MemoryCounts) -> list[str]:
             ],
             "counter",
         ),
-        _family(
+        metric_family(
             "openenvd_out_of_memory_retries_total",
             "Of these, requests that run again with more, since the daemon started.",
             [({"operation": name}, count) for name, count in sorted(memory.retries.copy().items())],
@@ -145,31 +146,15 @@ def _memory_families(memory: MemoryCounts) -> list[str]:
 def _loop_families(lag: LagSnapshot) -> list[str]:
     quantiles = {"0.5": lag.p50_seconds, "0.9": lag.p90_seconds, "0.99": lag.p99_seconds}
     return [
-        _family(
+        metric_family(
             "openenvd_loop_lag_seconds",
             "How late the event loop was over the last minute; 1 is the longest.",
             [({"quantile": q}, s) for q, s in (quantiles | {"1": lag.max_seconds}).items()],
         ),
-        _family(
+        metric_family(
             "openenvd_loop_stalls_total",
             "Times the event loop was held for a second and more, since the daemon started.",
             [({}, lag.stalls)],
             "counter",
         ),
     ]
-
-
-def _family(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    lines += [f"{name}{_labels(labels)} {float(value):g}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
