@@ -29,6 +29,8 @@ from .proc import read_stat
 from .process_identity import ProcessIdentity
 
 _LEAF = "home"  # where a delegated v2 group's own processes move to
+_SERVER_LEAF = "host"  # where a server moves that makes groups below its own
+_NO_HIERARCHY = "no cgroup hierarchy with a memory controller is mounted"
 _KILL_ROUNDS = 50  # a group that forks faster than this many sweeps is left to the caller
 _UNLIMITED_V1 = -1  # v1 shows "no limit" as a huge number and takes -1 for it
 
@@ -223,13 +225,8 @@ class CgroupManager:
         if not self.available:
             raise OSError(errno.ENOTSUP, f"no memory cgroups here: {self.why_not}")
         directory = f"{self._directory}/{name}"
-        _make(directory)
         cgroup = Cgroup(directory, f"{TOP}/{name}", self._version)
-        cgroup.set_limit(limit_bytes)
-        if self._version == V2:
-            with contextlib.suppress(OSError):
-                _write(f"{directory}/memory.oom.group", "1" if kill_together else "0")
-        return cgroup
+        return _make_group(cgroup, limit_bytes, kill_together=kill_together)
 
     def remove(self) -> bool:
         """Remove the empty groups below, then the manager's own; False while some are in use."""
@@ -263,7 +260,7 @@ class CgroupManager:
     def _open(self, root: str) -> None:
         own = locate("memory", root)
         if own is None:
-            self.why_not = "no cgroup hierarchy with a memory controller is mounted"
+            self.why_not = _NO_HIERARCHY
             return
         own = own.outside_ours()
         self._version = own.version
@@ -294,6 +291,63 @@ class CgroupManager:
                 self.why_not = ""
                 return level.directory
         return None
+
+
+class GroupsBelow:
+    """Makes groups right below this process's own, which another process has made for it alone.
+
+    On v2 a group with processes hands no memory controller down, so this process moves into a
+    leaf. Where groups cannot be made, `available` is False and `why_not` says why.
+    """
+
+    def __init__(self, *, root: str = "") -> None:
+        self.available = False
+        self.why_not = ""
+        self.directory = ""
+        self._version = 0
+        try:
+            self._open(root)
+        except OSError as exc:
+            self.why_not = _told(exc)
+
+    def create(self, name: str, limit_bytes: int) -> Cgroup:
+        """Make a group with a limit; on v2 the kernel kills all of its processes together.
+
+        Raises:
+            OSError: when it cannot be made; then nothing is left of it.
+        """
+        cgroup = Cgroup(f"{self.directory}/{name}", name, self._version)
+        try:
+            return _make_group(cgroup, limit_bytes, kill_together=True)
+        except OSError:
+            cgroup.remove()
+            raise
+
+    def _open(self, root: str) -> None:
+        own = locate("memory", root)
+        if own is None:
+            self.why_not = _NO_HIERARCHY
+            return
+        self._version, self.directory = own.version, own.directory
+        if own.version == V2:
+            if own.outside_ours() == own:
+                self.why_not = f"cgroup v2 {own.path} is not this server's alone"
+                return
+            leaf = f"{self.directory}/{_SERVER_LEAF}"
+            _make(leaf)
+            _write(f"{leaf}/cgroup.procs", str(os.getpid()))
+            _hand_down(self.directory)
+        self.create(f"probe-{os.getpid()}", 2**30).remove()
+        self.available = True
+
+
+def _make_group(cgroup: Cgroup, limit_bytes: int | None, *, kill_together: bool) -> Cgroup:
+    _make(cgroup.directory)
+    cgroup.set_limit(limit_bytes)
+    if cgroup.version == V2:
+        with contextlib.suppress(OSError):
+            _write(f"{cgroup.directory}/memory.oom.group", "1" if kill_together else "0")
+    return cgroup
 
 
 def _may_hand_down(directory: str) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...system.cgroups import Cgroup
 from ...system.descriptors import Message
-from .session_cgroup import SessionGroup
 
 if TYPE_CHECKING:
     from ..ipc.child_config import ChildConfig
@@ -29,7 +29,7 @@ class Child:
     link: socket.socket
     started: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
-    group: SessionGroup | None = None
+    group: Cgroup | None = None
     holds_slot: bool = True
     is_ready: bool = False
     failure: Message | None = None

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from ...system import after_fork
+from ...system.cgroups import Cgroup
 from ...system.descriptors import Message, packet_pair
 from ...system.prctl import set_thread_name
 from ..ipc.child_config import ChildConfig
@@ -29,7 +30,7 @@ from ..shard import shard as shard  # here: what is imported before a fork, all 
 from .children import Child
 from .exec_children import spawn, start_program, what_forbids_forking
 from .memory_watchdog import LOOK_SECONDS
-from .session_cgroup import SessionGroup, SessionGroups
+from .session_cgroup import SessionGroups
 
 if TYPE_CHECKING:
     from ..environment.plan import Plan
@@ -167,7 +168,7 @@ class Starter:
                 1 / LOOK_SECONDS,
             )
 
-    def _group(self) -> SessionGroup | None:
+    def _group(self) -> Cgroup | None:
         limit = self._config.session_memory_bytes
         if limit is None or self._groups is None or not self._groups.are_available:
             return None
@@ -207,9 +208,9 @@ class Starter:
         return start_program(self._config, told, fds)
 
 
-def _enter(group: SessionGroup) -> None:
+def _enter(group: Cgroup) -> None:
     try:
-        group.enter()
+        group.add(os.getpid())
     except OSError as exc:  # serve all the same: the replica's own cap still holds
         log.warning("a session runs without its memory cap: %s", exc)
 
