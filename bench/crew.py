@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 
 import orjson
 
+from ..system.units import MB
 from .errors import GeneratorLost
 from .generator import Batch
 
@@ -31,7 +32,7 @@ HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has re
 MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be told
 END_SECONDS = 5.0
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
-_READ_BYTES = 2**20
+_READ_BYTES = MB
 
 OnTick = Callable[[int], None]  # sessions that have ended so far
 

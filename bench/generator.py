@@ -35,6 +35,7 @@ from typing import Any
 import orjson
 import uvloop
 
+from ..system.units import MB
 from .http_session import HttpScript, HttpSession
 from .session import MeasuredSession
 from .ws_session import WsScript, WsSession
@@ -43,7 +44,7 @@ Json = dict[str, Any]
 
 TICK_SECONDS = 0.25
 PORT_ATTEMPTS = 8
-_MAX_LINE_BYTES = 2**20
+_MAX_LINE_BYTES = MB
 # Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
 _IP_BIND_ADDRESS_NO_PORT = 24
 _RETRANSMITS_AT = 100  # `tcpi_total_retrans` in Linux's `struct tcp_info`

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from ..system.units import MB
 from .results import Report, Summary, Weight, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
@@ -105,7 +106,7 @@ def weight_line(weight: Weight) -> str:
     each = weight.bytes_per_session
     more = "" if each is None else f", {each / 1024:.1f} kB a session ({weight.sessions} open)"
     return (
-        f"{weight.server}: {weight.idle_pss_bytes / 2**20:.0f} MB PSS idle in "
+        f"{weight.server}: {weight.idle_pss_bytes / MB:.0f} MB PSS idle in "
         f"{weight.processes} processes{more}"
     )
 

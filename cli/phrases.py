@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..system.units import MB
+
 SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning
 
 _SHORT_SECONDS = 0.1  # below this, tenths of a second tell nothing
@@ -23,7 +25,7 @@ def duration(seconds: float) -> str:
 
 def size(count: float) -> str:
     """`512 MB`, `3.7 GB`."""
-    megabytes = count / 2**20
+    megabytes = count / MB
     return f"{megabytes:.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
 
 

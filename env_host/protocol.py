@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..system.units import MB
+
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
@@ -38,7 +40,7 @@ HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
 DEFAULT_ADMISSION_TIMEOUT_SECONDS = 5.0  # how long a client waits for a slot when all are taken
-MAX_MESSAGE_BYTES = 100 * 2**20  # one WebSocket message; what upstream's client accepts itself
+MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 

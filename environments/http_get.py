@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..system.units import MB
 from . import run_files
 from .errors import NotAnswering
 
-MAX_ANSWER_BYTES = 16 * 2**20  # of a schema, say; more is no sensible answer
+MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
 
 
 def ask(address: str, path: str, timeout_seconds: float) -> Any:

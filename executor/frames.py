@@ -12,14 +12,15 @@ from typing import Any
 
 import orjson
 
+from ..system.units import MB
 from .errors import FrameError
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size
 
 # Beyond this a result is a file, not a message; the daemon must hold it in memory.
-MAX_FRAME_BYTES = 256 * 2**20
-MAX_RESULT_BYTES = MAX_FRAME_BYTES - 2**20  # leaves room for what is told around it
+MAX_FRAME_BYTES = 256 * MB
+MAX_RESULT_BYTES = MAX_FRAME_BYTES - MB  # leaves room for what is told around it
 
 
 def encode_frame(message: Any) -> bytes:
@@ -31,7 +32,7 @@ def encode_frame(message: Any) -> bytes:
     """
     body = orjson.dumps(message)
     if len(body) > MAX_FRAME_BYTES:
-        size, most = len(body) / 2**20, MAX_FRAME_BYTES // 2**20
+        size, most = len(body) / MB, MAX_FRAME_BYTES // MB
         raise FrameError(f"{size:,.0f} MB of JSON are too much for a pipe, which takes {most} MB")
     return _LENGTH.pack(len(body)) + body
 
@@ -57,7 +58,7 @@ def encode_result(result: Any) -> orjson.Fragment:
     """
     body = orjson.dumps(result)
     if len(body) > MAX_RESULT_BYTES:
-        size, most = len(body) / 2**20, MAX_RESULT_BYTES // 2**20
+        size, most = len(body) / MB, MAX_RESULT_BYTES // MB
         raise FrameError(f"the result is {size:,.0f} MB of JSON; {most} MB can be returned")
     return orjson.Fragment(body)
 

@@ -44,8 +44,8 @@ from openenvd.executor.messages import (
 )
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
 from openenvd.system.cgroups import CgroupManager
+from openenvd.system.units import MB
 
-MB = 2**20
 WORKER_BYTES = 96 * MB
 TOO_MUCH_BYTES = 300 * MB
 TIMEOUT_SECONDS = 0.3

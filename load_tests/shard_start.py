@@ -26,6 +26,7 @@ from load_tests.shared.report import Report, daemon, parse_arguments
 from openenvd.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.bench.generator import Batch
 from openenvd.bench.target import Target, pss_bytes
+from openenvd.system.units import MB
 
 SHARDS = 4
 SESSIONS = 16  # enough to meet every shard
@@ -65,7 +66,7 @@ def _measure(
             one.append(seconds)
         with _launched(environ, source, SHARDS) as (seconds, target):
             several.append(seconds)
-            idle.append(sum(pss_bytes(target).values()) / 2**20)
+            idle.append(sum(pss_bytes(target).values()) / MB)
             back.append(_seconds_until_back(crew, target))
     report.add(f"{name}: request to ready, 1 shard (aim: 2)", "s", one)
     report.add(f"{name}: request to ready, {SHARDS} shards", "s", several)

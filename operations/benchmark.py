@@ -22,6 +22,7 @@ from ..environments import run_files
 from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout, make_private
 from ..shim.client import ShimClient, ShimGone
+from ..system.units import MB
 from . import base
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-MEGABYTE = 2**20
 SCHEMA_SECONDS = 30.0
 
 
@@ -102,7 +102,7 @@ class Benchmark:
     schedule: ClassVar[str] = "LONG"
     idempotent: ClassVar[bool] = True  # a second run measures again, into the same folder
     max_attempts: ClassVar[int] = 1  # but not by itself: half an hour of load is nobody's surprise
-    expected_bytes: ClassVar[int] = 160 * MEGABYTE  # generators, results and matplotlib
+    expected_bytes: ClassVar[int] = 160 * MB  # generators, results and matplotlib
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = BenchmarkPayload
 

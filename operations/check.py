@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ..environments.errors import PreparationFailed
 from ..environments.sources import catalogue
 from ..environments.venv.project_venv import find_uv, package_source
+from ..system.units import MB
 from . import base
 
 Json = dict[str, Any]
@@ -35,7 +36,7 @@ class Check:
     schedule: ClassVar[str] = "SHORT"
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * 2**20
+    expected_bytes: ClassVar[int] = 30 * MB
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = CheckPayload
 
@@ -63,7 +64,7 @@ def problems(found: Json) -> Iterator[Json]:
     if found["uv"]["path"] is None:
         yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
     if found["disk"]["free_bytes"] < LITTLE_DISK_BYTES:
-        free_mb = found["disk"]["free_bytes"] / 2**20
+        free_mb = found["disk"]["free_bytes"] / MB
         yield {
             "message": f"{free_mb:.0f} MB are free in {found['disk']['path']}",
             "hint": "projects' dependencies are installed there; make room, or set OPENENV_HOME",

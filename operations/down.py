@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ..environments import run_files
 from ..environments.layout import Layout
+from ..system.units import MB
 from . import base
 
 
@@ -35,7 +36,7 @@ class Down:
     schedule: ClassVar[str] = "SHORT"
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * 2**20
+    expected_bytes: ClassVar[int] = 30 * MB
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = DownPayload
 

@@ -30,9 +30,9 @@ from ..environments.sources.program import program_of
 from ..environments.sources.resolve import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, ResourceRequest
 from ..environments.venv.project_venv import project_python
+from ..system.units import MB
 from . import base
 
-MEGABYTE = 2**20
 MAX_REPLICAS = 1000
 MAX_SESSIONS = 1_000_000
 LEAST_MEMORY_MB = 32  # the launch itself holds about 25
@@ -181,8 +181,8 @@ class Launch:
     schedule: ClassVar[str] = "LONG"
     idempotent: ClassVar[bool] = True  # it begins by clearing what an earlier attempt left
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 60 * MEGABYTE
-    leaves_bytes: ClassVar[int] = 40 * MEGABYTE  # a server of its own Python, and its shim
+    expected_bytes: ClassVar[int] = 60 * MB
+    leaves_bytes: ClassVar[int] = 40 * MB  # a server of its own Python, and its shim
     Payload: ClassVar[type[base.Payload]] = LaunchPayload
 
     @staticmethod
@@ -284,7 +284,7 @@ def _merged(of_source: ResourceRequest, of_user: ResourceRequest) -> ResourceReq
 
 
 def _megabytes(count: int | None) -> int | None:
-    return None if count is None else count * MEGABYTE
+    return None if count is None else count * MB
 
 
 def _count(replicas: int) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout
+from ..system.units import MB
 from . import base
 
 
@@ -28,7 +29,7 @@ class Probe:
     schedule: ClassVar[str] = "SHORT"
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * 2**20
+    expected_bytes: ClassVar[int] = 30 * MB
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = ProbePayload
 

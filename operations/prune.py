@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..environments.layout import Layout
+from ..system.units import MB
 from . import base
 
 
@@ -21,7 +22,7 @@ class Prune:
     schedule: ClassVar[str] = "SHORT"
     idempotent: ClassVar[bool] = True
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * 2**20
+    expected_bytes: ClassVar[int] = 30 * MB
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = PrunePayload
 

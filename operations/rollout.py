@@ -26,12 +26,12 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ..env_host.startup import malloc_tuning
 from ..environments.http_get import address_by_name
 from ..environments.layout import Layout
+from ..system.units import MB
 from . import base
 
 if TYPE_CHECKING:
     from ..rollouts.run import Order, Report
 
-MEGABYTE = 2**20
 MAX_EPISODES = 10_000_000
 MAX_CONCURRENCY = 10_000
 MAX_GROUP = 10_000
@@ -195,7 +195,7 @@ class RolloutPayload(base.Payload):
             form=self.format,
             keep_failed=self.keep_failed,
             keep_cached=self.keep_cached,
-            buffer_bytes=self.buffer_mb * MEGABYTE,
+            buffer_bytes=self.buffer_mb * MB,
             max_loop_lag_seconds=self.max_loop_lag_seconds,
         )
 
@@ -208,7 +208,7 @@ class Rollout:
     schedule: ClassVar[str] = "LONG"
     idempotent: ClassVar[bool] = True  # it plays what the folder does not have yet
     max_attempts: ClassVar[int] = 5
-    expected_bytes: ClassVar[int] = 100 * MEGABYTE
+    expected_bytes: ClassVar[int] = 100 * MB
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = RolloutPayload
 

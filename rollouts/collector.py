@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..system.loop_lag import EventLoopLagMonitor
+from ..system.units import MB
 from .batches import BatchSink
 from .concurrency_limit import EpisodeRoom, StandingRoom
 from .episode_runner import Attempt, Rules, Stage
@@ -44,7 +45,7 @@ from .sessions.message_memory import MessageMemory
 from .sessions.session import session_url
 from .sessions.session_pool import SessionPool
 
-DEFAULT_BUFFER_BYTES = 512 * 2**20
+DEFAULT_BUFFER_BYTES = 512 * MB
 LAG_WINDOW_SECONDS = 600.0
 
 

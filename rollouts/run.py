@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 
 from ..system.loop_lag import LagSnapshot
+from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout
@@ -41,7 +42,7 @@ from .tally import Tally
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
-DEFAULT_BUFFER_BYTES = 256 * 2**20
+DEFAULT_BUFFER_BYTES = 256 * MB
 
 
 @dataclass(frozen=True, slots=True)

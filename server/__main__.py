@@ -28,6 +28,7 @@ from ..executor.spawning.source import FORK_IS_SAFE
 from ..system.after_fork import close_all_but
 from ..system.priority import prefer_own_session
 from ..system.proc import set_oom_score_adj
+from ..system.units import MB
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 DAEMON_OOM_SCORE_ADJ = -500
 # Of the daemon's session against those of workers and replicas; where it may not be lowered, 0.
 DAEMON_NICE = -10
-MAX_DAEMON_LOG_BYTES = 8 * 2**20
+MAX_DAEMON_LOG_BYTES = 8 * MB
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,10 +18,12 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ..system.units import MB
+
 MAX_FDS = 200  # in one message; the kernel's limit is 253
 MAX_PACKET_BYTES = 128 * 1024
 _INT_BYTES = array.array("i").itemsize
-_SEND_BUFFER_BYTES = 1024 * 1024
+_SEND_BUFFER_BYTES = MB
 
 Json = dict[str, Any]
 

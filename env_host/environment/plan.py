@@ -12,13 +12,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from ...system.units import MB
 from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup.fd_limit import fitting_sessions
 from .definition import Definition
 
 # What an isolated session is expected to need when nobody said: 14 MB, and an environment.
-ISOLATED_SESSION_BYTES = 48 * 2**20
+ISOLATED_SESSION_BYTES = 48 * MB
 ISOLATED_PER_CORE = 16  # most, when nobody said how many
 MOST_CORES = 4096
 MEMORY_SHARE = 0.5  # of what is free, for isolated sessions that nobody counted

@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.signatures import keep_accepted
 from ..errors import SessionEnded, SessionError
@@ -38,7 +39,7 @@ from .serialization import observation_data, state_data
 
 # Of a client that does not wait for answers; with more, it is not read.
 MOST_WAITING = 256  # messages
-MOST_WAITING_BYTES = 4 * 2**20
+MOST_WAITING_BYTES = 4 * MB
 
 log = logging.getLogger("openenvd.env_host")
 

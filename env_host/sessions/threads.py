@@ -26,8 +26,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...system import futures
+from ...system.units import MB
 
-STACK_BYTES = 1 << 20  # below the size of a huge page
+STACK_BYTES = MB  # below the size of a huge page
 POOL_THREADS = 64
 
 Settle = Callable[[Any, BaseException | None], None]

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from ...system.units import MB
 from .errors import BodyTooLarge, WireError
 
 HEADER = struct.Struct("<IBBHIIIIQQ")
-MAX_VALUE_BYTES = 16 * 2**20  # of JSON in one frame
-MAX_BODY_BYTES = 256 * 2**20  # of one body; a WebSocket message of 100 MB fits
+MAX_VALUE_BYTES = 16 * MB  # of JSON in one frame
+MAX_BODY_BYTES = 256 * MB  # of one body; a WebSocket message of 100 MB fits
 READ_BYTES = 256 * 1024  # what is read at once
 
 # How a frame carries what it carries. Plain ints: an `IntFlag` costs a microsecond at each use.

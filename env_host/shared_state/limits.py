@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from ...system.units import MB
+
 MAX_CALLS = 1024  # of one shard, sent and not answered; the others wait their turn in the shard
-MAX_BYTES = 32 * 2**20  # of bodies in those; a larger body goes alone
+MAX_BYTES = 32 * MB  # of bodies in those; a larger body goes alone
 MAX_WAITING = 65_536  # of calls that wait for their turn; one more is refused at once
 CALL_SECONDS = 10.0  # of one call, the wait for its turn included, unless it says otherwise
 CONNECT_SECONDS = 10.0  # for the first connection; also how long a new session waits for one

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LARGE_BYTES = 8 * 2**20
-KEEP_BYTES = 16 * 2**20
+from ...system.units import MB
+
+LARGE_BYTES = 8 * MB
+KEEP_BYTES = 16 * MB
 TRIM_VARIABLE = "MALLOC_TRIM_THRESHOLD_"  # `mallopt(3)`: what a process begins with
 _GLIBCS_BYTES = 128 * 2**10
 _M_TRIM_THRESHOLD = -1  # malloc.h

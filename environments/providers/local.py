@@ -28,6 +28,7 @@ from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
 from ...shim.client import ShimClient, ShimGone, start_shim
 from ...system.file_tail import last_lines
+from ...system.units import MB
 from .. import run_files
 from ..errors import (
     EnvironmentsError,
@@ -408,4 +409,4 @@ def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
 
 
 def _max_log_bytes() -> int:
-    return int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * 2**20
+    return int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB

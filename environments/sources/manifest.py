@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...system.units import MB
 from ..errors import ManifestError
 from ..spec import ResourceRequest
 
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "openenv.yaml"
 DEFAULT_APP = "server.app:app"
-MAX_BYTES = 2**20
+MAX_BYTES = MB
 MAX_VALUES = 100_000
-_MEGABYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def _resources(check: _Checker) -> ResourceRequest:
     gpus = check.number(f"{prefix}.gpus")
     return ResourceRequest(
         cpu=check.number(f"{prefix}.cpu"),
-        memory_bytes=None if memory_mb is None else int(memory_mb * _MEGABYTE),
-        disk_bytes=None if disk_mb is None else int(disk_mb * _MEGABYTE),
+        memory_bytes=None if memory_mb is None else int(memory_mb * MB),
+        disk_bytes=None if disk_mb is None else int(disk_mb * MB),
         gpus=None if gpus is None else int(gpus),
         episode_timeout_seconds=check.number(f"{prefix}.episode_timeout_s"),
     )

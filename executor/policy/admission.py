@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...system.units import MB
 from ..messages import SHORT
-
-MB = 2**20
 
 PATIENCE_SECONDS = 10.0
 # Alone, and the machine still has too little: expectations may be too high, so it is tried, unless

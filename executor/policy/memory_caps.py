@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MB = 2**20
+from ...system.units import MB
 
 WATCH_SECONDS = 0.1
 

@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...system.units import MB
 from ..errors import PlanError
 from ..messages import LONG, SHORT
 
 if TYPE_CHECKING:
     from ...processes.resources.limits import Limits
 
-MB = 2**20
 
 # The reserve is a tenth of a machine, which the system and its user need as well, and half of that
 # in a group of our own; never so little that a page cache cannot breathe, nor so much that a large

@@ -8,6 +8,7 @@ memory suffices for a task is `admission.py`.
 from __future__ import annotations
 
 from ...system.backoff import backoff_seconds
+from ...system.units import MB
 from ..messages import SHORT
 
 # How many workers of a schedule stay when there is nothing to do, once it has had something to do.
@@ -19,7 +20,7 @@ KEPT_WORKERS = 1
 BURST_IDLE_SECONDS = 10.0
 
 # What a worker may have grown by since it was forked (leaks, caches, fragmentation).
-MOST_GROWTH_BYTES = 96 * 2**20
+MOST_GROWTH_BYTES = 96 * MB
 
 # SHORT workers are forked one after another: those that exist mostly clear the queue before the
 # next one is up, and a flood of tiny tasks must not fork a process for each.
@@ -62,7 +63,7 @@ def workers_wanted(
 def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
     """Why a worker that has finished its task must leave; None when it may stay."""
     if grown_bytes is not None and grown_bytes > MOST_GROWTH_BYTES:
-        return f"it had grown by {grown_bytes / 2**20:.0f} MB"
+        return f"it had grown by {grown_bytes / MB:.0f} MB"
     return None
 
 

@@ -49,6 +49,7 @@ import setproctitle
 
 from ...processes.resources import pids_limit
 from ...processes.resources.memory import private_bytes
+from ...system.units import MB
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import tie_to_lifeline
@@ -62,7 +63,7 @@ WORKER_OOM_SCORE_ADJ = 600
 # Peaks are told apart only when a task used this much more than the worker did before: resetting
 # the kernel's high-water mark costs more than a quick task.
 WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
-PEAK_RESOLUTION_BYTES = 2**20
+PEAK_RESOLUTION_BYTES = MB
 
 MOST_MESSAGE_CHARS = 10_000
 MOST_TRACEBACK_CHARS = 32_000
@@ -185,7 +186,7 @@ class Worker:
             return data
         parts = bytearray(data)
         while data and len(parts) < size:
-            data = self._pipe.recv(min(size - len(parts), 2**20))
+            data = self._pipe.recv(min(size - len(parts), MB))
             parts += data
         return bytes(parts) if len(parts) == size else None
 

@@ -30,8 +30,8 @@ from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, MemoryEstimates
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.settings import Paths, Settings
+from openenvd.system.units import MB
 
-MB = 2**20
 OVERHEAD_MB = 4  # of a worker's own pages
 HOLD_SECONDS = 3.0
 PATIENCE_SECONDS = 240.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.shared.report import OPENENV
+from openenvd.system.units import MB
 
-MB = 2**20
 PERIOD_US = 100_000
 V1 = Path("/sys/fs/cgroup")
 

@@ -16,10 +16,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ...system.units import MB
 from ..episodes import BytesLike
 from ..errors import of_os_error
 
-BLOCK_BYTES = 1 << 20  # of a copy
+BLOCK_BYTES = MB  # of a copy
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
 
 

@@ -19,7 +19,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-AT_ONCE_BYTES = 1 << 20  # what a turn of the loop receives
+from ...system.units import MB
+
+AT_ONCE_BYTES = MB  # what a turn of the loop receives
 AT_ONCE_SECONDS = 0.001  # of a turn, from its begin
 LEAST_BYTES = 16 << 10  # what somebody who waits is taken to have
 

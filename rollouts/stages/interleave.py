@@ -22,11 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...system.units import MB
 from ..episodes import Array
 from ..errors import StageError
 
 TOKENS = "q"  # 64 bits, as torch likes them
-_PIECE_BYTES = 1 << 20  # of one copy
+_PIECE_BYTES = MB  # of one copy
 INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...system.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_BYTES = 32
-MAX_BODY_BYTES = 2**20  # of all variables of an environment, and then some
+MAX_BODY_BYTES = MB  # of all variables of an environment, and then some
 
 
 def ensure_token(path: Path) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 from ...env_host.ipc.capacity import HELD
 from ...processes.exits.exit_reason import ExitReason
+from ...system.units import MB
 
 Json = dict[str, Any]
-
-_MEGABYTE = 2**20
 
 
 def serving_view(lives: Iterable[Json | None]) -> Json | None:
@@ -61,7 +60,7 @@ def _isolated_sentence(lives: Iterable[Json]) -> str:
     """With what a session's process holds of its own, once one was there to be measured."""
     told = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
     measured = [held for held in told if held]
-    cost = f", {max(measured) / _MEGABYTE:.0f} MB each" if measured else ""
+    cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
     return f"isolated: a process per session{cost}"
 
 

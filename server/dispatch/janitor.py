@@ -18,11 +18,11 @@ from pathlib import Path
 
 from ...requests_db.dispatch_store import DispatchStore
 from ...shim.log_rotation import keep_newest_half
+from ...system.units import MB
 from ..housekeeping.log_retention import logs_of, to_remove
 from ..settings import Paths, Settings
 from .running import RunningRequests, Timing
 
-MB = 2**20
 SECONDS_PER_DAY = 86_400
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...requests_db.records import Expectation, PeakSample, Request
-
-MB = 2**20
+from ...system.units import MB
 
 MOST_SAMPLES = 20
 MOST_KEPT = 1000  # operations and sources; the latest are read again by the next daemon

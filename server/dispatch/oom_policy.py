@@ -13,8 +13,7 @@ from ...environments.names import name_of_source
 from ...executor.messages import Died, Raised
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Json, Request, Retry
-
-MB = 2**20
+from ...system.units import MB
 
 _GROWTH = 2  # how much more the next attempt is given
 _PLURALS = {"launch": "launches"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
+from ...system.units import MB
 from ..errors import DaemonError
 from ..settings import Settings
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ...processes.resources.limits import Limits
     from ...processes.resources.pids_limit import ProcessRoom
 
-DAEMON_BYTES = 64 * 2**20  # of their own, of the daemon, its zygote and one idle worker
+DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle worker
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
 # supervisor, checkpoints, lag, and some that look into files).
 PROCESSES_OF_DAEMON = 10
@@ -52,8 +53,8 @@ def plan_for(limits: Limits, settings: Settings, expected: Mapping[str, int]) ->
             limits,
             max_long=settings.max_long_workers,
             max_short=settings.max_short_workers,
-            worker_memory_bytes=settings.worker_memory_mb * 2**20,
-            reserve_bytes=settings.reserve_mb * 2**20,
+            worker_memory_bytes=settings.worker_memory_mb * MB,
+            reserve_bytes=settings.reserve_mb * MB,
             daemon_bytes=DAEMON_BYTES,
             expected=expected,
         )

@@ -15,6 +15,7 @@ import logging
 
 from ...environments.layout import socket_folders_outside
 from ...environments.venv.cleanup import prune
+from ...system.units import MB
 from ..settings import Paths, Settings
 from .runtime_dir import collect_abandoned
 
@@ -46,5 +47,5 @@ def collect(paths: Paths, settings: Settings) -> None:
             "removed the virtual environment of %s, unused for %g days: %.0f MB",
             venv.project or "an unfinished launch",
             settings.keep_venv_days,
-            venv.freed_bytes / 2**20,
+            venv.freed_bytes / MB,
         )

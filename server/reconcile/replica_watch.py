@@ -26,10 +26,11 @@ from ...requests_db.states import ReplicaState
 from ...shim.client import read_status_file
 from ...system.json_lines import decode_line, encode_line
 from ...system.process_identity import ProcessIdentity
+from ...system.units import MB
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = MB
 LOOK_AGAIN_SECONDS = 1.0
 
 _STATE_OF_STATUS = {
