@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies in a folder of rollouts: names, and the rows of its files.
 
-    manifest.json              all parts, their files with sizes and checksums, their episodes
-    journal.jsonl              what has been added since the manifest was written
+    manifest.jsonl             a line per part: its files with sizes and checksums, its episodes
     steps-00000.jsonl          a row per step, episode after episode (or .parquet, .arrow)
     episodes-00000.jsonl       a row per episode: its totals, and where its steps and arrays lie
     arrays-00000.bin           the raw bytes of large arrays, each aligned for mapping
@@ -25,8 +24,8 @@ import orjson
 
 from ..episodes import Array, BytesLike, Episode, Step
 
-SCHEMA = "openenvd.rollouts/1"
-MANIFEST, JOURNAL, LOCK, SPOOL = "manifest.json", "journal.jsonl", ".lock", "spool"
+SCHEMA = "openenvd.rollouts/2"
+MANIFEST, LOCK, SPOOL = "manifest.jsonl", ".lock", "spool"
 PARTIAL = ".partial"
 STEPS, EPISODES, ARRAYS = "steps", "episodes", "arrays"
 KINDS = (STEPS, EPISODES, ARRAYS)
@@ -58,14 +57,14 @@ class Part:
     steps: int
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest and the journal."""
+        """The part as a record of the manifest."""
         files = [{"name": f.name, "bytes": f.size_bytes, "sha256": f.sha256} for f in self.files]
         ids = list(self.episode_ids)
         return {"part": self.number, "files": files, "episode_ids": ids, "steps": self.steps}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Part:
-        """What `to_json` told."""
+        """The part that `to_json` gave."""
         files = tuple(PartFile(f["name"], f["bytes"], f["sha256"]) for f in data["files"])
         return cls(data["part"], files, tuple(data["episode_ids"]), data["steps"])
 

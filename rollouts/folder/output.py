@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of rollouts while it is written: the one place that decides what exists.
 
-    put_step ─▶ Spool ─finish─▶ small: copied into the growing part ─checkpoint─▶ journal
-                                large: a part of its own ────────────────────────▶ journal
+    put_step ─▶ Spool ─finish─▶ small: copied into the growing part ─checkpoint─▶ manifest
+                                large: a part of its own ────────────────────────▶ manifest
 
 Called from one thread at a time, which is the writer's; blocks as long as the disk takes. Only
 whole parts are synced by other threads: nobody writes to them any more. For the order of writing,
@@ -20,11 +20,10 @@ from typing import Any, Self
 
 from ..episodes import BytesLike, Episode, Step
 from ..errors import EpisodeRefused, OutputBusy
-from . import manifest
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
-from .manifest import Journal, Known
+from .manifest import Checkpoint, Manifest
 from .part import OpenPart, publish
 from .spool import LARGE_BYTES, OWN_PART_BYTES, PendingObservations, Spool, to_spill
 
@@ -145,8 +144,7 @@ class Output:
         part = self._growing
         part.certain()
         self._disk.sync(self.folder)
-        self._journal.checkpoint(part.number, part.sizes, ids, part.steps)
-        self._known.grow(part.number, part.sizes, ids, part.steps)
+        self._manifest.checkpoint(Checkpoint(part.number, part.sizes, tuple(ids), part.steps))
         self._checkpointed = len(part.episode_ids)
         return True
 
@@ -154,7 +152,7 @@ class Output:
         """Everything finished exists, the rest is forgotten, and the manifest tells of it all."""
         self._forget_unfinished()
         self._finish_growing()
-        manifest.write(self.folder, self._known, self._disk)
+        self._manifest.compact()
         self.release()
 
     def save(self) -> None:
@@ -177,9 +175,8 @@ class Output:
 
     def _begin(self) -> None:
         """Put in order what an earlier run left, however it ended."""
-        manifest.cut_torn_record(self.folder, self._disk)
-        self._known = manifest.read(self.folder)
-        self._journal = Journal(self.folder, self._disk)
+        self._manifest = Manifest(self.folder, self._disk)
+        self._known = self._manifest.known
         with typed(self._spool_folder):
             shutil.rmtree(self._spool_folder, ignore_errors=True)
             self._spool_folder.mkdir()
@@ -187,17 +184,13 @@ class Output:
             publish(self.folder, part, self._disk)
         self._disk.sync(self.folder)
         if self._known.growing is not None:
-            self._take_up(self._known)
+            self._take_up(self._known.growing)
         self._remove_unknown()
         self._finished = self._known.episode_ids()
-        manifest.write(self.folder, self._known, self._disk)
-        self._journal = Journal(self.folder, self._disk)
         self._grow_anew()
 
-    def _take_up(self, known: Known) -> None:
-        """The part that was growing is finished as far as it is certain."""
-        growing = known.growing
-        assert growing is not None
+    def _take_up(self, growing: Checkpoint) -> None:
+        """Finishes the part that was growing, as far as it is durable."""
         part = OpenPart.resume(
             self.folder, growing.part, growing.sizes, growing.episode_ids, self._disk
         )
@@ -290,9 +283,8 @@ class Output:
                 one.result()
         finished = [self._converted(part) for part in parts]
         self._disk.sync(self.folder)
-        self._journal.parts(finished)
+        self._manifest.add(finished)
         for whole in finished:
-            self._known.add(whole)
             publish(self.folder, whole, self._disk)
         self._disk.sync(self.folder)
         for part, whole in zip(parts, finished, strict=True):

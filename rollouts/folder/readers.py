@@ -8,7 +8,7 @@
 
 Only what is finished for certain is seen; all of it, also while a rollout runs or after a kill:
 
-    manifest, journal ─▶ Rollouts ─▶ a _PartReader for each finished part, and the growing one
+    manifest ─▶ Rollouts ─▶ a _PartReader for each finished part, and the growing one
                                           ├─ JSONL      lines ─▶ LineRow
                                           ├─ columns    ColumnsFile ─▶ ColumnsRow
                                           └─ arrays     mapped
@@ -38,9 +38,7 @@ from .layout import (
     ARROW,
     EPISODES,
     FORMATS,
-    JOURNAL,
     JSONL,
-    MANIFEST,
     PARQUET,
     STEPS,
     Part,
@@ -49,7 +47,6 @@ from .layout import (
     partial,
 )
 from .lines import lines
-from .manifest import Known
 from .open_files import Recent, mapped, opened, present, readable
 from .rows import LineRow, MappedArray, Row, StepRow
 from .spool import OWN_PART_BYTES
@@ -78,7 +75,7 @@ class Rollouts:
 
     def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
         self.folder = folder
-        known = _known(folder)
+        known = manifest.read(folder)
         parts = dict(known.parts)
         if known.growing is not None:
             growing = known.growing
@@ -162,29 +159,9 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
         OutputDamaged: there are no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # whoever has it may be elsewhere by then
-    if not ((folder / MANIFEST).exists() or (folder / JOURNAL).exists()):
+    if not manifest.exists(folder):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder, keep_cached=keep_cached)
-
-
-def _known(folder: Path) -> Known:
-    """What the manifest and the journal say. Where the manifest was replaced meanwhile, it has
-    taken over what the journal said, which may have been empty by then.
-    """
-    while True:
-        before = _stamp(folder / MANIFEST)
-        known = manifest.read(folder)
-        if _stamp(folder / MANIFEST) == before:
-            return known
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Differs between a file and the one that replaces it."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 class _PartReader:

@@ -40,5 +40,5 @@ def finish(output: Output, episode_id: str, steps: int = 3, text: str = "seen") 
 
 def names(folder: Path) -> list[str]:
     """What lies in a folder, apart from what is always there."""
-    always = {"manifest.json", "journal.jsonl", ".lock", "spool"}
+    always = {"manifest.jsonl", ".lock", "spool"}
     return sorted(path.name for path in folder.iterdir() if path.name not in always)

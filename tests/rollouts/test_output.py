@@ -351,12 +351,21 @@ def test_a_full_disk_is_told_and_what_was_finished_is_kept(tmp_path: Path) -> No
 
 def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
     Output(tmp_path).close()
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(OutputDamaged, match="no manifest"):
-        Output(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"schema": "other/9"}')
+    for damaged in ("", "{}\n", "[]\n", "not JSON\n"):
+        (tmp_path / "manifest.jsonl").write_text(damaged)
+        with pytest.raises(OutputDamaged, match="no manifest"):
+            Output(tmp_path)
+    (tmp_path / "manifest.jsonl").write_text('{"schema": "other/9"}\n')
     with pytest.raises(OutputDamaged, match="other/9"):
         open_rollouts(tmp_path)
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema": "openenvd.rollouts/1", "parts": []}')
+    for opened in (open_rollouts, Output):
+        with pytest.raises(OutputDamaged, match="earlier version") as told:
+            opened(tmp_path)
+        assert "another folder" in told.value.hint
 
 
 def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from openenvd.rollouts.episodes import Array, BytesLike, Step
 from openenvd.rollouts.errors import OutputDamaged, OutputError, RolloutError
-from openenvd.rollouts.folder import column_files, hugging_face, manifest, readers, rows
+from openenvd.rollouts.folder import column_files, hugging_face, readers, rows
 from openenvd.rollouts.folder.layout import FORMATS, JSONL, partial
 from openenvd.rollouts.folder.open_files import opened
 from openenvd.rollouts.folder.output import Output
@@ -140,21 +140,25 @@ def test_a_part_that_was_recorded_and_not_yet_renamed_is_read(tmp_path: Path, fo
     assert all(Path(name).exists() for name in rollouts.data_files())
 
 
-def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The new one has what the journal, which is empty by then, has no more."""
+def test_a_reader_sees_the_manifest_before_or_after_it_is_compacted(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    for name in "ab":
+        finish(output, name)
+        output.checkpoint()
+    before = (tmp_path / "manifest.jsonl").read_bytes()
+    assert seen(open_rollouts(tmp_path)) == {"a": [0, 1, 2], "b": [0, 1, 2]}
+    output.close()
+    after = (tmp_path / "manifest.jsonl").read_bytes()
+    assert (len(before.splitlines()), len(after.splitlines())) == (3, 2)
+    assert seen(open_rollouts(tmp_path)) == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+def test_half_a_record_at_the_end_of_the_manifest_is_ignored(tmp_path: Path) -> None:
     output = Output(tmp_path)
     finish(output, "a")
-    output.checkpoint()
-    read_records = manifest._records
-
-    def meanwhile(path: Path) -> list[object]:
-        monkeypatch.setattr(manifest, "_records", read_records)
-        output.close()
-        return read_records(path)
-
-    monkeypatch.setattr(manifest, "_records", meanwhile)
+    output.close()
+    with (tmp_path / "manifest.jsonl").open("ab") as file:
+        file.write(b'{"parts": [{"part": 7, "fi')
     assert open_rollouts(tmp_path).episode_ids() == ["a"]
 
 

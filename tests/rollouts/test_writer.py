@@ -182,10 +182,10 @@ async def test_what_is_finished_survives_without_being_closed(tmp_path: Path) ->
     """A second later, at the latest: here the thread is asked for another thing meanwhile."""
     writer = await RolloutWriter.open(tmp_path)
     await run_episode(writer, "a")
-    journal = tmp_path / "journal.jsonl"
-    while not journal.read_bytes():
-        await asyncio.sleep(0.01)
-    assert b'"episode_ids":["a"]' in journal.read_bytes()
+    manifest = tmp_path / "manifest.jsonl"
+    async with asyncio.timeout(30):
+        while b'"episode_ids":["a"]' not in manifest.read_bytes():
+            await asyncio.sleep(0.01)
     await writer.close()
 
 
