@@ -14,12 +14,10 @@ import argparse
 import contextlib
 import gc
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING
 
 from setproctitle import getproctitle
@@ -66,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DaemonError as exc:
         return _refuse(options.ready_fd, exc, code=1)
     zygote = _fork_zygote(paths)
-    _set_up_log(paths, settings, in_background=options.ready_fd is not None)
+    # Only now: a worker's records belong into its request's log, not into the daemon's.
+    set_up_log(paths, settings, in_background=options.ready_fd is not None)
     run = _import_daemon()
     gc.freeze()
     gc.enable()
@@ -136,21 +135,6 @@ def _tell_workers(settings: Settings) -> None:
     """Flags reach the processes below as what they are short for: variables."""
     for item in SETTINGS:
         os.environ[item.variable] = str(getattr(settings, item.name))
-
-
-def _set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None:
-    """In the background `daemon.log` is ours to keep short; in the foreground stderr is."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if in_background:
-        with contextlib.suppress(OSError):  # told by `daemon.run`, which needs the folder too
-            handler = RotatingFileHandler(
-                paths.daemon_log, maxBytes=MAX_DAEMON_LOG_BYTES, backupCount=1
-            )
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        handlers=[handler],
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

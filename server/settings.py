@@ -20,6 +20,7 @@ from ..environments.layout import Layout
 DEFAULT_PORT = 8585
 MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS = ("text", "json")
 
 
 def _setting(
@@ -54,6 +55,11 @@ class Settings:
     )
     cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
+    log_format: str = _setting(
+        "text",
+        "Form of the daemon's own log: text, or json (one object a line).",
+        among=LOG_FORMATS,
+    )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:

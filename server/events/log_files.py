@@ -145,7 +145,7 @@ class LogWatcher:
         try:
             self._watches[folder] = self._schedule(folder, Observer)
         except OSError as exc:
-            log.warning("%s: log files are looked at every second", exc)
+            log.warning("%s: log files are polled every second instead", exc)
             self.close()
             for known in {path.parent for path in self._followers}:
                 self._watches[known] = self._schedule(known, PollingObserver)

@@ -30,7 +30,7 @@ async def collect_daily(paths: Paths, settings: Settings) -> None:
         try:
             await asyncio.to_thread(collect, paths, settings)
         except (OSError, RuntimeError) as exc:  # the latter: there is no room for a thread
-            log.warning("cannot look for what is left lying about: %s", exc)
+            log.warning("the daily cleanup failed: %s", exc)
         await asyncio.sleep(EVERY_SECONDS)
 
 
@@ -41,7 +41,7 @@ def collect(paths: Paths, settings: Settings) -> None:
         OSError: a folder cannot be read.
     """
     if gone := collect_abandoned(socket_folders_outside()):
-        log.info("removed %d folders of sockets in which nobody listens", len(gone))
+        log.info("removed %d abandoned folders of sockets", len(gone))
     for venv in prune(paths, keep_seconds=settings.keep_venv_days * EVERY_SECONDS):
         log.info(
             "removed the virtual environment of %s, unused for %g days: %.0f MB",

@@ -80,6 +80,10 @@ class ReplicaWatch:
         """The launch that started it."""
         return self._run_file.request_id
 
+    @property
+    def _log_fields(self) -> Json:
+        return {"replica": self.replica.id, "environment": self.replica.environment}
+
     def is_of(self, run_file: RunFile) -> bool:
         """Whether this very run file is watched, not one of the same id from another attempt."""
         return self._run_file.created_at == run_file.created_at
@@ -94,7 +98,7 @@ class ReplicaWatch:
                     await self._shim_ended()
             except Exception:
                 # A trouble of ours says nothing about the shim: look again.
-                log.exception("cannot follow %s", self.replica.id)
+                log.exception("cannot follow replica %s", self.replica.id, extra=self._log_fields)
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _follow_shim(self) -> None:
@@ -183,7 +187,9 @@ class ReplicaWatch:
             try:
                 await asyncio.to_thread(run_files.revive, self._run_file)
             except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
-                log.exception("cannot start a shim of %s", self.replica.id)
+                log.exception(
+                    "cannot start a shim of replica %s", self.replica.id, extra=self._log_fields
+                )
 
 
 def _is_alive(status: Json) -> bool:

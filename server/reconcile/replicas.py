@@ -187,7 +187,8 @@ class ReplicaManager:
         """What its own launch started after the environment had ended."""
         left = await self._run_files(environment)
         if left:
-            log.warning("stopping what the launch of %s left", environment.name)
+            extra = {"environment": environment.name, "request_id": environment.request_id}
+            log.warning("stopping replicas left by the launch of %s", environment.name, extra=extra)
             await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in left])
 
     async def stop_strays(self, live: set[str]) -> None:
@@ -195,7 +196,10 @@ class ReplicaManager:
         found = await asyncio.to_thread(run_files.all_of, self._runs)
         strays = [run_file for run_file in found if run_file.environment not in live]
         for run_file in strays:
-            log.warning("stopping %s, which belongs to nothing", run_file.replica_id)
+            extra = {"replica": run_file.replica_id, "environment": run_file.environment}
+            log.warning(
+                "stopping replica %s: no environment owns it", run_file.replica_id, extra=extra
+            )
         if strays:
             await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in strays])
 

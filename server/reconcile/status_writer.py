@@ -47,12 +47,23 @@ class StatusWriter:
         event = await self._store.set_environment_state(
             name, state, address=address, error=error, now=time.time()
         )
-        self._bus.publish([event] if event is not None else [])
+        if event is None:
+            return
+        self._bus.publish([event])
+        level = logging.WARNING if error is not None else logging.INFO
+        why = "" if error is None else f": {error.message}"
+        extra = {"environment": name, "state": state.value}
+        log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 
     async def set_replica(self, replica: Replica) -> None:
         """How a replica is."""
         event = await self._store.upsert_replica(replica, now=time.time())
-        self._bus.publish([event] if event is not None else [])
+        if event is None:
+            return
+        self._bus.publish([event])
+        state = replica.state.value
+        extra = {"replica": replica.id, "environment": replica.environment, "state": state}
+        log.info("replica %s is %s", replica.id, state, extra=extra | {"pid": replica.pid})
 
 
 async def insist(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -61,5 +72,5 @@ async def insist(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             return await work()
         except DatabaseError as exc:
-            log.warning("what was observed cannot be written, trying again: %s", exc)
+            log.warning("a status cannot be written, trying again: %s", exc)
             await asyncio.sleep(RETRY_SECONDS)

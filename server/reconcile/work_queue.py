@@ -101,8 +101,9 @@ class WorkQueue:
         try:
             await self._settle(name, adopt=adopt)
         except DatabaseError as exc:
-            log.warning("cannot settle %s, trying again: %s", name, exc)
+            extra = {"environment": name}
+            log.warning("cannot settle %s, trying again: %s", name, exc, extra=extra)
             self._due[name] = adopt or self._due.get(name, False)
             await asyncio.sleep(RETRY_SECONDS)
         except Exception:
-            log.exception("cannot settle %s", name)
+            log.exception("cannot settle %s", name, extra={"environment": name})

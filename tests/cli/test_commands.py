@@ -170,6 +170,7 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["up", "--keep-days", "nan"], "a number from 0 to 36500"),
         (["up", "--cancel-grace-seconds", "inf"], "a number from 0 to 3600"),
         (["up", "--log-level", "loud"], "one of debug, info"),
+        (["up", "--log-format", "xml"], "one of text, json"),
         (["status", "\udcff"], "is not UTF-8 text"),
     ],
 )
