@@ -24,7 +24,7 @@ class BuildFromTree(build_py):
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """All modules of a package but this file: the root of the repository is a package, too."""
         found = super().find_package_modules(package, package_dir)
-        return [(name, module, path) for name, module, path in found if module != "setup"]
+        return [each for each in found if each[:2] != ("openenvd", "setup")]
 
 
 setup(cmdclass={"build_py": BuildFromTree})
