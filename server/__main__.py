@@ -27,6 +27,7 @@ from ..system.after_fork import close_all_but
 from ..system.priority import prefer_own_session
 from ..system.proc import set_oom_score_adj
 from ..system.units import MB
+from .daemon_log import set_up_log
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 

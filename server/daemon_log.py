@@ -16,9 +16,10 @@ import logging
 import sys
 from logging.handlers import RotatingFileHandler
 
+from ..system.units import MB
 from .settings import Paths, Settings
 
-MAX_DAEMON_LOG_BYTES = 8 * 2**20
+MAX_DAEMON_LOG_BYTES = 8 * MB
 
 
 def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None:
