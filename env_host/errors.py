@@ -16,9 +16,20 @@ HostError
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
-from .protocol import WSErrorCode
+
+class WSErrorCode(StrEnum):
+    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it (`WSErrorCode`)."""
+
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    FACTORY_ERROR = "FACTORY_ERROR"
+    SESSION_ERROR = "SESSION_ERROR"
 
 
 class HostError(Exception):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The env host's life: read the doors, load the environment, have it served, leave.
+"""The env host's life: read its configuration, load the environment, have it served, exit.
 
-    read the doors ─▶ load ─┬─▶ `zygote.Host`, which forks the processes that serve
-                            ├─▶ one of those, when it had to be started as a program
-                            └─▶ the project's own app, as it is: one process, no shards
+    read configuration ─▶ load ─┬─▶ `Supervisor`, which forks the processes that serve
+                                ├─▶ one of those, when it had to be started as a program
+                                └─▶ the project's own app, as it is: one process, no shards
 
 Nothing heavy is imported before the environment itself has been asked for, and a failure to start
-is told twice: to the log for people, and through the notify pipe for whoever waits.
+is reported twice: to the log for people, and through the notify pipe for the process that waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never
 
 from .environment import gradio_stub
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from .environment.definition import Definition
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
+    from .sessions.routing import Siblings
+    from .sessions.table import SessionTable
 
 # Files whose frames say nothing about an environment that does not import.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
@@ -53,23 +55,23 @@ log = logging.getLogger("openenvd.env_host")
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """What whoever started us gave us."""
+class Inputs:
+    """What the process that started this one has passed to it."""
 
     config: HostConfig
     notify_fd: int | None
     listen_fd: int | None
-    orders: dict[str, Any] | None = None  # from a host, when we are one of its children
+    child: dict[str, Any] | None = None  # from the supervisor, when this is one of its children
 
 
 def main() -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until told to stop; returns the exit code."""
     notifier = Notifier(None)
     try:
         _log_to_stderr()
         notifier = Notifier(_fd(NOTIFY_FD_VARIABLE))
-        doors = read_doors()
-        _run(doors, notifier)
+        inputs = read_inputs()
+        _run(inputs, notifier)
     except StartError as exc:
         return _fail(notifier, str(exc), exc.__cause__ or exc)
     except KeyboardInterrupt:
@@ -79,11 +81,11 @@ def main() -> int:
     return 0
 
 
-def read_doors() -> Doors:
-    """Configuration and descriptors from the environment.
+def read_inputs() -> Inputs:
+    """Read the configuration and the descriptors from the environment variables.
 
     Raises:
-        ConfigError: there is no configuration, or it is not one.
+        ConfigError: There is no configuration, or it is not one.
     """
     text = os.environ.get(HOST_CONFIG_VARIABLE)
     if not text:
@@ -96,18 +98,18 @@ def read_doors() -> Doors:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
-    orders = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
-    if orders is not None:
-        return Doors(config, None, None, json.loads(orders))
-    doors = Doors(config, _fd(NOTIFY_FD_VARIABLE), _fd(LISTEN_FD_VARIABLE))
-    for fd in (doors.notify_fd, doors.listen_fd):
+    child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
+    if child is not None:
+        return Inputs(config, None, None, json.loads(child))
+    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _fd(LISTEN_FD_VARIABLE))
+    for fd in (inputs.notify_fd, inputs.listen_fd):
         if fd is not None:  # what the environment starts must not keep our socket open
             os.set_inheritable(fd, False)
-    return doors
+    return inputs
 
 
-def _run(doors: Doors, notifier: Notifier) -> None:
-    config = doors.config
+def _run(inputs: Inputs, notifier: Notifier) -> None:
+    config = inputs.config
     sys.path[:0] = config.import_paths
     if not config.serve_as_is and not gradio_stub.is_wanted():
         gradio_stub.keep_out()
@@ -116,18 +118,18 @@ def _run(doors: Doors, notifier: Notifier) -> None:
         definition, app = _load(config)
     except LoadError as exc:
         if gradio_stub.was_missed(exc):
-            _start_again_with_gradio(doors)
+            _start_again_with_gradio(inputs)
         raise
     if definition is None:
-        _serve_as_it_is(doors, notifier, app)
-    elif doors.orders is not None:
-        _serve_as_ordered(config, definition, doors.orders)
+        _serve_as_it_is(inputs, notifier, app)
+    elif inputs.child is not None:
+        _serve_as_program(config, definition, inputs.child)
     else:
-        _host(doors, notifier, definition)
+        _supervise(inputs, notifier, definition)
 
 
 def _load(config: HostConfig) -> tuple[Definition | None, Any]:
-    """What to serve: a definition, or an app that is served as it is."""
+    """Return what to serve: a definition, or an app that is served as it is."""
     if config.env_class is not None:
         from .environment.definition import definition_of_class
 
@@ -142,28 +144,30 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
     return definition, None
 
 
-def _serve_as_it_is(doors: Doors, notifier: Notifier, app: Any) -> None:
-    """One process and no shards: it may keep what it knows in memory."""
-    from .serving.uvicorn_server import run_loop, serve
+def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
+    """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
+    from .serving.uvicorn_server import serve
+    from .startup.event_loop import run_loop
 
     serving = serve(
         app,
-        _listener(doors.listen_fd),
+        _listener(inputs.listen_fd),
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
     )
     run_loop(serving, _exit_soon)
 
 
-def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
+def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
     from .environment.plan import plan_of, supports_concurrency, this_machine
-    from .shared_state.setup import shares_state
+    from .shard import isolated_session, shard  # noqa: F401  before a fork, so that children share it
+    from .shared_state.process import shares_state
     from .startup import fd_limit
     from .startup.preload import preload
-    from .supervisor.supervisor import Host
+    from .supervisor.supervisor import Supervisor
 
     preload()
-    config = doors.config
+    config = inputs.config
     max_fds = fd_limit.raise_limit()
     is_concurrent, class_name = supports_concurrency(definition)
     machine = this_machine(config, max_fds)
@@ -171,51 +175,50 @@ def _host(doors: Doors, notifier: Notifier, definition: Definition) -> None:
     if config.max_sessions is not None:
         fd_limit.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
 
-    def serve_as(orders: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
-        sys.exit(_serve_here(config, definition, orders, scoreboard, head))
+    def serve(own: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
+        sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
 
     shared_class = definition.env_class if shares_state(definition.env_class) else None
-    listener = _listener(doors.listen_fd)
-    Host(config, plan, listener, notifier, serve_as, max_fds, shared_class).run()
+    listener = _listener(inputs.listen_fd)
+    Supervisor(config, plan, listener, notifier, serve, max_fds, shared_class).run()
 
 
-def _serve_as_ordered(config: HostConfig, definition: Definition, told: dict[str, Any]) -> None:
-    """A process that was started rather than forked: `programs.what_forbids_forking`."""
+def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
+    """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
     from ..system.prctl import die_with_parent
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
-    from .shared_state.process import STATE_ORDERS, serve_as_ordered
+    from .shared_state.process import STATE_CONFIG, serve_as_program
     from .startup import fd_limit
 
-    if STATE_ORDERS in told:
-        serve_as_ordered(definition.env_class, told[STATE_ORDERS])
+    if STATE_CONFIG in child:
+        serve_as_program(definition.env_class, child[STATE_CONFIG])
     die_with_parent(os.getppid())
     fd_limit.raise_limit()
-    head = base64.b64decode(told.pop("head"))
-    orders = ChildConfig.from_json(told)
-    for fd in orders.fds:
+    head = base64.b64decode(child.pop("head"))
+    own = ChildConfig.from_json(child)
+    for fd in own.fds:
         os.set_inheritable(fd, False)
-    scoreboard = Scoreboard(orders.scoreboard_fd, orders.shards, orders.rows - orders.shards)
-    sys.exit(_serve_here(config, definition, orders, scoreboard, head))
+    scoreboard = Scoreboard(own.scoreboard_fd, own.shards, own.rows - own.shards)
+    sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
 
 
-def _serve_here(
+def _serve_as_child(
     config: HostConfig,
     definition: Definition,
-    orders: ChildConfig,
+    own: ChildConfig,
     scoreboard: Scoreboard,
     head: bytes,
 ) -> int:
-    """Serve as one of the host's children; the exit code."""
+    """Serve as one of the supervisor's children; the exit code."""
     from ..system.descriptors import Message, send_message
-    from .serving.uvicorn_server import run_loop
-    from .shard.shard import run_process
     from .startup import gpus
+    from .startup.event_loop import run_loop
 
-    gpus.pin(orders.index, config.gpus)
+    gpus.pin(own.index, config.gpus)
 
     try:
-        run_loop(run_process(config, definition, orders, scoreboard, head), _exit_soon)
+        run_loop(_run_child(config, definition, own, scoreboard, head), _exit_soon)
     except SystemExit:  # uvicorn: the application's own start-up failed, and the log says how
         text = "the application failed to start (its lifespan ended with an error)"
         failed = {"failed": text, "log_tail": []}
@@ -224,13 +227,54 @@ def _serve_here(
         failed = {"failed": f"{type(exc).__name__}: {exc}", "log_tail": lines[-FAILURE_LOG_LINES:]}
     else:
         return 0
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(orders.link_fd)) as link:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.link_fd)) as link:
         send_message(link, Message(failed))
     return EXIT_FAILED_TO_START
 
 
+async def _run_child(
+    config: HostConfig,
+    definition: Definition,
+    own: ChildConfig,
+    scoreboard: Scoreboard,
+    head: bytes,
+) -> None:
+    """Run a shard, or an isolated session of whose connection `head` has been read."""
+    from .serving.app import HostApp
+    from .serving.uvicorn_server import Server
+    from .shard.isolated_session import IsolatedSession
+    from .shard.shard import Shard
+    from .shared_state.proxy import ProxyFactory
+    from .shared_state.reconnect import connect_state
+
+    def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
+        app = HostApp(
+            served,
+            table,
+            manifest=config.manifest,
+            step_timeout_seconds=config.step_timeout_seconds,
+            scoreboard=scoreboard,
+            siblings=siblings,
+        )
+        return Server(app)
+
+    kind = Shard if own.connection_fd is None else IsolatedSession
+    if own.state_address is None:
+        await kind(config, definition, own, scoreboard, make_server).run(head)
+        return
+    name = f"shard {own.index}.{own.generation}"
+    link = await connect_state(own.state_address, name)
+    shared = replace(definition, factory=ProxyFactory(definition.factory, link))
+    process = kind(config, shared, own, scoreboard, make_server)
+    link.on_lost = process.on_state_lost
+    try:
+        await process.run(head)
+    finally:
+        await link.close()
+
+
 def _listener(fd: int | None) -> socket.socket:
-    """The socket we were given; by hand, a free one on loopback."""
+    """Return the inherited socket; when started by hand, a free one on loopback."""
     if fd is not None:
         return socket.socket(fileno=fd)
     listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
@@ -248,9 +292,9 @@ def _fd(variable: str) -> int | None:
         raise ConfigError(f"{variable}={text!r} is not a file descriptor") from exc
 
 
-def _start_again_with_gradio(doors: Doors) -> None:
+def _start_again_with_gradio(inputs: Inputs) -> None:
     log.warning("this project imports gradio itself: starting again with it")
-    for fd in (doors.notify_fd, doors.listen_fd):
+    for fd in (inputs.notify_fd, inputs.listen_fd):
         if fd is not None:
             os.set_inheritable(fd, True)
     os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
@@ -272,7 +316,7 @@ def _evidence(message: str, cause: BaseException) -> list[str]:
 
 
 def _traceback(cause: BaseException) -> list[str]:
-    """To the log, and its lines; without those of ours that led there."""
+    """Log a traceback without the frames of this package, and return its lines."""
     where = _users_part(cause.__traceback__)
     lines = "".join(traceback.format_exception(type(cause), cause, where)).splitlines()
     sys.stderr.write("\n".join([*lines, ""]))
@@ -280,7 +324,7 @@ def _traceback(cause: BaseException) -> list[str]:
 
 
 def _users_part(where: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is neither ours nor the import machinery's; all, if none is."""
+    """Skip the frames of this package and of the import machinery; all, if there are no others."""
     frame = where
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.tb_next

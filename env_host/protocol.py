@@ -44,18 +44,6 @@ MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client ac
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 
-class WSErrorCode(StrEnum):
-    """The `code` of an error frame."""
-
-    INVALID_JSON = "INVALID_JSON"
-    UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    VALIDATION_ERROR = "VALIDATION_ERROR"
-    EXECUTION_ERROR = "EXECUTION_ERROR"
-    CAPACITY_REACHED = "CAPACITY_REACHED"
-    FACTORY_ERROR = "FACTORY_ERROR"
-    SESSION_ERROR = "SESSION_ERROR"
-
-
 class Serving(StrEnum):
     """Who answers the sessions."""
 

@@ -29,8 +29,9 @@ from load_tests.peers import brigade_state, sleep_polled_memory
 from load_tests.peers.brigade_servers import Trial, serve, sing
 from load_tests.peers.brigade_singers import PACKET_SAMPLES
 from load_tests.shared.report import Measure, Report, parse_arguments, share
-from openenvd.env_host.shared_state.proxy import World
-from openenvd.env_host.shared_state.setup import connect_world, start_state_process
+from openenvd.env_host.shared_state.process import start_state_process
+from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.reconnect import connect_state
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 TARGET = 1000  # singers, of the state process alone
@@ -194,14 +195,14 @@ def _ours_gets_anothers_reply() -> bool:
 
 async def _kill_a_shard(address: str) -> bool:
     """A shard dies with a call in flight; its successor makes one before that is answered."""
-    watching = World(await connect_world(address, "watching"))
+    watching = StateProxy(await connect_state(address, "watching"))
     victim = await asyncio.create_subprocess_exec(
         *brigade_state.victim_command(address), stdout=asyncio.subprocess.DEVNULL
     )
     await watching.held(at_least=1)
     victim.kill()
     await victim.wait()
-    successor = World(await connect_world(address, "shard 0"))
+    successor = StateProxy(await connect_state(address, "shard 0"))
     mine = asyncio.ensure_future(successor.hold(of="successor"))
     await watching.held(at_least=2)
     await watching.release()

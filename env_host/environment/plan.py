@@ -37,7 +37,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServingPlan:
     """How sessions are served."""
 
     shards: int
@@ -51,7 +51,9 @@ class Plan:
         return each + (index < left)
 
 
-def plan_of(config: HostConfig, machine: Machine, *, is_concurrent: bool, class_name: str) -> Plan:
+def plan_of(
+    config: HostConfig, machine: Machine, *, is_concurrent: bool, class_name: str
+) -> ServingPlan:
     """The plan.
 
     Raises:
@@ -61,15 +63,15 @@ def plan_of(config: HostConfig, machine: Machine, *, is_concurrent: bool, class_
     if config.isolate if config.isolate is not None else not is_concurrent and asked != 1:
         most = asked or _isolated_sessions(config, machine)
         # One front is enough: it only reads heads, and answers HTTP.
-        return Plan(1, most, isolates=True, exclusive=not is_concurrent)
+        return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent)
     if not is_concurrent:
         if asked is not None and asked > 1:
             raise NotConcurrent(class_name, asked)
-        return Plan(1, 1, isolates=False, exclusive=True)
+        return ServingPlan(1, 1, isolates=False, exclusive=True)
     most = asked or DEFAULT_SESSIONS
     shards = min(config.shards or config.gpus or machine.cores, most)
     fitting = fitting_sessions(most, machine.fds, shards)
-    return Plan(shards, fitting, isolates=False, exclusive=False)
+    return ServingPlan(shards, fitting, isolates=False, exclusive=False)
 
 
 def _isolated_sessions(config: HostConfig, machine: Machine) -> int:

@@ -21,7 +21,7 @@ from ...system.loop_lag import LoopState
 from .scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 
 UNRESPONSIVE_SECONDS = 5.0  # the watchdog's thread beats once a second
-HELD = frozenset({"wedged", "unresponsive"})
+BLOCKED = frozenset({"wedged", "unresponsive"})
 
 Json = dict[str, Any]
 
@@ -110,10 +110,10 @@ def state_of(counters: Counters, now: int) -> str:
     return _LOOP_STATES[counters[Field.LOOP_STATE]].value
 
 
-def held_seconds(scoreboard: Scoreboard, now: int) -> float | None:
+def blocked_seconds(scoreboard: Scoreboard, now: int) -> float | None:
     """Return how long the longest blocked shard has been blocked; None if none is."""
-    held = (s for s in scoreboard.shard_counters() if state_of(s, now) in HELD)
-    return max((heartbeat_seconds(counters, now) or 0.0 for counters in held), default=None)
+    blocked = (s for s in scoreboard.shard_counters() if state_of(s, now) in BLOCKED)
+    return max((heartbeat_seconds(counters, now) or 0.0 for counters in blocked), default=None)
 
 
 def waited_seconds(counters: Counters, now: int) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Orders`: what the host tells a process that it starts."""
+"""`ChildConfig`: what the supervisor tells a process that it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ChildConfig:
-    """Its place, its bounds, and the descriptors that it is born with."""
+    """A child's place, its bounds, and the descriptors that it inherits."""
 
     index: int  # its row of the scoreboard
     generation: int
@@ -19,27 +19,27 @@ class ChildConfig:
     exclusive: bool  # the class allows one session at a time in a process
     scoreboard_fd: int
     link_fd: int
-    inbox_fd: int | None = None  # where others hand connections over to it
-    inbox_fds: tuple[int, ...] = ()  # where it hands them over to others, by index
+    inbox_fd: int | None = None  # where others send it connections
+    inbox_fds: tuple[int, ...] = ()  # where it sends connections to others, by index
     listen_fd: int | None = None
     isolates: bool = False
     isolated: int = 0  # sessions that have processes of their own already
     connection_fd: int | None = None  # an isolated session's
-    world: str | None = None  # where the state process is, if sessions share a state
-    since: int = 0
+    state_address: str | None = None  # of the state process, if sessions share a state
+    since: int = 0  # when the connection began to wait, on the scoreboard's clock
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; `from_json` reads it back."""
+        """Return plain JSON, which `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ChildConfig:
-        """The orders that `to_json` wrote."""
+        """Read the configuration that `to_json` wrote."""
         return cls(**{**data, "inbox_fds": tuple(data["inbox_fds"])})
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors it keeps."""
+        """The descriptors that the child keeps."""
         single = (
             self.scoreboard_fd,
             self.link_fd,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Notifier`: what the host tells its shim through the notify pipe (see `protocol.py`)."""
+"""`Notifier`: writes the supervisor's reports into the notify pipe (see `protocol.py`)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from ..protocol import Serving
 
 
 class Notifier:
-    """Writes one JSON object a line; silent when nobody gave us a pipe."""
+    """Writes one JSON object a line; does nothing when there is no pipe."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self.told = 0
+        self.reported = 0
 
     def ready(self, *, max_sessions: int | None, serving: Serving, **how: Any) -> None:
-        """Sessions are accepted from now on; `how` is for people."""
+        """Report that sessions are accepted; `how` is for people."""
         self._write({"ready": True, "max_sessions": max_sessions, "serving": serving, **how})
 
     def failed(self, message: str, log_tail: list[str]) -> None:
-        """The host is about to exit on its own."""
+        """Report that the supervisor is about to exit by itself."""
         self._write({"failed": message, "log_tail": log_tail})
 
     def shard_exit(self, **facts: Any) -> None:
-        """A process that served sessions has ended, unasked; the host goes on."""
+        """Report that a process that served sessions has exited; the supervisor goes on."""
         self._write({"shard_exit": facts})
 
     def capacity(self, summary: dict[str, Any]) -> None:
-        """How full it is, and how its shards do (`capacity.summary_of`); what it said last, if
-        the shim is too slow to hear it now."""
+        """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
         if self.fd is None:
             return
         os.set_blocking(self.fd, False)
@@ -40,9 +39,9 @@ class Notifier:
             os.write(self.fd, _encode({"capacity": summary}))  # whole or not at all
 
     def sessions(self, count: int) -> bool:
-        """The number of sessions; False when the shim is too slow to hear it now."""
-        if self.fd is None or count == self.told:
-            self.told = count
+        """Report the number of sessions; False when the pipe is full."""
+        if self.fd is None or count == self.reported:
+            self.reported = count
             return True
         os.set_blocking(self.fd, False)
         try:
@@ -51,11 +50,11 @@ class Notifier:
             return False
         except OSError:  # the shim is gone; the sessions need not be
             self.fd = None
-        self.told = count
+        self.reported = count
         return True
 
     def silence(self) -> None:
-        """This process is not the host any more."""
+        """Write nothing from now on: this process is not the supervisor any more."""
         self.fd = None
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import SchemaSerializer, core_schema, from_json
 
-from ..protocol import WSErrorCode
+from ..errors import WSErrorCode
 
 to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by its type
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -21,12 +20,11 @@ from uvicorn.config import Config
 
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.keepalive import SessionWatch
-from ..startup import malloc_tuning
 from .protocol_switch import http_protocol, uvicorn_websockets, websocket_protocol
 from .ws_session import Service
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
-STOP_SECONDS = 3.0  # for sessions to close their environments, and again for HTTP requests
+STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
 
 
 class HostServer(uvicorn.Server):
@@ -112,23 +110,6 @@ async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], Non
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     await server.serve(sockets=[listener])
-
-
-def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
-    """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
-    malloc_tuning.keep_pages()
-    factory = None
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-
-    async def run() -> None:
-        await main
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run())
-        on_end()
 
 
 def _config(app: Any, service: Service | None) -> Config:

@@ -27,8 +27,7 @@ from pydantic import ValidationError
 from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.signatures import keep_accepted
-from ..errors import SessionEnded, SessionError
-from ..protocol import WSErrorCode
+from ..errors import SessionEnded, SessionError, WSErrorCode
 from ..sessions.pending_call import Call, Settle
 from ..sessions.session import Session
 from ..sessions.table import SessionTable

@@ -24,20 +24,14 @@ import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
+from .acceptor import Arrival
 
 HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
 PROMISE_SECONDS = 1.0
 LOOK_SECONDS = 0.01  # while somebody waits
 FAIR_SECONDS = 0.05  # who waits for this much longer than another goes first
-
-
-class Waiting(Protocol):
-    """A connection that wants a session."""
-
-    since: int  # microseconds, when it began to want it
 
 
 @dataclass(slots=True)
@@ -57,9 +51,9 @@ class Admission:
         index: int,
         *,
         timeout_seconds: float,
-        serve: Callable[[Waiting], None],
-        refuse: Callable[[Waiting], None] | None = None,
-        hand_over: Callable[[Waiting, int], None],
+        serve: Callable[[Arrival], None],
+        refuse: Callable[[Arrival], None] | None = None,
+        hand_over: Callable[[Arrival, int], None],
     ) -> None:
         """`refuse` is given where `serve` does not come to ask for its slot here: then whom it
         serves counts at once, and nothing is promised."""
@@ -70,7 +64,7 @@ class Admission:
         self._serve = serve
         self._refuse = refuse
         self._hand_over = hand_over
-        self._waiting: list[Waiting] = []  # the oldest first
+        self._waiting: list[Arrival] = []  # the oldest first
         self._tickets: deque[_Ticket] = deque()
         self._local: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -79,12 +73,12 @@ class Admission:
 
     # Before the handshake
 
-    def consider(self, arrival: Waiting) -> None:
+    def consider(self, arrival: Arrival) -> None:
         """Serve it, hand it over, or let it wait."""
         bisect.insort(self._waiting, arrival, key=lambda a: a.since)
         self._look()
 
-    def forget(self, arrival: Waiting) -> None:
+    def forget(self, arrival: Arrival) -> None:
         """It has left."""
         if arrival in self._waiting:
             self._waiting.remove(arrival)
@@ -196,7 +190,7 @@ class Admission:
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
             self._pass(self._waiting.pop(0), rest)
 
-    def _pass(self, arrival: Waiting, rest_seconds: float | None) -> None:
+    def _pass(self, arrival: Arrival, rest_seconds: float | None) -> None:
         if self._refuse is not None and rest_seconds is None:
             self._serve(arrival)
             return

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Process`: what shards (`shard.py`) and isolated sessions (`isolated_session.py`) have in common.
+"""`ServingProcess`: what shards and isolated sessions have in common.
 
-    a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ Server
-                                         ├─ anything else ────────────────────────▶ Server
-                                         └─ another's session ─▶ `_hand_over`
-    host ◀── link: which sockets have sessions (`Guard`)
+    a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ server
+                                         ├─ anything else ────────────────────────▶ server
+                                         └─ another process's session ─▶ `_hand_over`
+    supervisor ◀── link: which sockets have sessions (`ConnectionRegistry`)
 
-The host is dead when the link ends (the kernel kills us as well): then this process ends at once.
+The server, which answers connections, comes from outside (`MakeServer`): this room decides which
+connections it gets. The supervisor is dead when the link ends: then this process exits at once.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from ...system.descriptors import Message
+from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Post
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..serving.app import HostApp
-from ..serving.uvicorn_server import STOP_SECONDS, Server
 from ..sessions.idle_timeout import reap_idle
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from .acceptor import Arrival
-from .admission import Admission, Waiting
+from .admission import Admission
 from .connection_registry import ConnectionRegistry
 from .request_head import Owner, owner_of, read_head
 
@@ -38,15 +39,31 @@ if TYPE_CHECKING:
     from ..protocol import HostConfig
     from ..shared_state.errors import WorldLost
 
-GOING_AWAY_CLOSE = 1001
 HEARTBEAT_SECONDS = 0.1
-LAST_WORD_TURNS = 10
+STOP_SECONDS = 3.0  # for sessions to close their environments
+LAST_FRAME_ITERATIONS = 10
 _STOPPING = "The environment is stopping."
 
 log = logging.getLogger("openenvd.env_host")
 
 
-class Process:
+class ConnectionServer(Protocol):
+    """Answers connections that a process has accepted: `serving.uvicorn_server.Server`."""
+
+    async def start(self) -> None:
+        """Start the application."""
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """Return what answers one connection."""
+
+    async def stop(self) -> None:
+        """Finish the requests under way, and stop the application."""
+
+
+MakeServer = Callable[["Definition", SessionTable, Siblings | None], ConnectionServer]
+
+
+class ServingProcess:
     """What shards and isolated sessions have in common. Within a running loop."""
 
     def __init__(
@@ -55,12 +72,13 @@ class Process:
         definition: Definition,
         own: ChildConfig,
         scoreboard: Scoreboard,
+        make_server: MakeServer,
     ) -> None:
         self._own = own
         self._scoreboard = scoreboard
         self._counters = scoreboard[own.index]
         self._link_end = socket.socket(fileno=own.link_fd)
-        self.link = Post(self._link_end, on_message=self._on_link, on_end=self._orphaned)
+        self.link = Post(self._link_end, on_message=self._on_link, on_end=self._on_supervisor_gone)
         self.admission = Admission(
             scoreboard,
             own.index,
@@ -78,15 +96,7 @@ class Process:
             hooks=self.registry,
             admission=self.admission,
         )
-        app = HostApp(
-            definition,
-            self.table,
-            manifest=config.manifest,
-            step_timeout_seconds=config.step_timeout_seconds,
-            scoreboard=scoreboard,
-            siblings=self._siblings(),
-        )
-        self.server = Server(app)
+        self.server = make_server(definition, self.table, self._siblings())
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
         self._isolated = own.isolated
@@ -94,7 +104,7 @@ class Process:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Serve from now on."""
+        """Start serving, and say so on the scoreboard."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         await self.server.start()
@@ -112,7 +122,7 @@ class Process:
             self._tasks.append(asyncio.create_task(reaping, name="reap-idle"))
 
     async def stop(self) -> None:
-        """Tell the sessions why, end them, finish what HTTP is under way."""
+        """Tell the sessions why, end them, finish the HTTP requests under way."""
         self._counters[Field.STOPPING] = 1
         self.admission.stop()
         try:
@@ -122,14 +132,14 @@ class Process:
             log.warning("some environments did not close within %g s", STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
-        for _ in range(LAST_WORD_TURNS):  # a session gives up its slot before its last word
+        for _ in range(LAST_FRAME_ITERATIONS):  # a session frees its slot before its last frame
             await asyncio.sleep(0)
         await self.server.stop()
         self.registry.flush()
         self.link.close()
 
-    def lose_world(self, lost: WorldLost) -> None:
-        """What the sessions share is gone: they are over."""
+    def on_state_lost(self, lost: WorldLost) -> None:
+        """End all sessions: the state that they share is gone."""
         for session in self.table:
             if session.socket is not None:
                 session.socket.end(lost)
@@ -147,7 +157,7 @@ class Process:
         asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
 
     def _count(self) -> None:
-        """The number of sessions has changed, or a slot is free."""
+        """Take note that the number of sessions has changed, or a slot is free."""
         self._counters[Field.SESSIONS] = self.table.taken + self._isolated
         self.admission.changed()
 
@@ -169,7 +179,7 @@ class Process:
             self._serve(arrival)
 
     def _other_owner(self, session_id: str) -> int:
-        """The index, from 1, of the other process that has this session; 0: it is not another."""
+        """Return the index, from 1, of the other process that has this session; 0 if none has."""
         owner = owner_of(session_id)
         if owner is None or owner.index == self._own.index or owner.index >= len(self._scoreboard):
             return 0
@@ -177,28 +187,28 @@ class Process:
         is_there = counters.is_serving and counters[Field.GENERATION] % 2**16 == owner.generation
         return owner.index + 1 if is_there else 0
 
-    def _serve(self, arrival: Waiting) -> None:
-        cast("Arrival", arrival).serve_by(self.server.make_protocol())
+    def _serve(self, arrival: Arrival) -> None:
+        arrival.serve_by(self.server.make_protocol())
 
-    def _admitted(self, arrival: Waiting) -> None:
+    def _admitted(self, arrival: Arrival) -> None:
         self._serve(arrival)
 
-    def _hand_over(self, arrival: Waiting, index: int) -> None:
+    def _hand_over(self, arrival: Arrival, index: int) -> None:
         raise NotImplementedError
 
     def _siblings(self) -> Siblings | None:
-        """Who else serves the environment, and can be asked."""
+        """Return the other processes that serve the environment, if sessions can be there."""
         return None
 
     def _on_link(self, message: Message) -> None:
-        """The host has said something."""
+        """Handle a message from the supervisor."""
 
-    def _orphaned(self) -> None:
+    def _on_supervisor_gone(self) -> None:
         os._exit(1)
 
 
 def _most_here(own: ChildConfig) -> int:
-    """How many sessions may be in the process itself: none where each has one of its own."""
+    """Return how many sessions the process may have: none where each has a process of its own."""
     if own.isolates:
         return 0
     return 1 if own.exclusive else own.max_sessions

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Guard`: lets the host know which connections have sessions, so that it can notify their clients.
+"""`ConnectionRegistry`: tells the supervisor which connections have sessions.
 
-    a session begins ──▶ a copy of its socket's descriptor ──▶ host, which keeps it
-    it ends          ──▶ its token                         ──▶ host, which closes the copy
-    we die           ──▶ the host writes each a last word, and closes
+    a session begins ──▶ a copy of its socket's descriptor ──▶ supervisor, which keeps it
+    it ends          ──▶ its token                         ──▶ supervisor, which closes the copy
+    this process dies ─▶ the supervisor sends each client a notice, and closes
 
 What happens in one iteration of the loop goes in one message. A connection is not over before the
-host has closed its copy; that is a matter of microseconds, unless the host is forking.
+supervisor has closed its copy: microseconds later, unless it is forking.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .request_head import Owner, new_session_id
 
 
 class ConnectionRegistry:
-    """The `Hooks` of a shard's session table."""
+    """The hooks of a shard's session table: reports which sockets have sessions."""
 
     def __init__(self, link: Post, owner: Owner, on_count: Callable[[], None]) -> None:
         self._link = link
@@ -33,7 +33,7 @@ class ConnectionRegistry:
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._begun: dict[int, tuple[int, str]] = {}  # not told yet: descriptor, path
+        self._begun: dict[int, tuple[int, str]] = {}  # not reported yet: descriptor, path
         self._ended: list[int] = []
         self._is_due = False
         self._count = 0
@@ -44,34 +44,34 @@ class ConnectionRegistry:
 
     def on_change(self, count: int) -> None:
         self._count = count
-        self._look_if_over()
+        self._check_if_over()
         self._on_count()
-        self._tell_soon()
+        self._flush_soon()
 
     def on_begin(self, session: Session, socket: Attached) -> None:
         if socket.transport is None or (fd := duplicate(socket.transport)) is None:
             return
         token = self._tokens[session.id] = next(self._numbers)
         self._begun[token] = fd, getattr(socket, "path", "/ws")
-        self._tell_soon()
+        self._flush_soon()
 
     def on_end(self, session: Session) -> None:
         token = self._tokens.pop(session.id, None)
-        self._look_if_over()
+        self._check_if_over()
         if token is None:
             return
-        if token in self._begun:  # the host has never heard of it
+        if token in self._begun:  # the supervisor has not heard of it
             close_all(self._begun.pop(token)[:1])
         else:
             self._ended.append(token)
-            self._tell_soon()
+            self._flush_soon()
 
     async def until_over(self) -> None:
         """Wait until there is no session, and none has a connection."""
         await self._is_over.wait()
 
     def flush(self) -> None:
-        """Tell what there is to tell."""
+        """Report what has begun and ended since the last report."""
         self._is_due = False
         begun, self._begun = list(self._begun.items()), {}
         ended, self._ended = self._ended, []
@@ -82,13 +82,13 @@ class ConnectionRegistry:
                 head |= {"ended": ended, "sessions": self._count}
             self._link.send(Message(head, fds=tuple(fd for _, (fd, _) in part)))
 
-    def _look_if_over(self) -> None:
+    def _check_if_over(self) -> None:
         if self._count or self._tokens:
             self._is_over.clear()
         else:
             self._is_over.set()
 
-    def _tell_soon(self) -> None:
+    def _flush_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self.flush)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IsolatedSession`: the process of one session, which the host forks for its connection.
+"""`IsolatedSession`: the process of one session, which the supervisor forks for its connection.
 
-    host ──connection, and what was read of it──▶ Arrival ──▶ the session, and the end with it
-    host ──link: connections for it later──▶ Arrival
-
-What it has in common with a shard: `process.py`. Who forks it, and when: `isolating.py`.
+supervisor ──connection, and what was read of it──▶ Arrival ──▶ the session, and the end with it
+supervisor ──link: connections for it later──▶ Arrival
 """
 
 from __future__ import annotations
@@ -16,17 +14,17 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ...system.descriptors import Message
-from .base import Process
+from .base import ServingProcess
 
 LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone
 BEGIN_SECONDS = 30.0  # for it to begin
 
 
-class IsolatedSession(Process):
-    """It serves one connection, and ends with it."""
+class IsolatedSession(ServingProcess):
+    """Serves one session, and exits with it."""
 
     async def run(self, head: bytes) -> None:
-        """Serve the connection until it is over, or we are told to stop."""
+        """Serve the connection until it is over, or the process is told to stop."""
         await self.start()
         fd = self._own.connection_fd
         assert fd is not None
@@ -53,7 +51,7 @@ class IsolatedSession(Process):
                 await asyncio.sleep(LEAVING_LOOK_SECONDS)
 
     def _on_link(self, message: Message) -> None:
-        """A connection for the session, which the front has accepted."""
+        """Take over a connection for the session that the front has accepted."""
         if not message.fds:
             return
         arrival = self._arrival(message.body, message.head["since"])
@@ -68,6 +66,6 @@ class IsolatedSession(Process):
 
 
 async def _quietly(opening: Awaitable[Any]) -> None:
-    """Open a connection; that its client has left already is nobody's fault."""
+    """Open a connection; its client may have left already."""
     with contextlib.suppress(OSError):
         await opening

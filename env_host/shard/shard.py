@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard: one process with one event loop that serves sessions from the shared socket.
 
-    shared socket ─▶ Acceptor ─┬─▶ Arrival ─┬─▶ served here (`process.py`)
-    inbox ─────────────────────┘            └─▶ that shard's inbox which has its session, or room
+    shared socket ─▶ Acceptor ─┬─▶ Arrival ─┬─▶ served here (`base.py`)
+    inbox ─────────────────────┘            └─▶ inbox of the shard that has its session, or room
 
-    host ◀── link: ready, a session to isolate
+    supervisor ◀── link: ready, a session to isolate
 
-With `isolates`, sessions are not served here: each connection goes to the host, which forks a
-process for it (`isolated_session.py`: the same, for one session, without the shared socket). What
-is for that session later (HTTP, `?session_id=`) goes to it by the same way, through the host.
+With `isolates`, sessions are not served here: each connection goes to the supervisor, which forks a
+process for it (`isolated_session.py`: the same, for one session, without the shared socket). Later
+connections for that session (HTTP, `?session_id=`) take the same way, through the supervisor.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
@@ -25,11 +24,8 @@ from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Post
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
-from ..shared_state.setup import WorldFactory, connect_world
 from .acceptor import Acceptor, Arrival
-from .admission import Waiting
-from .base import Process
-from .isolated_session import IsolatedSession
+from .base import MakeServer, ServingProcess
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 _LOOP_STATES = list(LoopState)
 
 
-class Shard(Process):
+class Shard(ServingProcess):
     """One of the processes that accept from the shared socket."""
 
     def __init__(
@@ -47,8 +43,9 @@ class Shard(Process):
         definition: Definition,
         own: ChildConfig,
         scoreboard: Scoreboard,
+        make_server: MakeServer,
     ) -> None:
-        super().__init__(config, definition, own, scoreboard)
+        super().__init__(config, definition, own, scoreboard, make_server)
         assert own.listen_fd is not None
         assert own.inbox_fd is not None
         listener = socket.socket(fileno=own.listen_fd)
@@ -72,15 +69,15 @@ class Shard(Process):
         await self.stop()
         self._lag.stop()
 
-    def _hand_over(self, arrival: Waiting, index: int) -> None:
-        fd = cast("Arrival", arrival).take_descriptor()
+    def _hand_over(self, arrival: Arrival, index: int) -> None:
+        fd = arrival.take_descriptor()
         if fd is None:
             return
         self._counters.add(Field.HANDED_OVER)
-        self._send_to(index, fd, arrival.since, bytes(cast("Arrival", arrival).data))
+        self._send_to(index, fd, arrival.since, bytes(arrival.data))
 
     def _send_to(self, index: int, fd: int, since: int, body: bytes = b"") -> None:
-        """Give another process a connection; the host knows those of isolated sessions."""
+        """Send a connection to another process; to isolated sessions through the supervisor."""
         if index < len(self._inboxes):
             self._inboxes[index].send(Message({"since": since}, body, (fd,)))
         else:
@@ -97,7 +94,7 @@ class Shard(Process):
         return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send, isolate=isolate)
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
-        """Take the slot of a session that is begun over HTTP; returns what starts its process."""
+        """Take a slot for a session that is begun over HTTP; returns what starts its process."""
         if not await self.admission.wait_for_room(lambda: True):
             raise CapacityReached(*self.admission.totals)
         self._isolated += 1
@@ -110,7 +107,7 @@ class Shard(Process):
         return start
 
     def _roomier(self) -> int | None:
-        """The shard with the most room, when there is none here."""
+        """Return the shard with the most room, when there is none here."""
         others = self._scoreboard.others(self._own.index)
         now = now_microseconds()
         roomy = [counters for counters in others if counters.room and counters.is_responsive(now)]
@@ -119,15 +116,15 @@ class Shard(Process):
         return max(roomy, key=lambda counters: counters.room).index
 
     def _adopt(self, message: Message) -> None:
-        """Another shard has handed a connection over."""
+        """Take over a connection from another shard."""
         if not message.fds:
             return
         arrival = self._arrival(message.body, message.head["since"])
         self._acceptor.open(socket.socket(fileno=message.fds[0]), arrival)
 
-    def _admitted(self, arrival: Waiting) -> None:
+    def _admitted(self, arrival: Arrival) -> None:
         if self._own.isolates:
-            self._isolate(cast("Arrival", arrival))
+            self._isolate(arrival)
         else:
             self._serve(arrival)
 
@@ -145,32 +142,10 @@ class Shard(Process):
         self._count()
 
     def _note_lag(self, lag: LagSnapshot) -> None:
-        """On the watchdog's thread."""
+        """Write the loop's lag to the scoreboard; runs on the watchdog's thread."""
         counters = self._counters
         counters[Field.WATCHDOG] = now_microseconds()
         counters[Field.LAG_P50] = int(lag.p50_seconds * 1e6)
         counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
         counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
         counters[Field.LOOP_STATE] = _LOOP_STATES.index(lag.state)
-
-
-async def run_process(
-    config: HostConfig,
-    definition: Definition,
-    own: ChildConfig,
-    scoreboard: Scoreboard,
-    head: bytes,
-) -> None:
-    """Be the process of these orders; `head` is what was read of an isolated one's connection."""
-    kind = Shard if own.connection_fd is None else IsolatedSession
-    if own.world is None:
-        await kind(config, definition, own, scoreboard).run(head)
-        return
-    link = await connect_world(own.world, f"shard {own.index}.{own.generation}")
-    shared = replace(definition, factory=WorldFactory(definition.factory, link))
-    process = kind(config, shared, own, scoreboard)
-    link.on_lost = process.lose_world
-    try:
-        await process.run(head)
-    finally:
-        await link.close()

@@ -34,7 +34,7 @@ from .errors import (
 )
 from .frames import Frame, Kind
 from .methods import EXPIRED, decode_result
-from .write_buffer import Outgoing
+from .write_buffer import WriteBuffer
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -74,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
-        self._outgoing = Outgoing()
+        self._outgoing = WriteBuffer()
         self._queue: deque[Pending] = deque()
         self._sent: dict[int, tuple[Pending, int]] = {}  # by request id; and the body's bytes
         self._bytes = 0

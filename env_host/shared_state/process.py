@@ -31,7 +31,7 @@ from typing import Any, Never
 from ...system import after_fork
 from ...system.backoff import backoff_seconds
 from ...system.exit_status import signal_name, split_wait_status
-from ..serving.uvicorn_server import run_loop
+from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
 from .server import StateServer
@@ -45,7 +45,7 @@ FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
-STATE_ORDERS = "shared_state"  # the key of a `StateOrders` in what a started process is told
+STATE_CONFIG = "shared_state"  # the key of a `StateOrders` in what a started process is told
 
 Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is told, descriptors: its pid
 
@@ -53,7 +53,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 @dataclass(frozen=True, slots=True)
-class StateOrders:
+class StateConfig:
     """What the host tells a state process."""
 
     epoch: int
@@ -71,7 +71,7 @@ class StateExit:
     wait_status: int
     exit_code: int | None  # None: by a signal
     signal_name: str | None
-    lived_seconds: float
+    seconds: float
     restart_in_seconds: float
     peak_bytes: int | None = None
 
@@ -81,13 +81,13 @@ class StateExit:
         how = f"killed by {self.signal_name}" if self.signal_name else f"exit {self.exit_code}"
         return (
             f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) ended "
-            f"after {self.lived_seconds:.1f} s: {how}; its sessions are over"
+            f"after {self.seconds:.1f} s: {how}; its sessions are over"
         )
 
 
-def restart_delay(lived_seconds: float, short_lives: int) -> float:
+def restart_delay_seconds(seconds: float, short_lives: int) -> float:
     """How long to wait before the next one; `short_lives` in a row, this one included."""
-    failures = 0 if lived_seconds >= LIVED_WELL_SECONDS else short_lives - 1
+    failures = 0 if seconds >= LIVED_WELL_SECONDS else short_lives - 1
     return backoff_seconds(failures, first=FIRST_DELAY_SECONDS, longest=MAX_DELAY_SECONDS)
 
 
@@ -136,9 +136,9 @@ class StateProcess:
         self.due = None
         self._started_at = time.monotonic()
         reading, writing = os.pipe()
-        orders = StateOrders(self.epoch, os.getpid(), self._listener.fileno(), writing)
+        orders = StateConfig(self.epoch, os.getpid(), self._listener.fileno(), writing)
         if self._spawn is not None:
-            self.pid = self._spawn({STATE_ORDERS: asdict(orders)}, (orders.listen_fd, writing))
+            self.pid = self._spawn({STATE_CONFIG: asdict(orders)}, (orders.listen_fd, writing))
         elif (pid := after_fork.fork()) == 0:
             os.close(reading)
             _become(self._env_class, orders, {*self._fds_to_close()} - {orders.listen_fd})
@@ -179,8 +179,8 @@ class StateProcess:
             wait_status=status,
             exit_code=code,
             signal_name=None if number is None else signal_name(number),
-            lived_seconds=round(lived, 3),
-            restart_in_seconds=restart_delay(lived, self._short_lives),
+            seconds=round(lived, 3),
+            restart_in_seconds=restart_delay_seconds(lived, self._short_lives),
             peak_bytes=peak_bytes,
         )
         self.pid = None
@@ -206,15 +206,38 @@ class StateProcess:
             raise StateFailed(f"the shared state could not be created: {answer['failed']}")
 
 
-def serve_as_ordered(env_class: Any, told: dict[str, Any]) -> Never:
+def shares_state(env_class: Any) -> bool:
+    """Whether a class asks for a shared state."""
+    return bool(getattr(env_class, "SHARED_STATE", False))
+
+
+def start_state_process(
+    env_class: Any,
+    fds_to_close: Callable[[], Iterable[int]] = tuple,
+    spawn: Spawn | None = None,
+) -> StateProcess:
+    """Fork the state process; returns when it is ready. In the host, before the shards.
+
+    `fds_to_close`: what the host has open and the state process must not keep. `spawn`: starts
+    it as a program of its own, where a fork is not safe.
+
+    Raises:
+        StateFailed: there is no `create_state`, or it raised.
+    """
+    process = StateProcess(env_class, fds_to_close, spawn)
+    process.start()
+    return process
+
+
+def serve_as_program(env_class: Any, told: dict[str, Any]) -> Never:
     """Be the state process of a host that could not fork; `told` is what `spawn` was given."""
-    orders = StateOrders(**told)
+    orders = StateConfig(**told)
     for fd in (orders.listen_fd, orders.ready_fd):
         os.set_inheritable(fd, False)
     _become(env_class, orders, ())
 
 
-def _become(env_class: Any, orders: StateOrders, to_close: Iterable[int]) -> Never:
+def _become(env_class: Any, orders: StateConfig, to_close: Iterable[int]) -> Never:
     """Serve and end the process: nothing of the host's may run in its child."""
     code = EXIT_STATE_FAILED
     try:
@@ -228,7 +251,7 @@ def _become(env_class: Any, orders: StateOrders, to_close: Iterable[int]) -> Nev
     _exit(code)
 
 
-async def _serve(state: Any, orders: StateOrders) -> None:
+async def _serve(state: Any, orders: StateConfig) -> None:
     """Serve until SIGTERM, or until the host is gone."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)

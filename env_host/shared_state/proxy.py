@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from .connection import Connection
@@ -23,7 +25,7 @@ from .reconnect import StateLink
 Result = TypeVar("Result")
 
 
-class World:
+class StateProxy:
     """The shared state, for one session. Bound to one epoch of it from its first call on."""
 
     def __init__(self, link: StateLink) -> None:
@@ -38,13 +40,13 @@ class World:
         return self._connection.epoch if self._connection else None
 
     @property
-    def blocking(self) -> BlockingWorld:
+    def blocking(self) -> BlockingProxy:
         """The same for synchronous environments, whose calls run on a thread of the session."""
-        return BlockingWorld(self)
+        return BlockingProxy(self)
 
-    def within(self, seconds: float) -> DeadlineWorld:
+    def within(self, seconds: float) -> DeadlineProxy:
         """The same, with another deadline."""
-        return DeadlineWorld(self, seconds)
+        return DeadlineProxy(self, seconds)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
@@ -92,10 +94,10 @@ class World:
         return self._connection
 
 
-class DeadlineWorld:
+class DeadlineProxy:
     """`World.within`."""
 
-    def __init__(self, world: World, seconds: float) -> None:
+    def __init__(self, world: StateProxy, seconds: float) -> None:
         self._world = world
         self._seconds = seconds
 
@@ -105,10 +107,10 @@ class DeadlineWorld:
         return functools.partial(self._world.call, method, within_seconds=self._seconds)
 
 
-class BlockingWorld:
+class BlockingProxy:
     """`World.blocking`: waits for the reply; never to be used on the event loop."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: StateProxy) -> None:
         self._world = world
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -118,3 +120,39 @@ class BlockingWorld:
 
     def _wait(self, method: str, body: Buffer | None = None, /, **arguments: Any) -> Any:
         return self._world.wait_for(self._world.call(method, body, **arguments))
+
+
+class ProxyFactory:
+    """Makes environments that have a `world`: it is there before their constructor runs."""
+
+    def __init__(self, factory: Callable[[], Any], link: StateLink) -> None:
+        self.func = factory  # as in `functools.partial`: what this wraps
+        self._link = link
+        functools.update_wrapper(self, factory, updated=())
+
+    def __call__(self) -> Any:
+        """A new environment."""
+        world = StateProxy(self._link)
+        factory: Any = self.func
+        if inspect.isclass(factory):
+            env: Any = factory.__new__(factory)
+            env.world = world
+            factory.__init__(env)
+        else:
+            env = factory()
+            env.world = world
+        env.close = _closing(getattr(env, "close", None), world)
+        return env
+
+
+def _closing(close: Callable[[], Any] | None, world: StateProxy) -> Callable[[], Any]:
+    """`close`, after which the session has left the world."""
+
+    def close_and_leave() -> Any:
+        try:
+            return close() if close is not None else None
+        finally:
+            with suppress(RuntimeError):  # the loop is closed: the connection has ended anyway
+                world.leave()
+
+    return close_and_leave

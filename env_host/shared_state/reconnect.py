@@ -99,3 +99,16 @@ class StateLink:
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def connect_state(
+    address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
+) -> StateLink:
+    """A shard's way to the state process. `on_lost` is called each time that one is lost.
+
+    When there is none just now, it is not waited for long: sessions will wait for it.
+    """
+    link = StateLink(address, shard, on_lost)
+    with contextlib.suppress(WorldError):
+        await link.connect()
+    return link

@@ -29,7 +29,7 @@ from .errors import BodyTooLarge, WireError
 from .frames import Frame, Kind
 from .limits import GREETING_SECONDS, MAX_CALLS
 from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
-from .write_buffer import Outgoing
+from .write_buffer import WriteBuffer
 
 SESSIONS_PER_CONNECTION = 2**32
 _CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
@@ -81,7 +81,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._number = number
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
-        self._outgoing = Outgoing()
+        self._outgoing = WriteBuffer()
         self._greeted = False
         self._shard = "?"
         self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for

@@ -11,7 +11,7 @@ import asyncio
 _JOIN_BYTES = 16 * 1024  # larger frames are handed over as they are, uncopied
 
 
-class Outgoing:
+class WriteBuffer:
     """What one end of a connection has to say. Silent before `attach` and after `detach`."""
 
     def __init__(self) -> None:

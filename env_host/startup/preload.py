@@ -31,6 +31,9 @@ MODULES = (
     "openenvd.env_host.environment.definition",
     "openenvd.env_host.environment.interfaces",
     "openenvd.env_host.main",
+    "openenvd.env_host.serving.app",
+    "openenvd.env_host.serving.uvicorn_server",
+    "openenvd.env_host.shard.isolated_session",
     "openenvd.env_host.shard.shard",
     "openenvd.env_host.supervisor.supervisor",
 )

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's children: what it knows of each, and of all together.
-
-What of their connections it keeps: `held_sockets.py`. How they are made: `starting.py`.
-"""
+"""The supervisor's children: what it knows of each, and of all together."""
 
 from __future__ import annotations
 
@@ -22,45 +19,54 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Child:
-    """A process that serves sessions."""
+    """A process that serves sessions: a shard, or one isolated session."""
 
     pid: int
-    orders: ChildConfig
+    config: ChildConfig
     link: socket.socket
-    started: float  # monotonic
+    started_at: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: Cgroup | None = None
     holds_slot: bool = True
     is_ready: bool = False
     failure: Message | None = None
-    killed_for: str | None = None  # we did it, and why
-    held: dict[int, tuple[int, str]] = field(default_factory=dict)  # by token: descriptor, path
+    killed_for: str | None = None  # why the memory watchdog killed it
+    socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
+
+    @property
+    def index(self) -> int:
+        """The child's row of the scoreboard."""
+        return self.config.index
 
     @property
     def is_isolated(self) -> bool:
-        return self.orders.connection_fd is not None
-
-    @property
-    def what(self) -> str:
-        """For people."""
-        kind = "isolated session" if self.is_isolated else f"shard {self.orders.index}"
-        return f"{kind} (pid {self.pid})"
+        """Whether the child serves a single session."""
+        return self.config.connection_fd is not None
 
     @property
     def where(self) -> str:
-        """The same, within a sentence about a session of it."""
+        """The child within a sentence about one of its sessions: `shard 2, pid 71`."""
         pid = f"pid {self.pid}"
-        return pid if self.is_isolated else f"shard {self.orders.index}, {pid}"
+        return pid if self.is_isolated else f"shard {self.index}, {pid}"
+
+    @property
+    def log_fields(self) -> dict[str, int]:
+        """The fields of a log record about this child."""
+        return {"shard": self.index, "pid": self.pid, "generation": self.config.generation}
 
     @property
     def fds(self) -> list[int]:
-        """What the host has open for its sake."""
-        fds = [self.link.fileno(), *(fd for fd, _ in self.held.values())]
+        """Descriptors that the supervisor has open because of this child."""
+        fds = [self.link.fileno(), *(fd for fd, _ in self.socket_copies.values())]
         return fds if self.connection_fd is None else [*fds, self.connection_fd]
+
+    def __str__(self) -> str:
+        kind = "isolated session" if self.is_isolated else f"shard {self.index}"
+        return f"{kind} (pid {self.pid})"
 
 
 class Children:
-    """Those that live, or have not been buried."""
+    """The children that are alive or have not been reaped, by pid."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, Child] = {}
@@ -72,33 +78,44 @@ class Children:
         return iter(self._by_pid.values())
 
     @property
-    def pids(self) -> list[int]:
-        return list(self._by_pid)
-
-    @property
     def are_ready(self) -> bool:
-        """Whether all shards are."""
+        """Whether all shards are ready."""
         return all(each.is_ready for each in self if not each.is_isolated)
 
     @property
     def fds(self) -> list[int]:
-        """What the host has open for their sake."""
+        """Descriptors that the supervisor has open because of its children."""
         return [fd for each in self for fd in each.fds]
 
     def add(self, new: Child) -> None:
-        """It has been born."""
+        """Remember a child that was started."""
         self._by_pid[new.pid] = new
 
     def take(self, pid: int) -> Child:
-        """It has ended."""
+        """Forget a child that has exited, and return it."""
         return self._by_pid.pop(pid)
 
     def at(self, index: int) -> Child | None:
-        """Who has this slot of the board."""
-        return next((each for each in self if each.orders.index == index), None)
+        """Return the child of one row of the scoreboard."""
+        return next((each for each in self if each.index == index), None)
+
+    def reap(self) -> Iterator[tuple[Child, int, int | None]]:
+        """Yield each child that has exited, its wait status, and its peak memory in bytes.
+
+        Waits for these pids only: what the environment started when it was imported is the
+        environment's to wait for.
+        """
+        for pid in list(self._by_pid):
+            try:
+                reaped, status, usage = os.wait4(pid, os.WNOHANG)
+            except ChildProcessError:  # other code in this process has waited for it
+                yield self.take(pid), 0, None
+                continue
+            if reaped:
+                yield self.take(pid), status, usage.ru_maxrss * 1024
 
     def signal(self, number: int) -> None:
-        """Send all of them a signal."""
+        """Send a signal to all children."""
         for pid in self._by_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

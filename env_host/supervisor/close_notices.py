@@ -1,48 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host says to clients whose process has died, in their protocol: one error, then the end.
+"""What clients are sent when their process has died: one error in their protocol, then the close.
 
-Written to the bare socket. Should the dead process have left half a frame there, what we write
-lands inside it, and the client sees a connection that broke off, as it would have anyway.
+    a session begins in a child ──link──▶ `SocketCopies` keeps a copy of its descriptor
+    it ends                     ──link──▶ the copy is closed
+    the child dies              ────────▶ each client is sent a notice, and its copy is closed
+
+The supervisor writes to the bare socket. Should the dead process have left half a frame there, the
+notice lands inside it, and the client sees a broken connection, as it would have anyway.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-import struct
+from typing import Any
 
-from ...system.exit_status import exit_sentence
-from ..protocol import WSErrorCode
+from ...system.descriptors import Message
+from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
+from ..errors import WSErrorCode
+from .children import Child
 
-INTERNAL_ERROR_CLOSE = 1011
-MAX_CLOSE_REASON_BYTES = 123
 _RPC_SERVER_ERROR = -32000
-_TEXT, _CLOSE = 0x81, 0x88  # each frame is whole
 
 
-def say(fd: int, path: str, text: str) -> None:
-    """Tell the client of a session why it has ended; closes the descriptor."""
-    frame = _frame(_TEXT, _message(path, text).encode())
-    reason = struct.pack("!H", INTERNAL_ERROR_CLOSE) + _cut(text).encode()
-    _write(fd, frame + _frame(_CLOSE, reason[: MAX_CLOSE_REASON_BYTES + 2]))
+class SocketCopies:
+    """Copies of the children's session sockets, by the tokens that the children gave them.
+
+    Beyond `most` no copy is kept: such a client sees only the end of its connection.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+
+    def update(self, child: Child, message: Message) -> None:
+        """Keep copies for sessions that have begun, close those of sessions that have ended."""
+        self._keep(child, message.head.get("begun", ()), message.fds)
+        for token in message.head.get("ended", ()):
+            if token in child.socket_copies:
+                fd, _ = child.socket_copies.pop(token)
+                self._count -= 1
+                os.close(fd)
+
+    def notify_clients(self, child: Child, text: str) -> None:
+        """Tell all clients of a child why their sessions have ended, and close the copies."""
+        for fd, path in child.socket_copies.values():
+            close_session(fd, path, text)
+        self._count -= len(child.socket_copies)
+        child.socket_copies.clear()
+        if child.connection_fd is not None:
+            refuse(child.connection_fd, text)
+            child.connection_fd = None
+
+    def _keep(self, child: Child, begun: list[Any], fds: tuple[int, ...]) -> None:
+        for (token, path), fd in zip(begun, fds, strict=False):
+            if self._count >= self._most:
+                os.close(fd)
+                continue
+            self._count += 1
+            child.socket_copies[token] = fd, path
+        if begun and fds and child.connection_fd is not None:
+            os.close(child.connection_fd)
+            child.connection_fd = None
 
 
-def say_before_handshake(fd: int, text: str) -> None:
-    """Tell a client whose handshake nobody has answered; closes the descriptor."""
+def close_session(fd: int, path: str, text: str) -> None:
+    """Send an error and a close frame to the client of a session; closes the descriptor."""
+    message = _message(path, text).encode()
+    close = close_payload(INTERNAL_ERROR_CLOSE, text)
+    _write(fd, frame_head(len(message)) + message + frame_head(len(close), CLOSE) + close)
+
+
+def refuse(fd: int, text: str) -> None:
+    """Answer 503 to a client whose handshake has not been answered; closes the descriptor."""
     body = json.dumps({"detail": text}).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
         f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     _write(fd, head.encode() + body)
-
-
-def how_it_died(wait_status: int, *, out_of_memory: str | None = None) -> str:
-    """For people: `was killed by SIGKILL`."""
-    if out_of_memory is not None:
-        return out_of_memory
-    return exit_sentence(wait_status)
 
 
 def _message(path: str, text: str) -> str:
@@ -53,19 +91,8 @@ def _message(path: str, text: str) -> str:
     return json.dumps({"type": "error", "data": data})
 
 
-def _frame(kind: int, payload: bytes) -> bytes:
-    size = len(payload)
-    length = bytes([size]) if size < 126 else b"\x7e" + struct.pack("!H", size)
-    return bytes([kind]) + length + payload
-
-
-def _cut(text: str) -> str:
-    """As much of it as a close frame holds."""
-    return text.encode()[: MAX_CLOSE_REASON_BYTES - 3].decode(errors="ignore")
-
-
 def _write(fd: int, data: bytes) -> None:
-    """Best effort, without waiting: a client that does not read may miss its last word."""
+    """Write without waiting: a client that does not read may miss its notice."""
     connection = socket.socket(fileno=fd)
     with connection, contextlib.suppress(OSError):
         connection.setblocking(False)

@@ -1,145 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deaths of the host's children: how one died, what its clients are told, what the shim.
+"""How a child of the supervisor exited: in words, as facts for the shim, as a failure to start.
 
-    wait status, memory group ──▶ `death_of` ──▶ Death ──▶ `Burials.bury`   its clients, its slot
-                                                  ├──▶ `facts_of`          for the shim
-                                                  └──▶ `failure_of`        when none has served yet
+    wait status, memory cgroup ──▶ `exit_of` ──▶ `ChildExit` ──▶ `facts`    to the shim
+                                                           └──▶ `failure`  before any child served
 
-When a shard is started again is decided in `restart_backoff.py`.
+Field names of the facts are those of `processes.exits.diagnose.Evidence`, which this room cannot
+import. What a child's clients are sent: `close_notices.py`; when it is restarted:
+`restart_backoff.py`.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...system.exit_status import exit_sentence
 from ..errors import ShardFailed
-from ..ipc.scoreboard import Scoreboard
-from . import close_notices
 from .children import Child
 from .session_memory import cap_sentence
-from .socket_copies import HeldSockets
 
 if TYPE_CHECKING:
     from ..shared_state.process import StateExit
 
-_STOPPING = "The environment is stopping."
-
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """How a child ended, and what it had been."""
+class ChildExit:
+    """How a child exited, and what it had been."""
 
     child: Child
     wait_status: int
     sessions: int  # that ended with it
-    lived_seconds: float
+    seconds: float  # that it ran
     peak_bytes: int | None
-    out_of_memory: str | None  # how, if it was for memory
+    limit_bytes: int | None  # the cap of isolated sessions
+    out_of_memory: str | None  # a sentence, if it was killed for memory
 
     @property
     def is_expected(self) -> bool:
-        """Whether that is how it should end."""
+        """Whether an isolated session's process exited because its session is over."""
         return self.child.is_isolated and self.wait_status == 0
 
     @property
     def how(self) -> str:
-        """For people: `was killed by SIGKILL`."""
-        return close_notices.how_it_died(self.wait_status, out_of_memory=self.out_of_memory)
+        """The exit for people: `was killed by SIGKILL`."""
+        return self.out_of_memory or exit_sentence(self.wait_status)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the shim is told: `shard_exit` in `protocol.py`."""
+        child = self.child
+        detector = "watchdog" if child.killed_for is not None else "cgroup"
+        return {
+            "shard": child.index,
+            "pid": child.pid,
+            "generation": child.config.generation,
+            "wait_status": self.wait_status,
+            "sessions": self.sessions,
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "isolated": child.is_isolated,
+            "out_of_memory": self.out_of_memory,
+            "detector": None if self.out_of_memory is None else detector,
+            "limit_bytes": self.limit_bytes if child.is_isolated else None,
+        }
+
+    @property
+    def failure(self) -> ShardFailed:
+        """Why the supervisor fails to start, when a child exited before any had served."""
+        if (message := self.child.failure) is not None:
+            return ShardFailed(message.head["failed"], message.head["log_tail"])
+        return ShardFailed(f"{self.child} {self.how} before it could serve", [])
 
 
-def reaped(pids: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
-    """Those of these processes that have ended: pid, wait status, peak memory in bytes."""
-    for pid in pids:
-        try:
-            ended, status, usage = os.wait4(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it
-            yield pid, 0, None
-            continue
-        if ended:
-            yield pid, status, usage.ru_maxrss * 1024
+def exit_of(
+    child: Child, wait_status: int, peak_bytes: int | None, limit_bytes: int | None
+) -> ChildExit:
+    """Collect what is known of an exit, before the memory cgroup and socket copies are removed.
 
-
-def death_of(dead: Child, status: int, peak_bytes: int | None, limit_bytes: int | None) -> Death:
-    """What there is to know, while its memory group is still there, and its sockets are held."""
-    out_of_memory = dead.killed_for
-    if dead.group is not None:
-        peak_bytes = dead.group.peak_bytes() or peak_bytes
-        if out_of_memory is None and dead.group.oom_kills():
+    Args:
+        child: The child that has exited.
+        wait_status: What `os.wait4` returned.
+        peak_bytes: The most memory of the process; its cgroup, if it has one, knows better.
+        limit_bytes: The cap of isolated sessions.
+    """
+    out_of_memory = child.killed_for
+    if child.group is not None:
+        peak_bytes = child.group.peak_bytes() or peak_bytes
+        if out_of_memory is None and child.group.oom_kills():
             out_of_memory = cap_sentence(limit_bytes)
-    return Death(
-        child=dead,
-        wait_status=status,
-        sessions=int(dead.holds_slot) if dead.is_isolated else len(dead.held),
-        lived_seconds=time.monotonic() - dead.started,
+    return ChildExit(
+        child=child,
+        wait_status=wait_status,
+        sessions=int(child.holds_slot) if child.is_isolated else len(child.socket_copies),
+        seconds=time.monotonic() - child.started_at,
         peak_bytes=peak_bytes,
+        limit_bytes=limit_bytes,
         out_of_memory=out_of_memory,
     )
 
 
-class Burials:
-    """Leaves nothing of a dead child but its clients' answers."""
-
-    def __init__(self, scoreboard: Scoreboard, held: HeldSockets) -> None:
-        self._scoreboard = scoreboard
-        self._held = held
-
-    def bury(self, death: Death, *, is_stopping: bool) -> None:
-        """Notify its clients, free its slot, remove its memory group."""
-        dead = death.child
-        who = f"({dead.where}) {death.how}"
-        if death.wait_status or dead.held:
-            text = f"The process of this session {who}; the session has ended."
-            self._held.speak_for(dead, _STOPPING if is_stopping else text)
-        elif dead.connection_fd is not None:  # its client came and went
-            os.close(dead.connection_fd)
-        self._scoreboard[dead.orders.index].clear()
-        if dead.group is not None:
-            dead.group.remove()
-
-
-def facts_of(death: Death, limit_bytes: int | None) -> dict[str, Any]:
-    """What the shim is told of a child; `limit_bytes`: the cap of isolated sessions."""
-    dead = death.child
-    by = "watchdog" if dead.killed_for is not None else "cgroup"
-    return {
-        "shard": dead.orders.index,
-        "pid": dead.pid,
-        "generation": dead.orders.generation,
-        "wait_status": death.wait_status,
-        "sessions": death.sessions,
-        "seconds": death.lived_seconds,
-        "peak_bytes": death.peak_bytes,
-        "isolated": dead.is_isolated,
-        "out_of_memory": death.out_of_memory,
-        "detector": None if death.out_of_memory is None else by,
-        "limit_bytes": limit_bytes if dead.is_isolated else None,
-    }
-
-
-def facts_of_state(ended: StateExit, sessions: int) -> dict[str, Any]:
-    """The same of the state process, and of the sessions that shared it."""
+def facts_of_state(exited: StateExit, sessions: int) -> dict[str, Any]:
+    """Return what the shim is told of the state process, and of the sessions that shared it."""
     return {
         "shard": None,
         "shared_state": True,
-        "pid": ended.pid,
-        "generation": ended.epoch,
-        "wait_status": ended.wait_status,
+        "pid": exited.pid,
+        "generation": exited.epoch,
+        "wait_status": exited.wait_status,
         "sessions": sessions,
-        "seconds": ended.lived_seconds,
-        "peak_bytes": ended.peak_bytes,
+        "seconds": exited.seconds,
+        "peak_bytes": exited.peak_bytes,
         "isolated": False,
         "out_of_memory": None,
         "detector": None,
         "limit_bytes": None,
     }
-
-
-def failure_of(death: Death) -> ShardFailed:
-    """Why the host fails of it, when nobody has served yet."""
-    if (said := death.child.failure) is not None:
-        return ShardFailed(said.head["failed"], said.head["log_tail"])
-    return ShardFailed(f"{death.child.what} {death.how} before it could serve", [])

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IsolatedSessions`: the host's side of sessions that have processes of their own.
+"""`IsolatedSessions`: sessions that have processes of their own, as the supervisor sees them.
 
-    front ──a connection to isolate──▶ `begin` ──a free slot──▶ process (`starting.py`)
-      ▲                                  │ none: its last session is over, its process is not
-      │                                  └──▶ waits ──one ends──▶ `begin_next`
-      ├──of a session that is there────▶ `pass_on` ──▶ its process
-      └──how many are over────────────── `tell_front`
+    front ──connection to isolate──▶ `begin` ──free row──▶ process (`spawn.py`)
+      ▲                                │ none: a session is over whose process is still exiting
+      │                                └──▶ waits ──a process exits──▶ `begin_next`
+      ├──connection for a session──────▶ `forward` ──▶ its process
+      └──how many are over───────────── `notify_front`
 
-The front (shard 0) counts them: it has let a connection in before it comes here. A slot is free
-when the session is over (`free_slot`), before its process has ended: the client may be back by
-then.
+The front (shard 0) counts them: it has admitted a connection before it sends it here. The session's
+slot is free when the session is over (`free_slot`), before its process has exited: the client may
+be back by then.
 """
 
 from __future__ import annotations
@@ -21,60 +21,59 @@ from collections import deque
 
 from ...system.descriptors import Message, close_all, send_message
 from ..ipc.scoreboard import Counters, Field, Scoreboard
-from . import close_notices
 from .children import Child, Children
-from .spawn import Starter
+from .close_notices import refuse
+from .spawn import Spawner
 
-LINGERING = 16  # processes of isolated sessions that are over, and have not ended
+LINGERING = 16  # processes of isolated sessions that are over, and have not exited
 
 log = logging.getLogger("openenvd.env_host")
 
 
-def slots_for(sessions: int) -> int:
-    """How many on the board: a session's slot is free before its process has ended."""
+def rows_for(sessions: int) -> int:
+    """Return the scoreboard rows to have: a session's slot is free before its process exits."""
     return 2 * sessions + LINGERING
 
 
 class IsolatedSessions:
-    """Makes their processes, and knows which are over."""
+    """Starts the processes of isolated sessions, and tells the front how many sessions are over."""
 
-    def __init__(self, scoreboard: Scoreboard, children: Children, starter: Starter) -> None:
+    def __init__(self, scoreboard: Scoreboard, children: Children, spawner: Spawner) -> None:
         self._scoreboard = scoreboard
         self._children = children
-        self._starter = starter
-        self._waiting: deque[Message] = deque()  # connections to isolate, without a slot yet
-        self._over = 0  # of which the front has not been told
+        self._spawner = spawner
+        self._waiting: deque[Message] = deque()  # connections to isolate that have no row yet
+        self._over = 0  # sessions of whose end the front has not been told
 
     def __len__(self) -> int:
-        """Those that the front is to count."""
         held = sum(each.is_isolated and each.holds_slot for each in self._children)
         return held + len(self._waiting)
 
     @property
-    def has_news(self) -> bool:
-        """Whether the front has not been told of all that are over."""
+    def must_notify(self) -> bool:
+        """Whether sessions are over of which the front has not been told."""
         return self._over > 0
 
     @property
     def fds(self) -> list[int]:
-        """Of the connections that wait."""
+        """Descriptors of the connections that wait."""
         return [fd for message in self._waiting for fd in message.fds]
 
     def begin(self, message: Message) -> Child | None:
-        """A process for the session of one connection; None: it waits, or is refused."""
-        if not message.fds:  # we had no descriptor left to receive it
+        """Start a process for the session of one connection; None when it waits or is refused."""
+        if not message.fds:  # no descriptor was left to receive it
             log.warning("a session was lost: the host has too few file descriptors (ulimit -n)")
             self._over += 1
             return None
-        if (counters := self._free_slot()) is None:
-            self._waiting.append(message)  # for a process whose session is over to end
+        if (counters := self._free_row()) is None:
+            self._waiting.append(message)  # for a process whose session is over to exit
             return None
         try:
-            new = self._starter.isolated(message, counters)
+            new = self._spawner.isolated(message, counters)
         except OSError as exc:
-            log.warning("a session has no process, its client is refused: %s", exc)
+            log.warning("no process for an isolated session, its client is refused: %s", exc)
             text = f"There is no room for the process of another session: {exc.strerror}."
-            close_notices.say_before_handshake(message.fds[0], text)
+            refuse(message.fds[0], text)
             self._over += 1
             return None
         if message.head.get("http"):  # the front's question, not the session's connection
@@ -83,47 +82,42 @@ class IsolatedSessions:
         return new
 
     def begin_next(self) -> Child | None:
-        """A process for who waits, if anybody does; after one has ended."""
+        """Start a process for the first connection that waits, if any, after one has exited."""
         return self.begin(self._waiting.popleft()) if self._waiting else None
 
-    def pass_on(self, message: Message) -> None:
-        """A connection that is for a session which has its process already."""
-        to = self._children.at(message.head["for"])
-        if to is not None:
+    def forward(self, message: Message) -> None:
+        """Send a connection to the process of the session that it is for."""
+        child = self._children.at(message.head["for"])
+        if child is not None:
             with contextlib.suppress(OSError):
-                send_message(to.link, message)
+                send_message(child.link, message)
         close_all(message.fds)
 
     def free_slot(self, child: Child) -> None:
-        """Its session is over, or its process has ended, whichever is heard of first."""
+        """Count a session as over: it has ended, or its process has exited; the first counts."""
         if child.is_isolated and child.holds_slot:
             child.holds_slot = False
             self._over += 1
 
-    def tell_front(self) -> None:
-        """Slots are free again; again later, should the front be too slow to hear it now."""
+    def notify_front(self) -> None:
+        """Tell the front how many slots are free again; tried again later if it cannot read now."""
         front = self._children.at(0) if self._over else None
         if front is None:
-            return  # its successor is told the number that there are
+            return  # the next front is told the number of sessions when it starts
         with contextlib.suppress(OSError):
             if not send_message(front.link, Message({"isolated_ended": self._over})):
                 return
         self._over = 0
 
-    def mark_told(self) -> None:
-        """A new front knows how many there are."""
+    def front_started(self) -> None:
+        """Take note that a new front was given the number of sessions."""
         self._over = 0
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Drop the connections that wait."""
         close_all(self.fds)
         self._waiting.clear()
 
-    def _free_slot(self) -> Counters | None:
-        shards = self._scoreboard.shards
-        free = (
-            counters
-            for counters in self._scoreboard
-            if counters.index >= shards and not counters[Field.PID]
-        )
-        return next(free, None)
+    def _free_row(self) -> Counters | None:
+        rows = list(self._scoreboard)[self._scoreboard.shards :]
+        return next((counters for counters in rows if not counters[Field.PID]), None)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Succession`: when a shard that has died, or had no room to start, is started again.
+"""When a shard that has exited, or could not be started, is started again: decisions alone.
 
-At once, mostly; later each time when its processes die young again and again. Decisions alone, on
-the host's clock.
+At once, mostly; later each time when its processes exit early again and again.
 """
 
 from __future__ import annotations
@@ -11,47 +10,49 @@ from collections import Counter
 
 from ...system.backoff import backoff_seconds
 
-YOUNG_SECONDS = 5.0  # who dies before had no chance to serve
-MAX_BACK_OFF_SECONDS = 5.0
-FIRST_BACK_OFF_SECONDS = 0.1
+EARLY_SECONDS = 5.0  # a process that exits sooner counts as an early exit
+MAX_BACKOFF_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 0.1
 
 
-class Succession:
+class RestartSchedule:
     """Which shards are to be started, and when. `now` is monotonic."""
 
     def __init__(self) -> None:
         self._due: dict[int, float] = {}
-        self._young_deaths: Counter[int] = Counter()  # in a row
+        self._early_exits: Counter[int] = Counter()  # in a row, by shard
 
-    def died(self, index: int, *, lived_seconds: float, now: float) -> None:
-        """A shard needs a successor."""
-        is_young = lived_seconds < YOUNG_SECONDS
-        deaths = self._young_deaths[index] = self._young_deaths[index] + 1 if is_young else 0
-        self._due[index] = now + back_off_seconds(deaths)
+    def exited(self, index: int, *, seconds: float, now: float) -> None:
+        """Schedule the restart of a shard that has exited after so many seconds."""
+        is_early = seconds < EARLY_SECONDS
+        count = self._early_exits[index] = self._early_exits[index] + 1 if is_early else 0
+        self._due[index] = now + restart_delay_seconds(count)
 
-    def had_no_room(self, index: int, now: float) -> float:
-        """The machine had no room for its process; in how many seconds it is tried again."""
-        self._young_deaths[index] += 1
-        seconds = back_off_seconds(1 + self._young_deaths[index])
+    def could_not_start(self, index: int, now: float) -> float:
+        """Schedule another attempt to start a shard; returns in how many seconds."""
+        self._early_exits[index] += 1
+        seconds = restart_delay_seconds(1 + self._early_exits[index])
         self._due[index] = now + seconds
         return seconds
 
     def next_due(self) -> float | None:
-        """When the next one is to be started; None: all live."""
+        """Return when the next shard is to be started; None when none is."""
         return min(self._due.values(), default=None)
 
     def take_due(self, now: float) -> list[int]:
-        """Those that are to be started now."""
+        """Return the shards that are to be started now, and forget them."""
         taken = [index for index, due in self._due.items() if due <= now]
         for index in taken:
             del self._due[index]
         return taken
 
     def cancel(self) -> None:
-        """Nobody succeeds any more."""
+        """Forget all restarts."""
         self._due.clear()
 
 
-def back_off_seconds(deaths: int) -> float:
-    """How long to wait for a successor after so many young deaths in a row; not for the first."""
-    return backoff_seconds(deaths - 1, first=FIRST_BACK_OFF_SECONDS, longest=MAX_BACK_OFF_SECONDS)
+def restart_delay_seconds(early_exits: int) -> float:
+    """Return how long to wait after so many early exits in a row; the first costs nothing."""
+    return backoff_seconds(
+        early_exits - 1, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS
+    )

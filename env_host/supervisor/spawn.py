@@ -1,92 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Starter`: how the host makes its children, by forking itself or as programs of their own.
+"""`Spawner`: makes the supervisor's children, by forking itself or as new programs.
 
-    shard, isolated ──▶ link, orders, memory group ──▶ fork ──▶ forget the host ──▶ `serve_as`
-                                                  └──▶ program, where a fork is not safe
+    shard, isolated ──▶ link, configuration, memory cgroup ──fork──▶ leave the supervisor ──▶ serve
+                                                          └──new program, where no fork is safe
 
-What a child does then: `shard.py`. When one is to be made, and what becomes of it: `zygote.py`.
-
-A machine may have no room for one more process, or no descriptor: then nothing is left behind, and
-the caller hears of it (`OSError`). That is nobody's end: who lives goes on living.
+What a child does then: `shard/shard.py`. A machine may have no room for one more process or
+descriptor: then nothing is left behind, and the caller gets `OSError`. Live children go on.
 """
 
 from __future__ import annotations
 
+import base64
 import gc
+import json
 import logging
 import os
 import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Never, Protocol
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
 
 from ...system import after_fork
 from ...system.cgroups import Cgroup
 from ...system.descriptors import Message, packet_pair
 from ...system.prctl import set_thread_name
+from ...system.proc import children_of
 from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
-from ..shard import shard as shard  # here: what is imported before a fork, all children share
+from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 from .children import Child
-from .exec_children import spawn, start_program, what_forbids_forking
-from .memory_watchdog import LOOK_SECONDS
-from .session_cgroup import SessionGroups
+from .session_memory import CHECK_SECONDS, SessionGroups
 
 if TYPE_CHECKING:
-    from ..environment.plan import Plan
-    from ..protocol import HostConfig
+    from ..environment.plan import ServingPlan
 
-ServeAs = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
+PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
+Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
 
 log = logging.getLogger("openenvd.env_host")
 
 
-class Parent(Protocol):
-    """The host, as far as its children are made of it."""
-
-    def own_fds(self) -> list[int]:
-        """All descriptors that are its alone, or another child's."""
-
-    def forget(self) -> None:
-        """In a child: nothing of the host's is to be done any more."""
-
-
-class Starter:
+class Spawner:
     """Makes shards and the processes of isolated sessions."""
 
     def __init__(
         self,
-        parent: Parent,
         config: HostConfig,
-        plan: Plan,
+        plan: ServingPlan,
         scoreboard: Scoreboard,
         listener: socket.socket,
-        serve_as: ServeAs,
+        serve: Serve,
+        leave_supervisor: Callable[[], Iterable[int]],
     ) -> None:
-        self._parent = parent
+        """Prepare the inboxes of all shards.
+
+        Args:
+            config: The configuration of the environment.
+            plan: How many shards and sessions there are.
+            scoreboard: Its rows are given to the children.
+            listener: The shared listening socket.
+            serve: Called in a forked child.
+            leave_supervisor: Called in a forked child: forgets what only the supervisor may do,
+                and returns the supervisor's descriptors.
+        """
         self._config = config
         self._plan = plan
         self._scoreboard = scoreboard
         self._listener = listener
-        self._serve_as = serve_as
+        self._serve = serve
+        self._leave_supervisor = leave_supervisor
         self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._groups: SessionGroups | None = None
         self._number = 0
         self._can_fork = False
-        self.world: str | None = None  # where the state process is, if sessions share a state
+        self.state_address: str | None = None  # of the state process, if sessions share a state
 
     @property
     def fds(self) -> list[int]:
-        """Its descriptors, which are the host's."""
+        """Descriptors of the spawner, which children must not keep."""
         return [self._listener.fileno(), *(e.fileno() for pair in self._inboxes for e in pair)]
 
     @property
     def start_state(self) -> Callable[[dict[str, Any], tuple[int, ...]], int] | None:
-        """Starts the state process as a program; None: it can be forked."""
+        """What starts the state process as a program; None when it can be forked."""
         return None if self._can_fork else self._start_program
 
-    def get_ready(self) -> None:
-        """Once, before the first child: what they all share must not change any more."""
+    def prepare(self) -> None:
+        """Freeze what all children share; once, before the first child."""
         self._open_groups()
         obstacle = what_forbids_forking()
         self._can_fork = obstacle is None
@@ -99,62 +103,101 @@ class Starter:
         gc.freeze()
 
     def shard(self, index: int, *, isolated: int) -> Child:
-        """A new process for a shard; `isolated`: sessions that have processes of their own.
+        """Start a shard.
+
+        Args:
+            index: Which one.
+            isolated: How many sessions have processes of their own now.
 
         Raises:
-            OSError: there is no room for another process.
+            OSError: There is no room for another process.
         """
-        counters = self._scoreboard[index]
-        counters[Field.GENERATION] += 1
-        ours, theirs = packet_pair()
-        orders = ChildConfig(
-            index=index,
-            generation=counters[Field.GENERATION],
-            shards=self._plan.shards,
-            rows=len(self._scoreboard),
+        return self._start(
+            self._scoreboard[index],
+            b"",
             max_sessions=self._plan.share(index),
-            exclusive=self._plan.exclusive,
-            scoreboard_fd=self._scoreboard.fd,
-            link_fd=theirs.detach(),
             inbox_fd=self._inboxes[index][0].fileno(),
             inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
             listen_fd=self._listener.fileno(),
             isolates=self._plan.isolates,
             isolated=isolated,
-            world=self.world,
         )
-        return self._start(Child(0, orders, ours, time.monotonic()), b"")
 
     def isolated(self, message: Message, counters: Counters) -> Child:
-        """A process for the session of one connection; takes the slot.
+        """Start a process for the session of one connection; takes the row of the scoreboard.
 
         Raises:
-            OSError: there is no room for another process; the connection is still the caller's.
+            OSError: There is no room for another process; the connection is still the caller's.
         """
+        fd = message.fds[0]
+        group = self._new_group()
+        counters[Field.PID] = -1  # taken
+        try:
+            return self._start(
+                counters,
+                message.body,
+                group,
+                max_sessions=1,
+                connection_fd=fd,
+                since=message.head["since"],
+            )
+        except OSError:
+            counters.clear()
+            if group is not None:
+                group.remove()
+            raise
+
+    def _start(
+        self, counters: Counters, head: bytes, group: Cgroup | None = None, **place: Any
+    ) -> Child:
         counters[Field.GENERATION] += 1
-        ours, theirs = packet_pair()
-        orders = ChildConfig(
+        link, childs_link = packet_pair()
+        config = ChildConfig(
             index=counters.index,
             generation=counters[Field.GENERATION],
             shards=self._plan.shards,
             rows=len(self._scoreboard),
-            max_sessions=1,
             exclusive=self._plan.exclusive,
             scoreboard_fd=self._scoreboard.fd,
-            link_fd=theirs.detach(),
-            connection_fd=message.fds[0],
-            since=message.head["since"],
-            world=self.world,
+            link_fd=childs_link.fileno(),
+            state_address=self.state_address,
+            **place,
         )
-        counters[Field.PID] = -1  # taken
-        new = Child(
-            0, orders, ours, time.monotonic(), connection_fd=message.fds[0], group=self._group()
-        )
-        try:
-            return self._start(new, message.body)
-        except OSError:
-            counters.clear()
-            raise
+        new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
+        parent = os.getpid()
+        with childs_link:
+            try:
+                new.pid = after_fork.fork() if self._can_fork else self._start_child(config, head)
+            except OSError:
+                link.close()
+                raise
+            if new.pid == 0:
+                childs_link.detach()
+                self._run_child(new, head, parent)
+        return new
+
+    def _run_child(self, new: Child, head: bytes, parent: int) -> Never:
+        """In the child: leave everything that is the supervisor's behind, and serve."""
+        if new.group is not None:
+            _enter(new.group)
+        config = new.config
+        to_close = {*self.fds, *self._leave_supervisor(), new.link.detach()} - set(config.fds)
+        kind = "session" if new.is_isolated else f"shard {config.index}"
+        after_fork.leave_parent(parent, f"{kind} {self._config.name}", to_close)
+        self._serve(config, self._scoreboard, head)
+
+    def _start_child(self, config: ChildConfig, head: bytes) -> int:
+        values = config.to_json() | {"head": base64.b64encode(head).decode()}
+        return self._start_program(values, config.fds)
+
+    def _start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:
+        environ = os.environ | {
+            HOST_CONFIG_VARIABLE: json.dumps(self._config.to_json()),
+            CHILD_CONFIG_VARIABLE: json.dumps(values),
+        }
+        process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], env=environ, pass_fds=fds)
+        process.returncode = 0  # the supervisor waits for it
+        return process.pid
 
     def _open_groups(self) -> None:
         if not (self._plan.isolates and self._config.session_memory_bytes):
@@ -162,13 +205,13 @@ class Starter:
         self._groups = SessionGroups()
         if not self._groups.are_available:
             log.warning(
-                "isolated sessions have no memory cgroups (%s); what they hold is looked at "
-                "instead, %d times a second",
+                "no memory cgroups for isolated sessions (%s); their memory is checked %d times "
+                "a second instead",
                 self._groups.why_not,
-                1 / LOOK_SECONDS,
+                1 / CHECK_SECONDS,
             )
 
-    def _group(self) -> Cgroup | None:
+    def _new_group(self) -> Cgroup | None:
         limit = self._config.session_memory_bytes
         if limit is None or self._groups is None or not self._groups.are_available:
             return None
@@ -176,36 +219,22 @@ class Starter:
         try:
             return self._groups.create(self._number, limit)
         except OSError as exc:
-            log.warning("a session has no memory cgroup: %s", exc)
+            log.warning("no memory cgroup for an isolated session: %s", exc)
             return None
 
-    def _start(self, new: Child, head: bytes) -> Child:
-        parent = os.getpid()
-        try:
-            new.pid = after_fork.fork() if self._can_fork else spawn(self._config, new.orders, head)
-        except OSError:
-            os.close(new.orders.link_fd)
-            new.link.close()
-            if new.group is not None:
-                new.group.remove()
-            raise
-        if new.pid == 0:
-            self._become(new, head, parent)
-        os.close(new.orders.link_fd)
-        return new
 
-    def _become(self, new: Child, head: bytes, parent: int) -> Never:
-        """In the child: leave everything that is the host's behind."""
-        if new.group is not None:
-            _enter(new.group)
-        orders = new.orders
-        to_close = {*self.fds, *self._parent.own_fds(), new.link.detach()} - set(orders.fds)
-        after_fork.leave_parent(parent, _name_of(orders, self._config.name), to_close)
-        self._parent.forget()
-        self._serve_as(orders, self._scoreboard, head)
+def what_forbids_forking() -> str | None:
+    """Return why this process cannot be forked safely; None when it can.
 
-    def _start_program(self, told: dict[str, Any], fds: tuple[int, ...]) -> int:
-        return start_program(self._config, told, fds)
+    Threads of Python may hold its locks. Those that C libraries keep to themselves (BLAS) are
+    theirs to deal with, and they do (`pthread_atfork`).
+    """
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    if threads:
+        return f"importing it left threads running ({', '.join(threads)})"
+    if children := len(children_of(os.getpid())):
+        return f"importing it left {children} processes running"
+    return None
 
 
 def _enter(group: Cgroup) -> None:
@@ -213,8 +242,3 @@ def _enter(group: Cgroup) -> None:
         group.add(os.getpid())
     except OSError as exc:  # serve all the same: the replica's own cap still holds
         log.warning("a session runs without its memory cap: %s", exc)
-
-
-def _name_of(orders: ChildConfig, name: str) -> str:
-    kind = "session" if orders.connection_fd is not None else f"shard {orders.index}"
-    return f"{kind} {name}"

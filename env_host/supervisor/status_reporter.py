@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host tells its shim of the board: how many sessions, and how full all of it is."""
+"""What the supervisor reports to the shim: the number of sessions, and how full all shards are."""
 
 from __future__ import annotations
 
@@ -7,54 +7,56 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..ipc.capacity import held_seconds, summary_of
+from ..ipc.capacity import blocked_seconds, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from .session_memory import mean_own_bytes
+from .session_memory import mean_private_bytes
 
 if TYPE_CHECKING:
     from ..ipc.notify import Notifier
 
-TELL_SECONDS = 0.05  # between two numbers of sessions told
-TELL_CAPACITY_SECONDS = 5.0  # between two looks at how full all of it is
-MOST_LOOKED_AT = 4  # processes of isolated sessions, whose memory tells what one costs
+SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
+CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
+MOST_MEASURED = 4  # processes of isolated sessions whose memory says what one costs
 
 
-class News:
-    """Tells what has changed, and not too often."""
+class StatusReporter:
+    """Reports what has changed, at a bounded rate."""
 
     def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
         self._scoreboard = scoreboard
         self._notifier = notifier
-        self._told_at = 0.0
-        self._capacity_told_at = 0.0
+        self._sessions_reported_at = 0.0
+        self._capacity_reported_at = 0.0
         self._capacity: dict[str, Any] | None = None
         self._session_bytes: int | None = None  # of an isolated session, when last there was one
 
     @property
     def sessions(self) -> int:
-        """How many there are."""
+        """The number of sessions of all shards."""
         return sum(counters[Field.SESSIONS] for counters in self._scoreboard.shard_counters())
 
     def due(self) -> float:
-        """When `tell` has something to do, on the monotonic clock."""
-        capacity = self._capacity_told_at + TELL_CAPACITY_SECONDS
-        return min(capacity, self._told_at + TELL_SECONDS) if self._has_changed() else capacity
+        """Return when `report` has something to do, on the monotonic clock."""
+        capacity = self._capacity_reported_at + CAPACITY_SECONDS
+        if not self._has_changed():
+            return capacity
+        return min(capacity, self._sessions_reported_at + SESSIONS_SECONDS)
 
-    def tell(self) -> None:
-        """Tell what is due."""
+    def report(self) -> None:
+        """Report what is due."""
         now = time.monotonic()
-        if self._has_changed() and now - self._told_at >= TELL_SECONDS:
-            self._told_at = now
+        if self._has_changed() and now - self._sessions_reported_at >= SESSIONS_SECONDS:
+            self._sessions_reported_at = now
             self._notifier.sessions(self.sessions)
-        if now - self._capacity_told_at >= TELL_CAPACITY_SECONDS:
-            self._tell_capacity(now)
+        if now - self._capacity_reported_at >= CAPACITY_SECONDS:
+            self._capacity_reported_at = now
+            self._report_capacity()
 
-    def _tell_capacity(self, now: float) -> None:
-        self._capacity_told_at = now
+    def _report_capacity(self) -> None:
         summary = summary_of(self._scoreboard, now_microseconds())
-        if (held := held_seconds(self._scoreboard, now_microseconds())) is not None:
-            summary["held_since"] = round(time.time() - held)  # whoever is told reads it later
-        if (measured := mean_own_bytes(self._isolated_pids())) is not None:
+        if (blocked := blocked_seconds(self._scoreboard, now_microseconds())) is not None:
+            summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
+        if (measured := mean_private_bytes(self._isolated_pids())) is not None:
             self._session_bytes = measured
         if self._session_bytes is not None:
             summary["isolated_session_bytes"] = self._session_bytes
@@ -63,8 +65,8 @@ class News:
             self._notifier.capacity(summary)
 
     def _isolated_pids(self) -> list[int]:
-        slots = (s for s in self._scoreboard if s[Field.ISOLATED] and s[Field.SESSIONS])
-        return [counters[Field.PID] for counters in itertools.islice(slots, MOST_LOOKED_AT)]
+        rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
+        return [counters[Field.PID] for counters in itertools.islice(rows, MOST_MEASURED)]
 
     def _has_changed(self) -> bool:
-        return self.sessions != self._notifier.told
+        return self.sessions != self._notifier.reported

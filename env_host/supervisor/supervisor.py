@@ -1,36 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host: imports the environment once, forks the processes that serve it, speaks for the dead.
+"""The prefork supervisor: imports the environment once, forks the processes that serve it.
 
-    shim ──▶ host ──fork──▶ shard 0 … n-1          accept from the shared socket
-      ▲         │ ▲  └─fork──▶ isolated sessions      one connection each (`--isolate`)
-      └─notify──┘ └── a link from each: ready, sockets that have sessions, sockets to isolate
+    shim ──▶ supervisor ──fork──▶ shard 0 … n-1         accept from the shared socket
+      ▲        │ ▲      └──fork──▶ isolated sessions     one connection each (`--isolate`)
+      └─notify─┘ └── a link from each: ready, sockets of sessions, sockets to isolate
 
 It has one thread, one `select`, and no event loop, and serves nothing itself: whatever it has
 imported its children share, and nothing that an environment does can hurt it.
 
 What happens when
 
-    a shard dies           its clients are told (`last_words`), the shim too, and its successor is
-                           forked at once; later each time when it dies young again and again.
-                           Connections that it had not answered are reset
-    an isolated one dies   its client is told, the shim too; its slot is free
-    the state process dies its sessions are ended by their shards, the shim is told, the next
-                           epoch is forked (`shared_state.py`); before there is one, none begins
-    a shard never starts   the host fails, with what the shard said, as if it had failed itself
-    the host dies          the kernel kills its children (PDEATHSIG); their links end, too
-    SIGTERM                children are asked to end, then killed; exit code 0
-    threads after import   a fork would copy locks that nobody lets go: children are started as
-                           programs that import for themselves; so also when the import started
-                           processes
-    too few descriptors    copies of sockets are not kept: such clients see only the end of the
-                           connection when their shard dies
-    no room for a process  a shard is tried again later; a session's client is refused
-
-    starting.py      makes children           programs.py      those that cannot be forked
-    children.py      who lives                held_sockets.py  copies of their connections
-    deaths.py        who died, and how
-    succession.py    when the next is due     isolating.py     processes of single sessions
-    memory_watch.py  who needs too much       host_news.py     how full it is, for the shim
+    a shard exits         its clients are notified, the shim is told, and it is restarted at once;
+                          later each time when it exits early again and again. Connections that it
+                          had not answered are reset
+    an isolated one exits its client is notified, the shim is told; its slot is free
+    the state process     its sessions are ended by their shards, the shim is told, the next epoch
+      exits               is forked (`shared_state/`); before there is one, no session begins
+    a shard never starts  the supervisor fails with what the shard said
+    the supervisor dies   the kernel kills its children (PDEATHSIG); their links end, too
+    SIGTERM               children are asked to exit, then killed; exit code 0
+    threads after import  a fork would copy locks that stay held: children are started as programs
+                          that import for themselves; also when the import started processes
+    few descriptors       copies of sockets are not kept: such clients see only the end of the
+                          connection when their shard dies
+    no room for a process a shard is tried again later; a session's client is refused
 """
 
 from __future__ import annotations
@@ -47,61 +40,71 @@ from typing import TYPE_CHECKING
 from ...system import after_fork
 from ...system.descriptors import Message, receive_message
 from ...system.signal_pipe import SignalPipe
-from ..environment.plan import Plan
+from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
 from ..ipc.scoreboard import Scoreboard
 from ..protocol import HostConfig, Serving
-from ..shared_state.setup import start_state_process
+from ..shared_state.process import start_state_process
 from ..startup.fd_limit import SPARE_FDS
 from .children import Child, Children
-from .exits import Burials, Death, death_of, facts_of, facts_of_state, failure_of, reaped
-from .isolated_sessions import IsolatedSessions, slots_for
-from .memory_watchdog import MemoryWatch
-from .restart_backoff import Succession
-from .socket_copies import HeldSockets
-from .spawn import ServeAs, Starter
-from .status_reporter import News
+from .close_notices import SocketCopies
+from .exits import ChildExit, exit_of, facts_of_state
+from .isolated_sessions import IsolatedSessions, rows_for
+from .restart_backoff import RestartSchedule
+from .session_memory import MemoryWatchdog
+from .spawn import Serve, Spawner
+from .status_reporter import StatusReporter
 
 if TYPE_CHECKING:
     from ..ipc.notify import Notifier
     from ..shared_state.process import StateProcess
 
-STOP_SECONDS = 4.5  # for children to end; below the shim's grace
-AGAIN_SECONDS = 0.05  # until what a child had no room to hear is told again
+STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
+RETRY_SECONDS = 0.05  # until the front is told again what it could not read
+_STOPPING = "The environment is stopping."
 
 log = logging.getLogger("openenvd.env_host")
 
 
-class Host:
-    """The parent of all that serve one environment. `run` returns when it has been stopped."""
+class Supervisor:
+    """The parent of all processes that serve one environment."""
 
     def __init__(
         self,
         config: HostConfig,
-        plan: Plan,
+        plan: ServingPlan,
         listener: socket.socket,
         notifier: Notifier,
-        serve_as: ServeAs,
+        serve: Serve,
         max_fds: int,
-        shared_class: type | None = None,  # of the environment, if its sessions share a state
+        shared_class: type | None = None,
     ) -> None:
+        """Prepare; no process is started before `run`.
+
+        Args:
+            config: The configuration of the environment.
+            plan: How many shards and sessions there are.
+            listener: The shared listening socket.
+            notifier: The way to the shim.
+            serve: Called in each forked child.
+            max_fds: How many descriptors this process may have.
+            shared_class: The class of the environment, if its sessions share a state.
+        """
         self._config = config
         self._shared_class = shared_class
         self._state: StateProcess | None = None
         self._plan = plan
         self._notifier = notifier
         self._notify_fd = notifier.fd
-        scoreboard = Scoreboard.create(
-            plan.shards, slots_for(plan.max_sessions) if plan.isolates else 0
-        )
+        extra = rows_for(plan.max_sessions) if plan.isolates else 0
+        self._scoreboard = Scoreboard.create(plan.shards, extra)
         self._children = Children()
-        self._held = HeldSockets(max(0, max_fds - 2 * SPARE_FDS))
-        self._starter = Starter(self, config, plan, scoreboard, listener, serve_as)
-        self._burials = Burials(scoreboard, self._held)
-        self._isolated = IsolatedSessions(scoreboard, self._children, self._starter)
-        self._succession = Succession()
-        self._news = News(scoreboard, notifier)
-        self._memory = MemoryWatch(config.session_memory_bytes)
+        self._copies = SocketCopies(max(0, max_fds - 2 * SPARE_FDS))
+        self._spawner = Spawner(config, plan, self._scoreboard, listener, serve, self._leave)
+        self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
+        self._restarts = RestartSchedule()
+        self._reporter = StatusReporter(self._scoreboard, notifier)
+        self._memory = MemoryWatchdog(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
@@ -112,28 +115,28 @@ class Host:
         """Serve until told to stop.
 
         Raises:
-            ShardFailed: none could be started.
+            ShardFailed: A shard could not be started, and none had served yet.
         """
         self._signals = SignalPipe(after_fork.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
-        self._starter.get_ready()
+        self._spawner.prepare()
         try:
             self._start_state()
-            self._serve()
+            self._supervise()
         finally:
             if self._state is not None:
                 self._state.stop()
 
-    def _serve(self) -> None:
+    def _supervise(self) -> None:
         for index in range(self._plan.shards):
             self._start_shard(index)
         while self._children or not self._is_stopping:
             self._handle_events(self._seconds_to_wait())
             self._start_due()
-            self._isolated.tell_front()
+            self._isolated.notify_front()
             if self._is_ready:
-                self._news.tell()
-            self._memory.look(self._children)
+                self._reporter.report()
+            self._memory.check(self._children)
             self._act_on_deadline()
 
     def _handle_events(self, timeout: float | None) -> None:
@@ -143,11 +146,11 @@ class Host:
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = (
-            self._succession.next_due(),
+            self._restarts.next_due(),
             self._state.due if self._state is not None and not self._is_stopping else None,
             self._stop_by,
-            self._news.due() if self._is_ready else None,
-            now + AGAIN_SECONDS if self._isolated.has_news else None,
+            self._reporter.due() if self._is_ready else None,
+            now + RETRY_SECONDS if self._isolated.must_notify else None,
             self._memory.due(self._children),
         )
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -157,95 +160,101 @@ class Host:
 
     def _start_state(self) -> None:
         if self._shared_class is not None:
-            spawn = self._starter.start_state
-            self._state = start_state_process(self._shared_class, self.own_fds, spawn)
-            self._starter.world = self._state.address
+            start = self._spawner.start_state
+            self._state = start_state_process(self._shared_class, self._own_fds, start)
+            self._spawner.state_address = self._state.address
 
     def _start_shard(self, index: int) -> None:
         try:
-            new = self._starter.shard(index, isolated=len(self._isolated))
+            new = self._spawner.shard(index, isolated=len(self._isolated))
         except OSError as exc:
-            self._put_off(index, exc)
+            self._retry_later(index, exc)
             return
         if index == 0:
-            self._isolated.mark_told()
-        self._adopt(new)
+            self._isolated.front_started()
+        self._add(new)
 
-    def _put_off(self, index: int, exc: OSError) -> None:
+    def _retry_later(self, index: int, exc: OSError) -> None:
         """There was no room for the process of a shard."""
         if not self._is_ready:
             self._children.signal(signal.SIGKILL)
             raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
-        seconds = self._succession.had_no_room(index, time.monotonic())
-        log.warning("shard %d could not be started, again in %g s: %s", index, seconds, exc)
+        seconds = self._restarts.could_not_start(index, time.monotonic())
+        fields = {"shard": index}
+        text = "shard %d could not be started, again in %g s: %s"
+        log.warning(text, index, seconds, exc, extra=fields)
 
-    def _adopt(self, new: Child | None) -> None:
+    def _add(self, new: Child | None) -> None:
         if new is not None:
             self._children.add(new)
-            self._selector.register(new.link, selectors.EVENT_READ, lambda: self._hear(new))
+            self._selector.register(new.link, selectors.EVENT_READ, lambda: self._on_link(new))
 
     def _start_due(self) -> None:
         if self._is_stopping:
             return
-        for index in self._succession.take_due(time.monotonic()):
+        for index in self._restarts.take_due(time.monotonic()):
             self._start_shard(index)
         if self._state is not None:
             self._state.start_if_due()
 
-    def forget(self) -> None:
-        """In a child: the shim and the state process are the host's, not ours, also when we
-        leave through the host's frames."""
+    def _leave(self) -> list[int]:
+        """In a child: forget the shim and the state process, which are the supervisor's.
+
+        Otherwise the child would stop the state process when it exits through these frames.
+        """
+        fds = self._own_fds()
         self._notifier.silence()
         self._state = None
+        return fds
 
-    def own_fds(self) -> list[int]:
-        """All descriptors that a child must not keep, unless its orders say so."""
-        fds = [*self._signals.fds, self._selector.fileno(), *self._starter.fds]
+    def _own_fds(self) -> list[int]:
+        """All descriptors that a child must not keep, unless its configuration names them."""
+        fds = [*self._signals.fds, self._selector.fileno(), *self._spawner.fds]
         fds += [*self._children.fds, *self._isolated.fds]
         if self._notify_fd is not None:
-            fds.append(self._notify_fd)  # what we forked must not keep it open
+            fds.append(self._notify_fd)
         if self._state is not None:
             fds.append(self._state.listen_fd)
         return fds
 
-    # Hearing
+    # Messages from children
 
-    def _hear(self, speaker: Child) -> None:
-        if speaker.link.fileno() < 0:  # buried in this very turn: its death was told of first
+    def _on_link(self, child: Child) -> None:
+        if child.link.fileno() < 0:  # reaped in this very iteration, by an earlier event
             return
         with contextlib.suppress(EOFError):
-            self._hear_all(speaker)
+            self._receive_all(child)
             return
-        self._selector.unregister(speaker.link)  # its end: SIGCHLD tells the rest
+        self._selector.unregister(child.link)  # it has closed its end: SIGCHLD tells the rest
 
-    def _hear_all(self, speaker: Child) -> None:
-        while (message := receive_message(speaker.link)) is not None:
-            self._take_in(speaker, message)
+    def _receive_all(self, child: Child) -> None:
+        while (message := receive_message(child.link)) is not None:
+            self._handle(child, message)
 
-    def _hear_last(self, dead: Child) -> None:
+    def _receive_last(self, child: Child) -> None:
         with contextlib.suppress(EOFError):
-            self._hear_all(dead)
+            self._receive_all(child)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(dead.link)
-        dead.link.close()
+            self._selector.unregister(child.link)
+        child.link.close()
 
-    def _take_in(self, speaker: Child, message: Message) -> None:
+    def _handle(self, child: Child, message: Message) -> None:
         head = message.head
         if "isolate" in head:
-            self._adopt(self._isolated.begin(message))
+            self._add(self._isolated.begin(message))
         elif "for" in head:
-            self._isolated.pass_on(message)
+            self._isolated.forward(message)
         elif "ready" in head:
-            speaker.is_ready = True
-            self._tell_ready()
+            child.is_ready = True
+            self._report_ready()
         elif "failed" in head:
-            speaker.failure = message
+            child.failure = message
         else:
-            self._held.take_in(speaker, message)
+            self._copies.update(child, message)
         if head.get("sessions") == 0:
-            self._isolated.free_slot(speaker)
+            self._isolated.free_slot(child)
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         if self._is_ready or not self._children.are_ready:
             return
         self._is_ready = True
@@ -256,57 +265,63 @@ class Host:
             isolate=self._plan.isolates,
         )
 
-    # Deaths
+    # Exits
 
     def _on_signal(self) -> None:
         numbers = self._signals.take()
         if numbers & {signal.SIGTERM, signal.SIGINT}:
             self._stop()
         if signal.SIGCHLD in numbers:
-            self._reap()
-
-    def _reap(self) -> None:
-        """Only our own children: what the environment started at its import is its to wait for."""
-        for pid, status, peak_bytes in reaped(self._children.pids):
-            self._bury(self._children.take(pid), status, peak_bytes)
-        self._reap_state()
+            for child, status, peak_bytes in self._children.reap():
+                self._receive_last(child)
+                limit = self._config.session_memory_bytes
+                self._on_exit(exit_of(child, status, peak_bytes, limit))
+            self._reap_state()
 
     def _reap_state(self) -> None:
-        ended = self._state.reap() if self._state is not None else None
-        if ended is not None and not self._is_stopping:
-            log.warning("%s", ended.sentence)
-            self._notifier.shard_exit(**facts_of_state(ended, self._news.sessions))
+        exited = self._state.reap() if self._state is not None else None
+        if exited is not None and not self._is_stopping:
+            fields = {"pid": exited.pid, "generation": exited.epoch}
+            log.warning("%s", exited.sentence, extra=fields)
+            self._notifier.shard_exit(**facts_of_state(exited, self._reporter.sessions))
 
-    def _bury(self, dead: Child, status: int, peak_bytes: int | None) -> None:
-        self._hear_last(dead)
-        limit_bytes = self._config.session_memory_bytes
-        death = death_of(dead, status, peak_bytes, limit_bytes)
-        self._burials.bury(death, is_stopping=self._is_stopping)
-        self._isolated.free_slot(dead)
+    def _on_exit(self, exited: ChildExit) -> None:
+        child = exited.child
+        self._clean_up(exited)
+        self._isolated.free_slot(child)
         if self._is_stopping:
             return
-        self._adopt(self._isolated.begin_next())
-        if death.is_expected:
+        self._add(self._isolated.begin_next())
+        if exited.is_expected:
             return
-        self._raise_if_never_ready(death)
-        self._notifier.shard_exit(**facts_of(death, limit_bytes))
-        log.warning("%s %s", dead.what, death.how)
-        if not dead.is_isolated:
-            self._replace(death)
+        self._raise_if_never_ready(exited)
+        self._notifier.shard_exit(**exited.facts)
+        log.warning("%s %s", child, exited.how, extra=child.log_fields)
+        if not child.is_isolated:
+            self._restarts.exited(child.index, seconds=exited.seconds, now=time.monotonic())
+            self._start_due()
 
-    def _raise_if_never_ready(self, death: Death) -> None:
-        """Before anybody has served, a shard that ends is the host's own failure."""
-        if self._is_ready or death.child.is_isolated:
+    def _clean_up(self, exited: ChildExit) -> None:
+        """Notify the clients of a child that has exited, free its row, remove its cgroup."""
+        child = exited.child
+        if exited.wait_status or child.socket_copies:
+            text = f"The process of this session ({child.where}) {exited.how}"
+            text = _STOPPING if self._is_stopping else f"{text}; the session has ended."
+            self._copies.notify_clients(child, text)
+        elif child.connection_fd is not None:  # its client came and went
+            os.close(child.connection_fd)
+        self._scoreboard[child.index].clear()
+        if child.group is not None:
+            child.group.remove()
+
+    def _raise_if_never_ready(self, exited: ChildExit) -> None:
+        """Fail when a shard exits before any has served."""
+        if self._is_ready or exited.child.is_isolated:
             return
         self._children.signal(signal.SIGKILL)
-        if death.wait_status == signal.SIGKILL:  # for memory? the shim finds out why we die of it
+        if exited.wait_status == signal.SIGKILL:  # for memory? the shim finds out why we die of it
             os.kill(os.getpid(), signal.SIGKILL)
-        raise failure_of(death)
-
-    def _replace(self, death: Death) -> None:
-        index, now = death.child.orders.index, time.monotonic()
-        self._succession.died(index, lived_seconds=death.lived_seconds, now=now)
-        self._start_due()
+        raise exited.failure
 
     # Stopping
 
@@ -317,7 +332,7 @@ class Host:
     def _stop(self) -> None:
         if not self._is_stopping:
             self._stop_by = time.monotonic() + STOP_SECONDS
-            self._succession.cancel()
+            self._restarts.cancel()
             self._isolated.cancel()
             self._children.signal(signal.SIGTERM)
 

@@ -23,7 +23,7 @@ from ...env_host.environment.interfaces import (
     Observation,
     State,
 )
-from ...env_host.shared_state.proxy import World
+from ...env_host.shared_state.proxy import StateProxy
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 
@@ -62,7 +62,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
     SHARED_STATE = True
     create_state = staticmethod(Brigade)
-    world: World  # given by the env host, before `__init__`
+    world: StateProxy  # given by the env host, before `__init__`
 
     def __init__(self) -> None:
         if not hasattr(self, "world"):

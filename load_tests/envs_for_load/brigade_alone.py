@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from openenvd.env_host.shared_state.methods import methods_of
-from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.proxy import StateProxy
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 
@@ -15,7 +15,7 @@ _methods = methods_of(Brigade())
 _numbers = itertools.count(1)
 
 
-class WorldHere(World):
+class WorldHere(StateProxy):
     """The shared state without a process between: for comparison only."""
 
     def __init__(self) -> None:

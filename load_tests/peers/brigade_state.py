@@ -23,9 +23,9 @@ import uvloop
 
 from load_tests.peers.brigade_singers import PACKET_SAMPLES, PACKET_SECONDS
 from load_tests.shared.report import percentile
-from openenvd.env_host.shared_state.proxy import World
-from openenvd.env_host.shared_state.reconnect import StateLink
-from openenvd.env_host.shared_state.setup import connect_world, start_state_process
+from openenvd.env_host.shared_state.process import start_state_process
+from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 from openenvd.envs.brigade.opus import SAMPLE_RATE
@@ -128,11 +128,11 @@ def idle_cpu_share(seconds: float) -> float:
 
 
 async def _links(address: str, count: int) -> list[StateLink]:
-    return [await connect_world(address, f"shard {n}", lambda lost: None) for n in range(count)]
+    return [await connect_state(address, f"shard {n}", lambda lost: None) for n in range(count)]
 
 
 async def _begin(link: StateLink) -> None:
-    world = World(link)
+    world = StateProxy(link)
     await world.lead()
     await world.start_song(at=-60 * SAMPLE_RATE)
 
@@ -142,14 +142,14 @@ async def _all_it_can(address: str, seconds: float) -> float:
     await _begin(links[0])
     pcm, until, calls = os.urandom(2 * PACKET_SAMPLES), time.monotonic() + seconds, 0
 
-    async def sing(world: World) -> None:
+    async def sing(world: StateProxy) -> None:
         nonlocal calls
         while time.monotonic() < until:
             at = -(calls % 50 + 1) * SAMPLE_RATE
             await world.mix(pcm, read_at=at, samples=PACKET_SAMPLES, write_at=at)
             calls += 1
 
-    await asyncio.gather(*(sing(World(links[n % LINKS])) for n in range(SESSIONS_AT_ONCE)))
+    await asyncio.gather(*(sing(StateProxy(links[n % LINKS])) for n in range(SESSIONS_AT_ONCE)))
     for link in links:
         await link.close()
     return calls / seconds
@@ -161,7 +161,7 @@ async def _in_real_time(address: str, pid: int, singers: int, seconds: float) ->
     pcm, latencies = os.urandom(2 * PACKET_SAMPLES), list[float]()
     packets = max(1, round(seconds / PACKET_SECONDS))
 
-    async def sing(world: World, first_due: float) -> None:
+    async def sing(world: StateProxy, first_due: float) -> None:
         for number in range(packets):
             due = first_due + number * PACKET_SECONDS
             await asyncio.sleep(due - time.monotonic())
@@ -173,7 +173,7 @@ async def _in_real_time(address: str, pid: int, singers: int, seconds: float) ->
     first = began + 0.1
     await asyncio.gather(
         *(
-            sing(World(links[n % LINKS]), first + PACKET_SECONDS * n / singers)
+            sing(StateProxy(links[n % LINKS]), first + PACKET_SECONDS * n / singers)
             for n in range(singers)
         )
     )
@@ -186,7 +186,7 @@ async def _in_real_time(address: str, pid: int, singers: int, seconds: float) ->
 
 async def _round_trips(address: str, calls: int) -> tuple[float, float]:
     [link] = await _links(address, 1)
-    world = World(link)
+    world = StateProxy(link)
 
     async def many(count: int) -> None:
         for _ in range(count):
@@ -314,7 +314,7 @@ def victim_command(address: str) -> list[str]:
 
 
 async def _be_victim(address: str) -> None:
-    await World(await connect_world(address, "shard 0")).hold(of="victim")
+    await StateProxy(await connect_state(address, "shard 0")).hold(of="victim")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from ...env_host.protocol import WSErrorCode
+from ...env_host.errors import WSErrorCode
 from ..episodes import EMPTY_OBJECT, BytesLike, FailureReason
 from ..errors import EpisodeFailed
 from ..json_values import parse

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...env_host.ipc.capacity import HELD
+from ...env_host.ipc.capacity import BLOCKED
 from ...processes.exits.exit_reason import ExitReason
 from ...system.units import MB
 
@@ -38,7 +38,9 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
     told = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
     if not told:
         return None
-    shards = sum(count for one in told for state, count in one["shards"].items() if state in HELD)
+    shards = sum(
+        count for one in told for state, count in one["shards"].items() if state in BLOCKED
+    )
     return {"shards": shards, "since": min(one["held_since"] for one in told)}
 
 

@@ -13,7 +13,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.ipc.capacity import capacity_of, held_seconds, shard_of, state_of, summary_of
+from openenvd.env_host.ipc.capacity import (
+    blocked_seconds,
+    capacity_of,
+    shard_of,
+    state_of,
+    summary_of,
+)
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard
 from openenvd.env_host.serving.metrics import render
 from openenvd.env_host.startup.gpus import device_of
@@ -175,11 +181,11 @@ def test_the_shard_that_is_held_the_longest_says_for_how_long(scoreboard: Scoreb
     wedged = list(LoopState).index(LoopState.WEDGED)
     serving(scoreboard[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
     serving(scoreboard[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)
-    assert held_seconds(scoreboard, NOW) == 12.0
+    assert blocked_seconds(scoreboard, NOW) == 12.0
     serving(scoreboard[0], LOOP_STATE=0)
-    assert held_seconds(scoreboard, NOW) == 7.0
+    assert blocked_seconds(scoreboard, NOW) == 7.0
     serving(scoreboard[1])
-    assert held_seconds(scoreboard, NOW) is None
+    assert blocked_seconds(scoreboard, NOW) is None
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from openenvd.env_host.supervisor.session_cgroup import SessionGroups
+from openenvd.env_host.supervisor.session_memory import SessionGroups
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
@@ -246,7 +246,7 @@ def test_a_session_over_its_cap_is_killed_by_the_kernel_alone(start: StartHost) 
     assert "looked at" not in host.log.read_text()
 
 
-def test_without_cgroups_the_host_looks_at_what_a_session_holds(start: StartHost) -> None:
+def test_without_cgroups_a_watchdog_kills_sessions_over_their_cap(start: StartHost) -> None:
     host = start(
         "Single", max_sessions=2, session_memory_bytes=64 * MEGABYTE,
         env={"NO_CGROUPS": "1"},
@@ -254,4 +254,4 @@ def test_without_cgroups_the_host_looks_at_what_a_session_holds(start: StartHost
     answer, told = eats_too_much(host)
     assert "killed for memory" in answer["data"]["message"]
     assert told["out_of_memory"]
-    assert "looked at" in host.log.read_text()
+    assert "their memory is checked" in host.log.read_text()

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, Plan, plan_of
+from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, ServingPlan, plan_of
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
@@ -15,12 +15,11 @@ from openenvd.env_host.shard.acceptor import BATCH, SLACK, fair_share
 from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.shard.request_head import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.startup.fd_limit import SPARE_FDS
-from openenvd.env_host.supervisor.close_notices import how_it_died
 from openenvd.env_host.supervisor.restart_backoff import (
-    MAX_BACK_OFF_SECONDS,
-    YOUNG_SECONDS,
-    Succession,
-    back_off_seconds,
+    EARLY_SECONDS,
+    MAX_BACKOFF_SECONDS,
+    RestartSchedule,
+    restart_delay_seconds,
 )
 
 NOW = 1_000 * MICROSECONDS
@@ -146,13 +145,15 @@ def test_a_session_id_names_its_owner_and_is_otherwise_random() -> None:
     assert owner_of("mine") is None
 
 
-def plan(*, is_concurrent: bool = True, machine: Machine = MACHINE, **config: object) -> Plan:
+def plan(
+    *, is_concurrent: bool = True, machine: Machine = MACHINE, **config: object
+) -> ServingPlan:
     said = HostConfig(**{"name": "x", "env_class": "m:C", **config})  # type: ignore[arg-type]
     return plan_of(said, machine, is_concurrent=is_concurrent, class_name="C")
 
 
 def test_there_are_as_many_shards_as_cores_but_not_more_than_sessions() -> None:
-    assert plan() == Plan(4, DEFAULT_SESSIONS, isolates=False, exclusive=False)
+    assert plan() == ServingPlan(4, DEFAULT_SESSIONS, isolates=False, exclusive=False)
     assert plan(max_sessions=3).shards == 3
     assert plan(shards=2, max_sessions=400).shards == 2
 
@@ -163,19 +164,25 @@ def test_the_sessions_are_shared_evenly() -> None:
 
 
 def test_a_class_for_one_session_is_isolated_when_it_is_to_have_several() -> None:
-    assert plan(is_concurrent=False, max_sessions=16) == Plan(1, 16, isolates=True, exclusive=True)
+    assert plan(is_concurrent=False, max_sessions=16) == ServingPlan(
+        1, 16, isolates=True, exclusive=True
+    )
     assert plan(is_concurrent=False).isolates
-    assert plan(is_concurrent=False, max_sessions=1) == Plan(1, 1, isolates=False, exclusive=True)
+    assert plan(is_concurrent=False, max_sessions=1) == ServingPlan(
+        1, 1, isolates=False, exclusive=True
+    )
 
 
 def test_a_class_for_one_session_that_is_not_to_be_isolated_has_one() -> None:
-    assert plan(is_concurrent=False, isolate=False) == Plan(1, 1, isolates=False, exclusive=True)
+    assert plan(is_concurrent=False, isolate=False) == ServingPlan(
+        1, 1, isolates=False, exclusive=True
+    )
     with pytest.raises(NotConcurrent, match="--max-sessions 1"):
         plan(is_concurrent=False, isolate=False, max_sessions=2)
 
 
 def test_any_class_is_isolated_on_demand() -> None:
-    assert plan(isolate=True, max_sessions=5) == Plan(1, 5, isolates=True, exclusive=False)
+    assert plan(isolate=True, max_sessions=5) == ServingPlan(1, 5, isolates=True, exclusive=False)
 
 
 def test_isolated_sessions_that_nobody_counted_fit_into_memory() -> None:
@@ -189,33 +196,27 @@ def test_there_are_no_more_sessions_than_descriptors() -> None:
     assert plan(machine=machine).max_sessions == 20
 
 
-def test_a_successor_waits_longer_each_time_but_the_first() -> None:
-    assert [back_off_seconds(deaths) for deaths in (0, 1, 2, 3)] == [0.0, 0.0, 0.1, 0.2]
-    assert back_off_seconds(100) == MAX_BACK_OFF_SECONDS
+def test_the_backoff_doubles_from_the_second_early_exit_on() -> None:
+    assert [restart_delay_seconds(exits) for exits in (0, 1, 2, 3)] == [0.0, 0.0, 0.1, 0.2]
+    assert restart_delay_seconds(100) == MAX_BACKOFF_SECONDS
 
 
-def test_a_shard_that_lived_well_is_succeeded_at_once_and_young_ones_ever_later() -> None:
-    succession = Succession()
+def test_early_exits_delay_restarts_until_a_shard_runs_long_enough() -> None:
+    restarts = RestartSchedule()
     waits = []
-    for lived_seconds in (0.0, 0.0, 0.0, YOUNG_SECONDS, 0.0):
-        succession.died(1, lived_seconds=lived_seconds, now=10.0)
-        due = succession.next_due()
+    for seconds in (0.0, 0.0, 0.0, EARLY_SECONDS, 0.0):
+        restarts.exited(1, seconds=seconds, now=10.0)
+        due = restarts.next_due()
         assert due is not None
-        assert succession.take_due(due) == [1]
+        assert restarts.take_due(due) == [1]
         waits.append(round(due - 10.0, 3))
     assert waits == [0.0, 0.1, 0.2, 0.0, 0.0]
-    assert succession.next_due() is None
+    assert restarts.next_due() is None
 
 
-def test_a_shard_that_found_no_room_is_tried_again_later_but_not_when_all_stop() -> None:
-    succession = Succession()
-    assert [succession.had_no_room(0, now=1.0) for _ in range(2)] == [0.1, 0.2]
-    assert succession.take_due(1.1) == []
-    succession.cancel()
-    assert succession.take_due(99.0) == []
-
-
-def test_a_death_is_told_by_the_names_of_signals() -> None:
-    assert how_it_died(9) == "was killed by SIGKILL"
-    assert how_it_died(11) == "crashed with SIGSEGV"
-    assert how_it_died(7 << 8) == "exited with code 7"
+def test_a_shard_that_could_not_start_is_retried_later_unless_restarts_are_cancelled() -> None:
+    restarts = RestartSchedule()
+    assert [restarts.could_not_start(0, now=1.0) for _ in range(2)] == [0.1, 0.2]
+    assert restarts.take_due(1.1) == []
+    restarts.cancel()
+    assert restarts.take_due(99.0) == []

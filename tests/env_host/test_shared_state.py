@@ -29,15 +29,14 @@ from openenvd.env_host.shared_state.errors import (
     WorldTimeout,
 )
 from openenvd.env_host.shared_state.frames import READ_BYTES
-from openenvd.env_host.shared_state.process import StateProcess, restart_delay
-from openenvd.env_host.shared_state.proxy import World
-from openenvd.env_host.shared_state.reconnect import StateLink
-from openenvd.env_host.shared_state.setup import (
-    WorldFactory,
-    connect_world,
+from openenvd.env_host.shared_state.process import (
+    StateProcess,
+    restart_delay_seconds,
     shares_state,
     start_state_process,
 )
+from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
+from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
 from .worlds import ROOT, LedgerWorld, ShardProcess
 
@@ -59,15 +58,15 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def link(state: StateProcess) -> AsyncIterator[StateLink]:
     """This process as a shard."""
-    link = await connect_world(state.address, "shard 0", lambda lost: None)
+    link = await connect_state(state.address, "shard 0", lambda lost: None)
     yield link
     await link.close()
 
 
 @pytest.fixture
-def world(link: StateLink) -> World:
+def world(link: StateLink) -> StateProxy:
     """One session."""
-    return World(link)
+    return StateProxy(link)
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def kill(state: StateProcess) -> int:
 # What a call carries
 
 
-async def test_what_a_method_returns_is_what_the_call_returns(world: World) -> None:
+async def test_what_a_method_returns_is_what_the_call_returns(world: StateProxy) -> None:
     assert await world.nothing() is None
     assert await world.echo(a=1, b=[None, "ü", {"c": 0.5}]) == {
         "a": 1,
@@ -106,18 +105,18 @@ async def test_what_a_method_returns_is_what_the_call_returns(world: World) -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, READ_BYTES - 1, READ_BYTES, READ_BYTES + 1, 10 * MEGABYTE])
-async def test_a_body_of_any_size_comes_back_as_it_went(world: World, size: int) -> None:
+async def test_a_body_of_any_size_comes_back_as_it_went(world: StateProxy, size: int) -> None:
     body = os.urandom(size)
     assert await world.echo(body) == body
 
 
-async def test_many_large_bodies_at_once_come_back(world: World) -> None:
+async def test_many_large_bodies_at_once_come_back(world: StateProxy) -> None:
     bodies = [os.urandom(3 * MEGABYTE) + bytes([n]) for n in range(40)]
     assert await asyncio.gather(*(world.echo(body) for body in bodies)) == bodies
 
 
 async def test_a_body_that_is_too_large_is_not_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: StateProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenvd.env_host.shared_state.frames.MAX_BODY_BYTES", 1000)
     with pytest.raises(BodyTooLarge):
@@ -125,13 +124,13 @@ async def test_a_body_that_is_too_large_is_not_sent(
     assert await world.length(bytes(1000)) == 1000
 
 
-async def test_an_answer_that_is_too_large_fails_its_own_call(world: World) -> None:
+async def test_an_answer_that_is_too_large_fails_its_own_call(world: StateProxy) -> None:
     with pytest.raises(WorldCallFailed, match="BodyTooLarge"):
         await world.zeros(count=257 * MEGABYTE)
     assert await world.echo(a=1) == {"a": 1}
 
 
-async def test_what_a_method_raises_is_told_to_its_caller_alone(world: World) -> None:
+async def test_what_a_method_raises_is_told_to_its_caller_alone(world: StateProxy) -> None:
     calls: list[Any] = [world.fail(), world.echo(a=1)]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert str(found[0]) == "world.fail: LookupError: there is nothing"
@@ -139,14 +138,14 @@ async def test_what_a_method_raises_is_told_to_its_caller_alone(world: World) ->
 
 
 @pytest.mark.parametrize("name", ["session_ended", "close", "no_such_thing"])
-async def test_only_public_methods_may_be_called(world: World, name: str) -> None:
+async def test_only_public_methods_may_be_called(world: StateProxy, name: str) -> None:
     with pytest.raises(WorldCallFailed, match="AttributeError"):
         await world.call(name)
     with pytest.raises(WorldCallFailed, match="AttributeError"):
         await world.call("_private")
 
 
-async def test_wrong_arguments_and_results_fail_their_call(world: World) -> None:
+async def test_wrong_arguments_and_results_fail_their_call(world: StateProxy) -> None:
     for call in (world.note(), world.nothing(a=1), world.nothing(b"body"), world.fail_to_say()):
         with pytest.raises(WorldCallFailed, match="TypeError"):
             await call
@@ -155,7 +154,7 @@ async def test_wrong_arguments_and_results_fail_their_call(world: World) -> None
     assert await world.note(entry="fine") == 1
 
 
-async def test_a_synchronous_environment_calls_from_its_thread(world: World) -> None:
+async def test_a_synchronous_environment_calls_from_its_thread(world: StateProxy) -> None:
     found = await asyncio.to_thread(lambda: world.blocking.echo(b"x", a=1))
     assert found == ({"a": 1}, b"x")
 
@@ -164,7 +163,7 @@ async def test_a_synchronous_environment_calls_from_its_thread(world: World) -> 
 
 
 async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
-    worlds = [World(link) for _ in range(10)]
+    worlds = [StateProxy(link) for _ in range(10)]
     calls = [
         worlds[n % 10].after(turns=(n * 7919) % 50, token=f"{n % 10}/{n}") for n in range(2000)
     ]
@@ -172,14 +171,14 @@ async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
 
 
 async def test_sessions_have_numbers_of_their_own(state: StateProcess) -> None:
-    links = [await connect_world(state.address, "shard", lambda lost: None) for _ in range(3)]
-    numbers = [await World(link).who() for link in links for _ in range(3)]
+    links = [await connect_state(state.address, "shard", lambda lost: None) for _ in range(3)]
+    numbers = [await StateProxy(link).who() for link in links for _ in range(3)]
     assert len(set(numbers)) == 9
     for link in links:
         await link.close()
 
 
-async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: World) -> None:
+async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: StateProxy) -> None:
     given_up = asyncio.ensure_future(world.hold(token="first"))
     await world.held(at_least=1)
     given_up.cancel()
@@ -190,7 +189,7 @@ async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: World)
 
 
 async def test_the_successor_of_a_killed_shard_gets_nothing_of_its_replies(
-    shard: Callable[[], ShardProcess], world: World
+    shard: Callable[[], ShardProcess], world: StateProxy
 ) -> None:
     victim = shard()
     victim.order("hold", *({"token": f"victim {n}"} for n in range(50)))
@@ -209,7 +208,11 @@ async def test_the_successor_of_a_killed_shard_gets_nothing_of_its_replies(
 
 
 async def test_the_state_is_told_once_when_a_session_leaves(link: StateLink) -> None:
-    stays, leaves, never_called = World(link), World(link), World(link)
+    stays, leaves, never_called = (
+        StateProxy(link),
+        StateProxy(link),
+        StateProxy(link),
+    )
     number = await leaves.who()
     leaves.leave()
     leaves.leave()
@@ -218,7 +221,7 @@ async def test_the_state_is_told_once_when_a_session_leaves(link: StateLink) -> 
 
 
 async def test_a_session_ends_after_its_last_call(link: StateLink) -> None:
-    stays, leaves = World(link), World(link)
+    stays, leaves = StateProxy(link), StateProxy(link)
     held = asyncio.ensure_future(leaves.hold(token=1))
     await stays.held(at_least=1)
     leaves.leave()
@@ -229,7 +232,7 @@ async def test_a_session_ends_after_its_last_call(link: StateLink) -> None:
 
 
 async def test_the_sessions_of_a_killed_shard_end(
-    shard: Callable[[], ShardProcess], world: World
+    shard: Callable[[], ShardProcess], world: StateProxy
 ) -> None:
     victim = shard()
     [number] = await asyncio.to_thread(victim.ask, "who", {})
@@ -239,7 +242,7 @@ async def test_the_sessions_of_a_killed_shard_end(
 
 async def test_an_environment_has_its_world_before_its_constructor_runs(link: StateLink) -> None:
     class Room(LedgerWorld):
-        world: World
+        world: StateProxy
 
         def __init__(self) -> None:
             self.seen = self.world
@@ -248,11 +251,11 @@ async def test_an_environment_has_its_world_before_its_constructor_runs(link: St
         def close(self) -> None:
             self.closed = True
 
-    room = WorldFactory(Room, link)()
+    room = ProxyFactory(Room, link)()
     number = await room.seen.who()
     room.close()
     assert room.closed
-    assert await World(link).ended(at_least=1) == [number]
+    assert await StateProxy(link).ended(at_least=1) == [number]
 
 
 # The state process dies
@@ -261,7 +264,7 @@ async def test_an_environment_has_its_world_before_its_constructor_runs(link: St
 async def test_all_calls_in_flight_fail_at_once_when_the_state_dies(
     state: StateProcess, link: StateLink
 ) -> None:
-    world = World(link)
+    world = StateProxy(link)
     calls = [asyncio.ensure_future(world.within(3600).hold(token=n)) for n in range(100)]
     await world.held(at_least=100)
     kill(state)
@@ -272,15 +275,15 @@ async def test_all_calls_in_flight_fail_at_once_when_the_state_dies(
 
 async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: StateProcess) -> None:
     lost = asyncio.Event()
-    link = await connect_world(state.address, "shard 0", lambda _: lost.set())
-    old = World(link)
+    link = await connect_state(state.address, "shard 0", lambda _: lost.set())
+    old = StateProxy(link)
     assert await old.note(entry="of the first epoch") == 1
     state.died(kill(state))
     await lost.wait()
-    waiting = asyncio.ensure_future(World(link).entries())  # waits for the next epoch
+    waiting = asyncio.ensure_future(StateProxy(link).entries())  # waits for the next epoch
     state.start(wait=False)
     assert await waiting == []
-    new = World(link)
+    new = StateProxy(link)
     assert await new.note(entry="of the second") == 1
     assert (old.epoch, new.epoch) == (1, 2)
     with pytest.raises(WorldLost):
@@ -303,7 +306,7 @@ def test_how_the_state_process_ended_is_told(state: StateProcess) -> None:
 def test_a_state_that_dies_again_and_again_is_started_more_slowly(
     lived: float, short_lives: int, wanted: float
 ) -> None:
-    assert restart_delay(lived, short_lives) == pytest.approx(wanted)
+    assert restart_delay_seconds(lived, short_lives) == pytest.approx(wanted)
 
 
 async def test_without_a_state_process_a_session_is_told_so(
@@ -313,7 +316,7 @@ async def test_without_a_state_process_a_session_is_told_so(
     while link.connection is not None:
         await asyncio.sleep(0)
     with pytest.raises(WorldError, match="cannot be reached"):
-        await World(link).within(0.05).nothing()
+        await StateProxy(link).within(0.05).nothing()
 
 
 def test_a_state_that_cannot_be_created_says_why() -> None:
@@ -337,7 +340,7 @@ def test_a_class_without_create_state_says_so() -> None:
 
 _HOST = """
 import os, sys
-from openenvd.env_host.shared_state.setup import start_state_process
+from openenvd.env_host.shared_state.process import start_state_process
 from tests.env_host.worlds import LedgerWorld
 print(start_state_process(LedgerWorld).pid, flush=True)
 sys.stdin.read()
@@ -361,7 +364,7 @@ def test_the_state_process_ends_with_its_host() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_another_user_may_not_connect(state: StateProcess, world: World) -> None:
+async def test_another_user_may_not_connect(state: StateProcess, world: StateProxy) -> None:
     code = (
         "import os,sys,socket; os.setuid(65534); s=socket.socket(socket.AF_UNIX); "
         "s.connect(sys.argv[1]); s.settimeout(30); print(s.recv(1))"
@@ -378,7 +381,9 @@ async def test_another_user_may_not_connect(state: StateProcess, world: World) -
 # Deadlines and back-pressure
 
 
-async def test_a_call_that_is_not_answered_in_time_fails(world: World, state: StateProcess) -> None:
+async def test_a_call_that_is_not_answered_in_time_fails(
+    world: StateProxy, state: StateProcess
+) -> None:
     await world.nothing()
     assert state.pid is not None
     os.kill(state.pid, signal.SIGSTOP)
@@ -388,7 +393,7 @@ async def test_a_call_that_is_not_answered_in_time_fails(world: World, state: St
     assert await world.echo(a="next") == {"a": "next"}
 
 
-async def test_a_call_whose_time_was_over_has_no_effect(world: World) -> None:
+async def test_a_call_whose_time_was_over_has_no_effect(world: StateProxy) -> None:
     blocking = asyncio.ensure_future(world.block(seconds=0.3))
     await asyncio.sleep(0)
     with pytest.raises(WorldTimeout):
@@ -397,7 +402,7 @@ async def test_a_call_whose_time_was_over_has_no_effect(world: World) -> None:
     assert await world.entries() == []
 
 
-async def test_an_asynchronous_method_is_ended_with_its_time(world: World) -> None:
+async def test_an_asynchronous_method_is_ended_with_its_time(world: StateProxy) -> None:
     with pytest.raises(WorldTimeout):
         await world.within(0.05).hold()
     await world.release()
@@ -408,17 +413,17 @@ async def test_more_calls_than_may_be_in_flight_wait_their_turn(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_CALLS", 4)
-    held = [asyncio.ensure_future(World(link).hold(token=n)) for n in range(10)]
+    held = [asyncio.ensure_future(StateProxy(link).hold(token=n)) for n in range(10)]
     while link.connection is None or link.connection.waiting < 6:
         await asyncio.sleep(0)
     assert link.connection.in_flight == 4
-    other = await connect_world(link._address, "shard 1", lambda lost: None)
+    other = await connect_state(link._address, "shard 1", lambda lost: None)
     found: list[Any] = []
     while len(found) < 10:
-        await World(other).release()
+        await StateProxy(other).release()
         found = [call.result() for call in held if call.done()]
     assert found == list(range(10))
-    assert await World(other).most_held() == 4
+    assert await StateProxy(other).most_held() == 4
     await other.close()
 
 
@@ -426,13 +431,13 @@ async def test_more_bytes_than_may_be_in_flight_wait_their_turn(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_BYTES", 250_000)
-    held = [asyncio.ensure_future(World(link).hold(bytes(100_000), token=n)) for n in range(5)]
+    held = [asyncio.ensure_future(StateProxy(link).hold(bytes(100_000), token=n)) for n in range(5)]
     while link.connection is None or link.connection.waiting < 3:
         await asyncio.sleep(0)
     assert link.connection.in_flight == 2
-    other = await connect_world(link._address, "shard 1", lambda lost: None)
+    other = await connect_state(link._address, "shard 1", lambda lost: None)
     while not all(call.done() for call in held):
-        await World(other).release()
+        await StateProxy(other).release()
     await other.close()
     assert [call.result() for call in held] == list(range(5))
 
@@ -440,7 +445,7 @@ async def test_more_bytes_than_may_be_in_flight_wait_their_turn(
 async def test_a_call_that_gets_no_turn_in_time_was_not_sent(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(link)
+    world = StateProxy(link)
     held = asyncio.ensure_future(world.hold())
     await world.held(at_least=1)
     monkeypatch.setattr(limits, "MAX_CALLS", 1)
@@ -455,7 +460,7 @@ async def test_a_call_that_gets_no_turn_in_time_was_not_sent(
 async def test_calls_that_were_given_up_count_until_they_are_answered(
     link: StateLink, state: StateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(link)
+    world = StateProxy(link)
     await world.nothing()
     monkeypatch.setattr(limits, "MAX_CALLS", 3)
     assert state.pid is not None
@@ -472,7 +477,7 @@ async def test_calls_that_were_given_up_count_until_they_are_answered(
 async def test_too_many_waiting_calls_are_refused_at_once(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(link)
+    world = StateProxy(link)
     held = asyncio.ensure_future(world.hold())
     await world.held(at_least=1)
     monkeypatch.setattr(limits, "MAX_CALLS", 1)
@@ -483,7 +488,7 @@ async def test_too_many_waiting_calls_are_refused_at_once(
 
 
 async def test_closing_the_link_fails_what_waits(link: StateLink) -> None:
-    world = World(link)
+    world = StateProxy(link)
     held = asyncio.ensure_future(world.hold())
     await world.held(at_least=1)
     await link.close()

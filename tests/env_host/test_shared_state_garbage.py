@@ -16,10 +16,9 @@ from openenvd.env_host.shared_state import limits as limits
 from openenvd.env_host.shared_state.connection import socket_name
 from openenvd.env_host.shared_state.errors import WorldError, WorldLost
 from openenvd.env_host.shared_state.frames import Kind
-from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.proxy import World
-from openenvd.env_host.shared_state.reconnect import StateLink
-from openenvd.env_host.shared_state.setup import connect_world, start_state_process
+from openenvd.env_host.shared_state.process import StateProcess, start_state_process
+from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
 from .worlds import LedgerWorld
 
@@ -35,10 +34,10 @@ def state() -> Iterator[StateProcess]:
 
 
 @pytest.fixture
-async def world(state: StateProcess) -> AsyncIterator[World]:
+async def world(state: StateProcess) -> AsyncIterator[StateProxy]:
     """A session of a shard that behaves."""
-    link = await connect_world(state.address, "shard 0", lambda lost: None)
-    yield World(link)
+    link = await connect_state(state.address, "shard 0", lambda lost: None)
+    yield StateProxy(link)
     await link.close()
 
 
@@ -74,14 +73,14 @@ def talk(address: str, *pieces: bytes) -> bytes:
     ],
 )
 async def test_a_shard_that_sends_garbage_loses_its_own_connection(
-    state: StateProcess, world: World, pieces: tuple[bytes, ...]
+    state: StateProcess, world: StateProxy, pieces: tuple[bytes, ...]
 ) -> None:
     await asyncio.to_thread(talk, state.address, *pieces)
     assert await world.entries() == []
 
 
 async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
-    state: StateProcess, world: World
+    state: StateProcess, world: StateProxy
 ) -> None:
     call = wire.encode(Kind.CALL, epoch=1, name=b"note", value=b'{"entry":1}', body=bytes(1000))
     with socket.socket(socket.AF_UNIX) as peer:
@@ -143,7 +142,7 @@ async def test_a_reply_that_is_not_the_callers_is_never_delivered(
         link = StateLink(impostor.address, "shard 0")
         await link.connect()
         with pytest.raises(WorldLost):
-            await World(link).anything()
+            await StateProxy(link).anything()
         await link.close()
 
 
@@ -152,7 +151,7 @@ async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> Non
     async with Impostor(tmp_path, reply, reply) as impostor:
         link = StateLink(impostor.address, "shard 0")
         await link.connect()
-        world = World(link)
+        world = StateProxy(link)
         assert await world.first() == b"mine"
         with pytest.raises(WorldLost):
             await world.second()

@@ -107,15 +107,15 @@ class LedgerWorld:
 
 _SHARD = """
 import asyncio, json, sys
-from openenvd.env_host.shared_state.setup import connect_world
-from openenvd.env_host.shared_state.proxy import World
+from openenvd.env_host.shared_state.reconnect import connect_state
+from openenvd.env_host.shared_state.proxy import StateProxy
 
 def say(**facts):
     print(json.dumps(facts), flush=True)
 
 async def main(address, name):
-    link = await connect_world(address, name, lambda lost: say(lost=str(lost)))
-    world = World(link)
+    link = await connect_state(address, name, lambda lost: say(lost=str(lost)))
+    world = StateProxy(link)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         order = json.loads(line)

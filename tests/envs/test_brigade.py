@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from openenvd.env_host.shared_state.errors import WorldCallFailed
-from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.reconnect import StateLink
-from openenvd.env_host.shared_state.setup import WorldFactory, connect_world, start_state_process
+from openenvd.env_host.shared_state.process import StateProcess, start_state_process
+from openenvd.env_host.shared_state.proxy import ProxyFactory
+from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 from openenvd.envs.brigade.environment import (
     BrigadeAction,
     BrigadeEnvironment,
@@ -181,14 +181,14 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def links(state: StateProcess) -> AsyncIterator[list[StateLink]]:
     """Two shards."""
-    links = [await connect_world(state.address, f"shard {n}", lambda lost: None) for n in (0, 1)]
+    links = [await connect_state(state.address, f"shard {n}", lambda lost: None) for n in (0, 1)]
     yield links
     for link in links:
         await link.close()
 
 
 def singer(link: StateLink) -> BrigadeEnvironment:
-    env = WorldFactory(BrigadeEnvironment, link)()
+    env = ProxyFactory(BrigadeEnvironment, link)()
     assert isinstance(env, BrigadeEnvironment)
     return env
 
