@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .executor import BurstableExecutor
     from .policy.plan import Plan, plan_workers
     from .spawning.preforked_zygote import FirstZygote, fork_first_zygote
-    from .supervisor.orphans import sweep_orphans
+    from .supervisor.process_trees import sweep_orphans
     from .worker.task_log import settle_leftovers
 
 _HOMES = {
@@ -66,7 +66,7 @@ _HOMES = {
     "fork_first_zygote": "spawning.preforked_zygote",
     "plan_workers": "policy.plan",
     "settle_leftovers": "worker.task_log",
-    "sweep_orphans": "supervisor.orphans",
+    "sweep_orphans": "supervisor.process_trees",
 }
 
 __all__ = [

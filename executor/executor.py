@@ -63,7 +63,6 @@ ever meet its own task.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,17 +70,16 @@ from typing import TYPE_CHECKING
 
 from ..processes.resources.memory import anonymous_bytes
 from .errors import NoRoom, NotRunning
-from .messages import LONG, Cancelled, EventSink, ExecutorStatus, Started, Task, WorkerStatus
+from .messages import LONG, EventSink, ExecutorStatus, Started, Task, WorkerStatus
 from .policy.admission import FreeMemory
 from .policy.plan import Plan
+from .policy.timing import Timing
 from .spawning.source import FORK_IS_SAFE, SourceFactory, WorkerSource
 from .spawning.subprocess_source import Spawner
 from .spawning.zygote_client import ZygoteLink
-from .supervisor.available_memory import MachineGauge
-from .supervisor.cgroup_factory import ExecutorCgroups
 from .supervisor.loop import Supervisor
-from .supervisor.pool import Pool, Pools, Run, StopReason, task_frame
-from .supervisor.worker_cgroups import WorkerCgroups
+from .supervisor.memory import AvailableMemory
+from .supervisor.pool import Pools, Run, StopReason, task_frame
 
 if TYPE_CHECKING:
     from .spawning.preforked_zygote import FirstZygote
@@ -109,10 +107,21 @@ class BurstableExecutor:
         use_zygote: bool = FORK_IS_SAFE,
         use_cgroups: bool = True,
         first_zygote: FirstZygote | None = None,
+        timing: Timing | None = None,
     ) -> None:
-        """Without cgroups of their own, workers are held to their caps by a watchdog.
+        """Make an executor, which `start` starts.
 
-        `first_zygote` was forked before there were threads; a later one is a program of its own.
+        Args:
+            plan: how many workers there may be, and what memory they share.
+            preload: modules that operations need, which the zygote imports once.
+            home: the workers' directory; operations are told of it.
+            on_event: is called with every event.
+            cancel_grace_seconds: from SIGTERM to SIGKILL, when a task is cancelled or timed out.
+            log_tail_lines: how many of a log's last lines `Died` carries.
+            use_zygote: fork workers from a zygote; else each is a program of its own.
+            use_cgroups: hold workers to their caps by cgroups; else by a watchdog.
+            first_zygote: was forked before there were threads; a later one is a program of its own.
+            timing: how long to wait for what.
         """
         self._plan = plan
         self._preload = preload
@@ -124,10 +133,10 @@ class BurstableExecutor:
         self._use_cgroups = use_cgroups
         self._first_zygote = first_zygote
         self._pools = Pools(plan)
-        self._gauge = MachineGauge(plan.reserve_bytes)  # under the pools' lock
+        self._timing = timing or Timing()
+        self._available = AvailableMemory(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
         self._supervisor: Supervisor | None = None
-        self._cgroups: ExecutorCgroups | None = None
         self._lifeline: tuple[int, int] = (-1, -1)
 
     def start(self) -> None:
@@ -139,13 +148,12 @@ class BurstableExecutor:
         # Nobody writes to it. The workers hold the reading end, we alone the writing one.
         first = self._first_zygote
         self._lifeline = os.pipe() if first is None else first.lifeline
-        self._cgroups = ExecutorCgroups() if self._use_cgroups else None
-        create = None if self._cgroups is None else self._cgroups.create
         self._supervisor = Supervisor(
             self._pools,
             make_source=self._source_factory(self._lifeline[0]),
-            cgroups=WorkerCgroups(create, limit_bytes=self._plan.worker_bytes),
             plan=self._plan,
+            timing=self._timing,
+            use_cgroups=self._use_cgroups,
             on_event=self._on_event,
             grace_seconds=self._grace_seconds,
             log_tail_lines=self._log_tail_lines,
@@ -166,7 +174,7 @@ class BurstableExecutor:
             pool = pools[schedule]
             beyond = sum(each.beyond_shares_bytes() for each in pools.values())
             expected = sum(each.expected_bytes for each in pools.values())
-            available = self._gauge.available_bytes(self._held_bytes, expected)
+            available = self._available.read(self._held_bytes, expected)
             return FreeMemory(
                 schedule,
                 burst_bytes=self._plan.burst_bytes - beyond,
@@ -183,7 +191,7 @@ class BurstableExecutor:
     def _held_bytes(self) -> int:
         """What busy workers use of their own, what they share with the zygote left out."""
         busy = (worker for worker in self._pools.workers() if worker.run is not None)
-        return sum(max(0, anonymous_bytes(w.pid) - w.born_bytes) for w in busy)
+        return sum(max(0, anonymous_bytes(w.pid) - w.inherited_bytes) for w in busy)
 
     def submit(self, task: Task) -> Started | None:
         """Run `task`. `Started`, when an idle worker takes it: `on_event` is told of one that has
@@ -201,9 +209,9 @@ class BurstableExecutor:
             pool = self._pools.by_schedule[task.schedule]
             if not pool.room():
                 raise NoRoom(f"{pool.capacity} {task.schedule} tasks are under way already")
-            self._pools.take_on(run)
-            self._gauge.committed(task.expected_bytes)
-            return self._place(self._supervisor, pool, run)
+            self._pools.add_run(run)
+            self._available.commit(task.expected_bytes)
+            return self._supervisor.tasks.place(run)
 
     def cancel(self, task_id: str) -> bool:
         """Cancel at once; False when no such task is waiting or running here."""
@@ -211,13 +219,11 @@ class BurstableExecutor:
             run = self._pools.runs.get(task_id)
             if run is None or self._supervisor is None:
                 return False
-            if run.worker is not None:
-                self._supervisor.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
-                return True
-            self._pools.forget(run)
-            self._pools.by_schedule[run.task.schedule].waiting.remove(run)
-            self._supervisor.notify(Cancelled(task_id, time.time()))
-        self._supervisor.ring()
+            if run.worker is None:
+                self._supervisor.tasks.withdraw(run)
+            else:
+                lifecycle = self._supervisor.lifecycle
+                lifecycle.stop_run(run, StopReason.CANCELLED, self._grace_seconds)
         return True
 
     def status(self) -> ExecutorStatus:
@@ -239,22 +245,8 @@ class BurstableExecutor:
         if not was_running or self._supervisor is None:
             return
         self._supervisor.stop(grace_seconds)
-        if self._cgroups is not None:
-            self._cgroups.remove()
         for end in self._lifeline:
             os.close(end)
-
-    def _place(self, supervisor: Supervisor, pool: Pool, run: Run) -> Started | None:
-        """Hand the task to an idle worker, here and now; else it waits for one. Under the lock.
-
-        Only then is the supervisor woken up: to ask for a worker.
-        """
-        worker = pool.idle_worker()
-        if worker is None:
-            pool.waiting.append(run)
-            supervisor.ring()
-            return None
-        return supervisor.hand_over(pool, worker, run)
 
     def _source_factory(self, lifeline: int) -> SourceFactory:
         if self._use_zygote:

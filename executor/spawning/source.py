@@ -87,13 +87,13 @@ class WorkerSource(Protocol):
     def fileno(self) -> int:
         """Readable when `read` has something to say."""
 
-    def ask(self, name: str) -> None:
+    def request(self, name: str) -> None:
         """Ask for a worker; `Forked` or `Refused` will follow, unless the source is lost."""
 
     def read(self) -> list[SourceEvent] | None:
         """What happened since; None when the source is lost and will say no more."""
 
-    def noticed_death(self, pid: int) -> None:
+    def noticed_exit(self, pid: int) -> None:
         """Somebody saw that the worker is dead, and wants to know how."""
 
     def close(self, grace_seconds: float) -> None:

@@ -35,7 +35,7 @@ class Spawner:
         """Readable when `read` has something to say."""
         return self._bell.fileno()
 
-    def ask(self, name: str) -> None:
+    def request(self, name: str) -> None:
         """Start a worker."""
         try:
             self._tell(self._start(name))
@@ -49,7 +49,7 @@ class Spawner:
         self._events.clear()
         return events
 
-    def noticed_death(self, pid: int) -> None:
+    def noticed_exit(self, pid: int) -> None:
         """Reap the worker, and tell how it ended."""
         child = self._children.get(pid)
         if child is None:
@@ -67,6 +67,12 @@ class Spawner:
             child.kill()
             child.wait()
         self._children.clear()
+        for event in self._events:  # started, and never read of
+            if isinstance(event, Forked):
+                event.pipe.close()
+                if event.sentinel is not None:
+                    os.close(event.sentinel)
+        self._events.clear()
         self._bell.close()
         self._button.close()
 

@@ -94,7 +94,7 @@ class ZygoteLink:
         """Readable when `read` has something to say."""
         return self._socket.fileno()
 
-    def ask(self, name: str) -> None:
+    def request(self, name: str) -> None:
         """Ask for a worker."""
         # A zygote that is gone is noticed by the end of its socket, and only there.
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ class ZygoteLink:
                 return events
             events.append(_understand(message.head, message.fds))
 
-    def noticed_death(self, pid: int) -> None:
+    def noticed_exit(self, pid: int) -> None:
         """The zygote reaps its children and tells, unasked."""
 
     def close(self, grace_seconds: float) -> None:

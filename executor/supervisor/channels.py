@@ -1,151 +1,179 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's ends of the workers: a pipe and a sentinel each, in the supervisor's selector.
+"""What the supervisor's thread waits for: workers' pipes and sentinels, and a wake-up.
 
-    pipe ────▶ readable ──▶ frames ──▶ on_frame        its end, or nonsense ──▶ on_pipe_end
-         ◀──── writable ◀── what of a frame did not fit (`unclog`)
-    sentinel ▶ readable ──▶ on_death
+    pipe ────▶ readable ──▶ `read` ──▶ frames             at its end, `pipe_ended` is set
+         ◀──── writable ◀── what did not fit of a frame   (`write_when_ready`, `write_rest`)
+    sentinel ▶ readable: the worker has exited
+    wake-up ─▶ readable: another thread has something for this one, or set an earlier deadline
 
-A worker's last words may still be in its pipe when its sentinel tells that it is dead:
-`hear_the_rest` is called before it is buried. A sentinel stays open until then, because it is the
-identity of the worker's group; its number names no other process meanwhile.
+The pipe of a worker that has exited may still hold frames: they are read before it is reaped. A
+sentinel stays open until then, because it identifies the worker's process group: its pid names no
+other process meanwhile.
 
-What is unsent of a frame is written under the pools' lock, as the frame was. `unclog` is called on
-any thread; all else is the supervisor thread's.
+What is unsent of a frame is written under the pools' lock, as the frame was. `write_when_ready`,
+`wake` and `wake_by` are called on any thread; all else on the supervisor's.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import math
 import os
 import selectors
 import threading
 from collections import deque
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from ..errors import FrameError
 from .pool import PooledWorker
-from .wakeup import Alarm
-
-log = logging.getLogger(__name__)
 
 _READ_BYTES = 262_144
+MOST_WAIT_SECONDS = 86_400.0
+
+Handler = Callable[[], None]
 
 
-class Listener(Protocol):
-    """Who acts on what is heard."""
+class WakeUp:
+    """Ends the wait of the supervisor's thread, at once or at a deadline."""
 
-    def on_frame(self, worker: PooledWorker, frame: dict[str, Any]) -> None:
-        """The worker says something."""
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        for end in (self._reading, self._writing):
+            os.set_blocking(end, False)
+        self._is_set = False
+        self._deadline = math.inf  # no deadline is earlier; under the lock: all threads set it
+        self._lock = threading.Lock()
 
-    def on_pipe_end(self, worker: PooledWorker) -> None:
-        """It will say nothing more."""
+    def fileno(self) -> int:
+        """Return the descriptor that is readable after `wake`."""
+        return self._reading
 
-    def on_death(self, worker: PooledWorker) -> None:
-        """It is dead, and may have said more than was heard."""
+    def wake(self) -> None:
+        """Wake the thread up; once is enough until it has woken. Any thread."""
+        if not self._is_set:
+            self._is_set = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writing, b"!")
+
+    def wake_by(self, deadline: float) -> None:
+        """Keep the thread from waiting beyond the (monotonic) deadline. Any thread."""
+        with self._lock:
+            if deadline >= self._deadline:
+                return
+            self._deadline = deadline
+        self.wake()
+
+    def clear(self) -> None:
+        """Be ready for the next `wake`."""
+        # In this order: a wake-up that comes in between is noticed in the next round.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reading, 64)
+        self._is_set = False
+
+    def is_due(self, now: float) -> bool:
+        """Say whether a deadline may have passed."""
+        return now >= self._deadline
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long to wait; None for ever.
+
+        A wait of a year is no error: the kernel's timers end at 2^31 ms, and waking up once too
+        often does nothing.
+        """
+        if self._deadline == math.inf:
+            return None
+        return min(max(0.0, self._deadline - now), MOST_WAIT_SECONDS)
+
+    def set_next(self, next_deadline: Callable[[], float]) -> None:
+        """Wait for the next deadline, after one has passed.
+
+        Each deadline is noted where `next_deadline` looks before `wake_by` is called: it is found
+        there, or `wake_by` comes after this.
+        """
+        with self._lock:
+            self._deadline = next_deadline()
+
+    def close(self) -> None:
+        """Close both ends, when no thread waits any more."""
+        os.close(self._reading)
+        os.close(self._writing)
 
 
-class Wires:
-    """All pipes and sentinels."""
+class Channels:
+    """The daemon's ends of the workers' pipes, and their sentinels."""
 
     def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        alarm: Alarm,
-        lock: threading.Lock,
-        listener: Listener,
+        self, selector: selectors.BaseSelector, wake_up: WakeUp, lock: threading.Lock
     ) -> None:
         self._selector = selector
-        self._alarm = alarm
+        self._wake_up = wake_up
         self._lock = lock  # the pools'
-        self._listener = listener
-        self._clogged: deque[PooledWorker] = deque()  # their frame did not fit into the pipe
+        self._blocked: deque[PooledWorker] = deque()  # a frame did not fit into their pipe
 
-    def connect(self, worker: PooledWorker) -> None:
-        """Wait for what a new worker says, and for its death."""
-        self._selector.register(worker.pipe, selectors.EVENT_READ, partial(self._on_pipe, worker))
+    def connect(self, worker: PooledWorker, on_pipe: Handler, on_exit: Handler) -> None:
+        """Wait for what a new worker writes, and for its exit."""
+        self._selector.register(worker.pipe, selectors.EVENT_READ, on_pipe)
         if worker.sentinel is not None:
-            on_sentinel = partial(self._on_sentinel, worker)
-            self._selector.register(worker.sentinel, selectors.EVENT_READ, on_sentinel)
+            self._selector.register(worker.sentinel, selectors.EVENT_READ, on_exit)
 
-    def unclog(self, worker: PooledWorker) -> None:
+    def write_when_ready(self, worker: PooledWorker) -> None:
         """Have the rest of a frame written when the pipe has room. Any thread."""
-        self._clogged.append(worker)
-        self._alarm.ring()
+        self._blocked.append(worker)
+        self._wake_up.wake()
 
-    def watch_clogged(self) -> None:
+    def watch_blocked(self) -> None:
         """Wait for room in the pipes that need it."""
-        while self._clogged:
-            worker = self._clogged.popleft()
+        while self._blocked:
+            worker = self._blocked.popleft()
             if not worker.pipe_ended:
-                self._watch_pipe(worker, writing=True)
+                self._watch_pipe(worker, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def hear_the_rest(self, worker: PooledWorker) -> None:
-        """The last words of a worker that is dead."""
-        while not worker.pipe_ended and self._read(worker):
-            pass
-        self._forget_pipe(worker)
-
-    def disconnect(self, worker: PooledWorker) -> None:
-        """It is buried."""
-        self._forget_sentinel(worker)
-        worker.pipe.close()
-        if worker.sentinel is not None:
-            os.close(worker.sentinel)
-
-    def _on_pipe(self, worker: PooledWorker) -> None:
-        if self._has_ended(worker):
-            return
-        if worker.unsent:
-            self._go_on_writing(worker)
-        self._read(worker)
-        if self._has_ended(worker):
-            self._listener.on_pipe_end(worker)
-
-    @staticmethod
-    def _has_ended(worker: PooledWorker) -> bool:
-        return worker.pipe_ended
-
-    def _on_sentinel(self, worker: PooledWorker) -> None:
-        if worker.watched:  # else it was buried earlier in this round
-            self._forget_sentinel(worker)
-            self._listener.on_death(worker)
-
-    def _go_on_writing(self, worker: PooledWorker) -> None:
+    def write_rest(self, worker: PooledWorker) -> None:
+        """Go on writing a frame that did not fit."""
         with self._lock:
             done = worker.send_rest()
         if done:
-            self._watch_pipe(worker, writing=False)
+            self._watch_pipe(worker, selectors.EVENT_READ)
 
-    def _read(self, worker: PooledWorker) -> bool:
-        """Hear what has arrived; False when there is nothing (more) to hear."""
+    def read(self, worker: PooledWorker) -> list[dict[str, Any]] | None:
+        """Return the frames that have arrived; None when there is nothing to read now.
+
+        Raises:
+            FrameError: the worker wrote something else.
+        """
         try:
             data = worker.pipe.recv(_READ_BYTES)
         except BlockingIOError:
-            return False
+            return None
         except OSError:
             data = b""
         if not data:
-            self._forget_pipe(worker)
-            return False
-        try:
-            for frame in worker.reader.feed(data):
-                self._listener.on_frame(worker, frame)
-        except (FrameError, KeyError, TypeError):
-            log.exception("worker %s (pid %d) speaks in tongues", worker.name, worker.pid)
-            self._forget_pipe(worker)
-        return not worker.pipe_ended
+            self.end_pipe(worker)
+            return None
+        return worker.reader.feed(data)
 
-    def _watch_pipe(self, worker: PooledWorker, *, writing: bool) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-        self._selector.modify(worker.pipe, events, partial(self._on_pipe, worker))
-
-    def _forget_pipe(self, worker: PooledWorker) -> None:
+    def end_pipe(self, worker: PooledWorker) -> None:
+        """Read the worker's pipe no more."""
         if not worker.pipe_ended:
             worker.pipe_ended = True
             self._selector.unregister(worker.pipe)
 
-    def _forget_sentinel(self, worker: PooledWorker) -> None:
-        if worker.watched and worker.sentinel is not None:
-            worker.watched = False
-            self._selector.unregister(worker.sentinel)
+    def end_sentinel(self, worker: PooledWorker) -> bool:
+        """Watch the sentinel no more; False when it was not watched."""
+        if not worker.sentinel_watched or worker.sentinel is None:
+            return False
+        worker.sentinel_watched = False
+        self._selector.unregister(worker.sentinel)
+        return True
+
+    def disconnect(self, worker: PooledWorker) -> None:
+        """Close the descriptors of a worker that is reaped."""
+        self.end_pipe(worker)
+        self.end_sentinel(worker)
+        worker.pipe.close()
+        if worker.sentinel is not None:
+            os.close(worker.sentinel)
+
+    def _watch_pipe(self, worker: PooledWorker, events: int) -> None:
+        handler = self._selector.get_key(worker.pipe).data
+        self._selector.modify(worker.pipe, events, handler)

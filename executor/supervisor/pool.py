@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The books: who is idle, who runs what, who waits. No effects beyond a frame in a pipe.
+"""Bookkeeping: which workers are idle, which run what, which tasks wait.
 
-Everything here is used under `Pools.lock`. The stages of a worker:
+Everything here is used under `Pools.lock`, and has no effect beyond a frame in a pipe. The stages
+of a worker:
 
     IDLE ──task──▶ RUNNING ──cancel, time-out, stop──▶ STOPPING ──grace over──▶ KILLED
      ▲  │             │                                   │                       │
      │  └─ idle out ──┼────▶ LEAVING ◀── must retire ─────┘                       ▼
-     └── outcome ─────┘         └────────────────── its death, from any stage ──▶ DEAD
+     └── outcome ─────┘         └───────────── its exit, from any stage ──────▶ EXITED
 
-A stage has at most one deadline; what happens at it stands in `supervisor.py`.
+A stage has at most one deadline; what happens at it stands in `lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import socket
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..frames import FrameReader, encode_frame
 from ..messages import LONG, SHORT, Task, WorkerStatus
@@ -29,19 +30,19 @@ from ..policy.scaling import KEPT_WORKERS, workers_wanted
 
 if TYPE_CHECKING:
     from ...system.cgroups import Cgroup
-    from ..policy.memory_caps import Offence
+    from ..policy.memory_caps import LimitViolation
     from ..spawning.source import Exited
 
 
 class Stage(enum.Enum):
-    """Where a worker stands; the deadline, where there is one, is in brackets."""
+    """A worker's stage; its deadline, where it has one, is in brackets."""
 
     IDLE = enum.auto()  # [burst: leaves]
     RUNNING = enum.auto()  # [the task's time-out: told to stop]
     STOPPING = enum.auto()  # told to stop [killed]
-    LEAVING = enum.auto()  # has no task and is given none [killed]
+    LEAVING = enum.auto()  # was told to exit, and is given no task [killed]
     KILLED = enum.auto()  # SIGKILL was sent to its tree
-    DEAD = enum.auto()  # waits for the word of who reaped it [buried without]
+    EXITED = enum.auto()  # waits for its exit status [reaped without]
 
 
 class StopReason(enum.Enum):
@@ -61,7 +62,7 @@ class Run:
     worker: PooledWorker | None = None
     started: float = 0.0  # monotonic
     stop_reason: StopReason | None = None
-    machine_oom_kills: int | None = None  # of the whole machine, when it was handed over
+    machine_oom_kills: int | None = None  # of the whole machine, when it was assigned
 
 
 @dataclass(eq=False, slots=True)
@@ -77,8 +78,7 @@ class PooledWorker:
     pipe: socket.socket
     sentinel: int | None
     source_number: int  # which zygote forked it
-    born: float  # monotonic
-    born_bytes: int = 0  # anonymous memory it was born with, which it shares with the zygote
+    inherited_bytes: int = 0  # anonymous memory that it shares with the zygote
     cgroup: Cgroup | None = None
     reader: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
@@ -90,25 +90,25 @@ class PooledWorker:
     first_rss_bytes: int | None = None
     rss_bytes: int | None = None
     pipe_ended: bool = False
-    watched: bool = True  # its sentinel is waited for
-    died_idle: bool = False  # of its own, with nothing to do
-    offence: Offence | None = None  # for which the watchdog ended it
+    sentinel_watched: bool = True
+    exited_idle: bool = False  # by itself, with nothing to do
+    limit_violation: LimitViolation | None = None  # for which the watchdog killed it
     exited: Exited | None = None
 
     def send(self, frame: bytes) -> bool:
-        """Write without waiting; False when some of it has to wait for room in the pipe."""
+        """Write without waiting; False when some of the frame has to wait for room in the pipe."""
         try:
             sent = 0 if self.unsent else self.pipe.send(frame)
         except BlockingIOError:
             sent = 0
-        except OSError:  # it is dying, which is noticed elsewhere
+        except OSError:  # the worker exits, which is noticed elsewhere
             return True
         if sent < len(frame):
             self.unsent += memoryview(frame)[sent:]
         return not self.unsent
 
     def send_rest(self) -> bool:
-        """Go on writing; True when all is out."""
+        """Go on writing; True when everything is written."""
         try:
             sent = self.pipe.send(self.unsent)
             del self.unsent[:sent]
@@ -119,21 +119,29 @@ class PooledWorker:
         return not self.unsent
 
     @property
-    def kept(self) -> bool:
-        """Whether it stays when there is nothing to do: a fresh one does. One that has worked has
-        pages of its own by then; after a rest it makes way for another, forked in 2 ms.
+    def is_kept(self) -> bool:
+        """Whether the worker stays when there is nothing to do, as a fresh one does.
+
+        One that has worked has pages of its own; after a while it exits, and another is forked in
+        2 ms.
         """
         return self.guaranteed and self.ordinal <= KEPT_WORKERS and not self.tasks_run
 
     @property
     def grown_bytes(self) -> int | None:
-        """What it has grown by since its first task."""
+        """How much the worker has grown since its first task."""
         if self.rss_bytes is None or self.first_rss_bytes is None:
             return None
         return self.rss_bytes - self.first_rss_bytes
 
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """Structured fields of a log record about the worker."""
+        task_id = None if self.run is None else self.run.task.id
+        return {"worker": self.name, "pid": self.pid, "request_id": task_id}
+
     def status(self) -> WorkerStatus:
-        """For people; without the memory, which has to be read."""
+        """Describe the worker for people, without its memory, which has to be read."""
         task = None if self.run is None else self.run.task
         return WorkerStatus(
             name=self.name,
@@ -157,7 +165,7 @@ class Pool:
         self.guaranteed = guaranteed
         self.capacity = capacity
         self.workers: dict[int, PooledWorker] = {}  # by ordinal
-        self.asked: set[int] = set()
+        self.requested: set[int] = set()  # ordinals; the supervisor thread's alone
         self.waiting: deque[Run] = deque()
         self._idle: list[int] = []  # heap of ordinals; may name workers that are idle no more
         self._idle_count = 0
@@ -168,16 +176,16 @@ class Pool:
         self.expected_bytes = 0  # of all of them
 
     def room(self) -> int:
-        """How many tasks may still be taken on."""
+        """Return how many tasks may still be submitted."""
         return max(0, self.capacity - self._busy_count - len(self.waiting))
 
     def beyond_shares_bytes(self) -> int:
-        """What its tasks are expected to need beyond the shares of guaranteed workers."""
+        """Return what the tasks are expected to need beyond guaranteed workers' shares."""
         shares = min(self.runs, self.guaranteed) * self.share_bytes
         return max(0, self.expected_bytes - shares)
 
     def wanted(self) -> int:
-        """How many workers to ask for now."""
+        """Return how many workers to request now."""
         return workers_wanted(
             schedule=self.schedule,
             kept=min(self.guaranteed, KEPT_WORKERS) if self.has_worked else 0,
@@ -186,13 +194,13 @@ class Pool:
             leaving=self._leaving_count,
             idle=self._idle_count,
             waiting=len(self.waiting),
-            asked=len(self.asked),
+            requested=len(self.requested),
         )
 
     def next_ordinal(self) -> int:
-        """The smallest that is free, so that guaranteed workers keep their names."""
+        """Return the smallest that is free, so that guaranteed workers keep their names."""
         ordinal = 1
-        while ordinal in self.workers or ordinal in self.asked:
+        while ordinal in self.workers or ordinal in self.requested:
             ordinal += 1
         return ordinal
 
@@ -205,19 +213,18 @@ class Pool:
             heapq.heappush(self._idle, worker.ordinal)
 
     def add(self, worker: PooledWorker) -> None:
-        """A worker was born; it is idle."""
-        self.asked.discard(worker.ordinal)
+        """Add a worker that has started; it is idle."""
         self.workers[worker.ordinal] = worker
         self._count(worker, +1)
         heapq.heappush(self._idle, worker.ordinal)
 
     def remove(self, worker: PooledWorker) -> None:
-        """A worker was buried."""
+        """Remove a worker that is reaped."""
         self._count(worker, -1)
         del self.workers[worker.ordinal]
 
     def idle_worker(self) -> PooledWorker | None:
-        """The idle worker of the smallest ordinal: burst workers get to idle out."""
+        """Return the idle worker of the smallest ordinal, so that burst workers idle out."""
         while self._idle:
             worker = self.workers.get(heapq.heappop(self._idle))
             if worker is not None and worker.stage is Stage.IDLE:
@@ -225,7 +232,7 @@ class Pool:
         return None
 
     def assign(self, worker: PooledWorker, run: Run, now: float) -> bool:
-        """Hand the task to the worker; False when some of the frame has to wait."""
+        """Give the task to the worker; False when some of the frame has to wait."""
         timeout = run.task.timeout_seconds
         deadline = math.inf if timeout is None else now + timeout
         self._count(worker, -1)
@@ -236,7 +243,7 @@ class Pool:
         return worker.send(run.frame)
 
     def unassign(self, worker: PooledWorker) -> Run | None:
-        """Its task is over."""
+        """Take the task that is over from the worker."""
         run = worker.run
         if run is not None:
             self._count(worker, -1)
@@ -254,7 +261,14 @@ class Pool:
 
 
 class Pools:
-    """Both pools, the tasks in them, and the lock over all of it."""
+    """Both pools, the tasks in them, and the lock over all of it.
+
+    Attributes:
+        source_number: which worker source is in use; none, right after one was lost. Workers of
+            another one finish their task and leave.
+        failed_starts: sources and fresh workers that have failed in a row.
+        is_stopping: whether the executor was told to stop.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.lock = threading.Lock()
@@ -268,37 +282,40 @@ class Pools:
             for schedule in (LONG, SHORT)
         }
         self.runs: dict[str, Run] = {}
+        self.source_number = 0
+        self.failed_starts = 0
+        self.is_stopping = False
 
-    def take_on(self, run: Run) -> None:
-        """A task is under way from now on."""
+    def add_run(self, run: Run) -> None:
+        """Count a task as under way."""
         pool = self.by_schedule[run.task.schedule]
         pool.has_worked = True
         pool.runs += 1
         pool.expected_bytes += run.task.expected_bytes
         self.runs[run.task.id] = run
 
-    def forget(self, run: Run) -> None:
-        """It is over."""
+    def remove_run(self, run: Run) -> None:
+        """Count a task as over."""
         if self.runs.pop(run.task.id, None) is not None:
             pool = self.by_schedule[run.task.schedule]
             pool.runs -= 1
             pool.expected_bytes -= run.task.expected_bytes
 
     def of(self, worker: PooledWorker) -> Pool:
-        """The pool the worker belongs to."""
+        """Return the pool that the worker belongs to."""
         return self.by_schedule[worker.schedule]
 
     def named(self, worker_name: str) -> Pool:
-        """The pool of `long-3`."""
+        """Return the pool of a worker such as `long-3`."""
         return self.by_schedule[worker_name.rpartition("-")[0].upper()]
 
     def workers(self) -> list[PooledWorker]:
-        """All of both pools."""
+        """Return the workers of both pools."""
         return [worker for pool in self.by_schedule.values() for worker in pool.workers.values()]
 
 
 def task_frame(task: Task) -> bytes:
-    """The task as a worker reads it.
+    """Encode the task as a worker reads it.
 
     Raises:
         TypeError, FrameError: the payload is no JSON, or too much of it.

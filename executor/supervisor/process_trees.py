@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do with a worker's tree when it must die, and with what is left of it when it has died.
+"""Ends a worker's whole process tree, and what a worker has left behind.
 
 While a worker lives, all its descendants can be found, also those that made a session of their
-own. Afterwards its process group, its session and its cgroup still tell. What must outlive a
-worker (a replica's shim) is a grandchild in a session of its own, and leaves the worker's cgroup.
+own. Afterwards its process group, its session and its cgroup still tell. A process that must
+outlive a worker (a replica's shim) is a grandchild in a session of its own, and leaves the worker's
+cgroup.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterable
 
 from ...processes.tree import stop_tree, tree_of
 from ...system.process_identity import ProcessIdentity
@@ -17,17 +19,9 @@ from ..spawning.source import signal_group
 from .pool import PooledWorker
 
 
-def started_at(pid: int) -> float:
-    """With the pid, the identity of a process; 0 when it is gone already."""
-    try:
-        return ProcessIdentity.of(pid).started_at
-    except ProcessLookupError:
-        return 0.0
-
-
 def kill_tree(worker: PooledWorker) -> None:
-    """SIGKILL to the worker and everything below it; does not wait for their end."""
-    # Counted before it dies: afterwards they are somebody else's children.
+    """Send SIGKILL to the worker and all its descendants, without waiting for their exit."""
+    # Found before the worker exits: afterwards they are another process's children.
     members = tree_of(worker.pid, cgroup=worker.cgroup)
     signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
     for member in members:
@@ -35,11 +29,11 @@ def kill_tree(worker: PooledWorker) -> None:
             member.signal(signal.SIGKILL)
 
 
-def end_survivors(worker: PooledWorker) -> list[int]:
-    """SIGKILL to what a dead worker left; returns the pids that were found.
+def kill_leftovers(worker: PooledWorker) -> list[int]:
+    """Send SIGKILL to what an exited worker left; returns the pids that were found.
 
     Looking through all processes costs milliseconds, so it is done when there is reason to: the
-    worker died under a task, or some of its group is left.
+    worker exited under a task, or some of its process group is left.
     """
     left_group = signal_group(worker.pid, worker.sentinel, signal.SIGKILL)
     left_inside = worker.cgroup is not None and worker.cgroup.pids()
@@ -47,3 +41,20 @@ def end_survivors(worker: PooledWorker) -> list[int]:
         return []
     identity = ProcessIdentity(worker.pid, worker.started_at)
     return stop_tree(identity, grace_seconds=0.0, cgroup=worker.cgroup)
+
+
+def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
+    """End every worker of `(pid, started_at)` that still lives, its whole session with it.
+
+    Workers of a killed daemon are named so by its database. As a rule none is left: the kernel
+    ends a worker's process group with its daemon (`worker/parent_death.py`). This is for a machine
+    where that does not exist or was defeated. A pid that now belongs to another process is left
+    alone. Returns the pids that were ended.
+    """
+    ended = []
+    for pid, started_at in records:
+        identity = ProcessIdentity(pid, started_at)
+        if identity.is_alive():
+            stop_tree(identity, grace_seconds=0.0, session=True)
+            ended.append(pid)
+    return ended

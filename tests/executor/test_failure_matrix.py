@@ -25,7 +25,8 @@ from openenvd.executor.messages import (
     Started,
     Succeeded,
 )
-from openenvd.executor.supervisor import assignment, starting
+from openenvd.executor.policy.timing import Timing
+from openenvd.executor.spawning.subprocess_source import Spawner
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.exits.exit_reason import Detector, ExitKind
 from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
@@ -327,11 +328,8 @@ def test_ten_thousand_quick_tasks_are_all_answered(bench: Bench) -> None:
     assert set(done) == submitted
 
 
-def test_a_burst_worker_that_has_nothing_to_do_leaves(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(assignment, "BURST_IDLE_SECONDS", 0.05)
-    bench = make_bench()
+def test_a_burst_worker_that_has_nothing_to_do_leaves(make_bench: MakeBench) -> None:
+    bench = make_bench(timing=Timing(burst_idle=0.05))
     gate = bench.home / "gate"
     running = [bench.submit("wait_for", {"path": str(gate)}, schedule=LONG) for _ in range(4)]
     for task_id in running:
@@ -346,11 +344,10 @@ def test_a_burst_worker_that_has_nothing_to_do_leaves(
 
 
 def test_a_worker_that_has_worked_and_rested_makes_way_for_a_fresh_one(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_bench: MakeBench,
 ) -> None:
-    """SkyPilot kept 3 GB after a burst: whoever has worked has pages of its own."""
-    monkeypatch.setattr(assignment, "BURST_IDLE_SECONDS", 0.05)
-    bench = make_bench()
+    """SkyPilot kept 3 GB after a burst: a worker that has worked has pages of its own."""
+    bench = make_bench(timing=Timing(burst_idle=0.05))
     worked = bench.run("context").result["pid"]
     wait_gone(worked)
     fresh = bench.run("context").result["pid"]
@@ -434,8 +431,10 @@ def test_running_tasks_survive_the_zygote_and_another_is_started(bench: Bench) -
 def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     zygote = zygote_of(bench)
     os.kill(zygote, signal.SIGSTOP)
-    with monkeypatch.context() as impatient:
-        impatient.setattr(starting, "SILENCE_SECONDS", 0.2)
+    assert bench.executor._supervisor is not None
+    starter = bench.executor._supervisor.lifecycle.starter
+    with monkeypatch.context() as impatient:  # not with the zygote after it
+        impatient.setattr(starter, "_timing", Timing(source_silence=0.2))
         task_id = bench.submit("echo", schedule=LONG)
         wait_gone(zygote)
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)
@@ -566,6 +565,16 @@ def test_stop_tells_what_became_of_running_tasks(make_bench: MakeBench) -> None:
     for task_id in (running, stubborn):
         assert bench.recorder.outcome(task_id).exit.kind is ExitKind.STOPPED
     assert note.read_text() == "cleaned up"
+
+
+def test_a_spawned_worker_that_was_never_read_of_leaves_no_descriptors(tmp_path: Path) -> None:
+    """An executor that stops while a worker starts: its pipe and sentinel are closed, too."""
+    reading, writing = os.pipe()
+    spawner = Spawner(lifeline=reading, home=str(tmp_path))
+    spawner.request("short-1")
+    spawner.close(grace_seconds=0.0)
+    os.close(reading)
+    os.close(writing)
 
 
 def test_stop_right_after_start_leaves_nothing(make_bench: MakeBench) -> None:

@@ -7,14 +7,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
-from openenvd.executor.policy.memory_caps import Usage, offence_of
-from openenvd.executor.supervisor import memory_watch, outcomes
-from openenvd.executor.supervisor.worker_cgroups import WorkerCgroups
+from openenvd.executor.policy.memory_caps import Usage, find_violation
+from openenvd.executor.policy.timing import Timing
+from openenvd.executor.supervisor import memory
+from openenvd.executor.supervisor.memory import WorkerMemory
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 from openenvd.system.cgroups import CgroupManager
 
@@ -24,14 +26,20 @@ MB = 2**20
 
 
 @pytest.fixture
-def capped(make_bench: Callable[..., Bench]) -> Bench:
-    """An executor whose workers may use 64 MB each."""
+def make_capped(make_bench: Callable[..., Bench]) -> Callable[..., Bench]:
+    """Starts executors whose workers may use 64 MB each."""
     manager = CgroupManager(f"test-{os.getpid()}")
     available, why_not = manager.available, manager.why_not
     manager.remove()
     if not available:
         pytest.skip(f"no cgroups: {why_not}")
-    return make_bench(make_plan(worker_bytes=64 * MB))
+    return partial(make_bench, make_plan(worker_bytes=64 * MB))
+
+
+@pytest.fixture
+def capped(make_capped: Callable[..., Bench]) -> Bench:
+    """An executor whose workers may use 64 MB each."""
+    return make_capped()
 
 
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
@@ -68,15 +76,15 @@ def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None
 
 
 @pytest.fixture
-def untold(capped: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def without_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container: the kernel log cannot be read."""
-    monkeypatch.setattr(outcomes, "kernel_log_kills", lambda _since: [])
-    return capped
+    monkeypatch.setattr(memory, "kernel_log_kills", lambda _since: [])
 
 
+@pytest.mark.usefixtures("without_kernel_log")
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
 def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
-    untold: Bench, schedule: str, monkeypatch: pytest.MonkeyPatch
+    make_capped: Callable[..., Bench], schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = threading.Semaphore(0)
 
@@ -84,35 +92,37 @@ def test_a_kill_by_hand_long_after_a_grandchilds_is_not_out_of_memory(
         look_now(*args)
         looks.release()
 
-    look_now = WorkerCgroups.look
-    monkeypatch.setattr(WorkerCgroups, "look", look)
-    monkeypatch.setattr(memory_watch, "LOOK_SECONDS", 0.05)
-    task_id = untold.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
-    pid = untold.recorder.progress(task_id)["pid"]
+    look_now = WorkerMemory.look_at_cgroups
+    monkeypatch.setattr(WorkerMemory, "look_at_cgroups", look)
+    capped = make_capped(timing=Timing(cgroup_look=0.05))
+    task_id = capped.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
+    pid = capped.recorder.progress(task_id)["pid"]
     while looks.acquire(blocking=False):  # those until now
         pass
     for _ in range(3):  # one may have begun before
         assert looks.acquire(timeout=30)
     os.kill(pid, signal.SIGKILL)
-    outcome = untold.recorder.outcome(task_id)
+    outcome = capped.recorder.outcome(task_id)
     assert isinstance(outcome, Died)
     assert outcome.exit.kind is ExitKind.SIGNALED
 
 
+@pytest.mark.usefixtures("without_kernel_log")
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
 def test_a_kill_right_after_a_grandchilds_is_only_probably_out_of_memory(
-    untold: Bench, schedule: str
+    capped: Bench, schedule: str
 ) -> None:
-    task_id = untold.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
-    os.kill(untold.recorder.progress(task_id)["pid"], signal.SIGKILL)
-    outcome = untold.recorder.outcome(task_id)
+    task_id = capped.submit("oom_grandchild_and_hang", {"size": 200 * MB}, schedule=schedule)
+    os.kill(capped.recorder.progress(task_id)["pid"], signal.SIGKILL)
+    outcome = capped.recorder.outcome(task_id)
     assert isinstance(outcome, Died)
     assert outcome.exit.certainty is Certainty.PROBABLE
     assert "was probably killed" in outcome.exit.sentence()
 
 
-def test_without_children_its_own_cgroup_tells_for_certain(untold: Bench) -> None:
-    outcome = untold.run("grow", {"size": 200 * MB})
+@pytest.mark.usefixtures("without_kernel_log")
+def test_without_children_its_own_cgroup_tells_for_certain(capped: Bench) -> None:
+    outcome = capped.run("grow", {"size": 200 * MB})
     assert outcome.exit.is_oom
     assert outcome.exit.certainty is Certainty.CERTAIN
 
@@ -182,5 +192,5 @@ def usage(name: str, held_mb: int, limit_mb: int | None = 256) -> Usage:
     ],
 )
 def test_whom_the_watchdog_ends(usages: list[Usage], available_mb: int, ended: str | None) -> None:
-    found = offence_of(usages, available_bytes=available_mb * MB, reserve_bytes=100 * MB)
+    found = find_violation(usages, available_bytes=available_mb * MB, reserve_bytes=100 * MB)
     assert (None if found is None else found.name) == ended

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan, decisions and explanations: pure functions, by table."""
+"""Plan, scaling and frames: pure functions, by table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from openenvd.executor.frames import FrameReader, encode_frame
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.policy.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES
 from openenvd.executor.policy.scaling import back_off_seconds, reason_to_recycle, workers_wanted
-from openenvd.executor.supervisor.outcomes import Evidence, explain
-from openenvd.executor.supervisor.pool import StopReason
-from openenvd.executor.supervisor.worker_cgroups import CgroupReading
-from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
 
 MB = 2**20
 
@@ -95,14 +91,14 @@ def test_the_pids_limit_counts() -> None:
         ({"living": 2, "idle": 2}, 0),
         ({"living": 2, "waiting": 3}, 3),  # a burst
         ({"living": 2, "waiting": 9}, 4),  # no further than the capacity
-        ({"living": 2, "waiting": 3, "asked": 3}, 0),  # on their way already
+        ({"living": 2, "waiting": 3, "requested": 3}, 0),  # on their way already
         ({"kept": 1, "living": 1, "leaving": 1}, 0),  # replaced once it is gone
         ({"kept": 1, "living": 1, "leaving": 1, "waiting": 1}, 1),  # work does not wait
         ({"living": 2, "waiting": 3, "schedule": SHORT}, 1),  # SHORT bursts one by one
     ],
 )
 def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
-    none: dict[str, Any] = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "asked": 0}
+    none: dict[str, Any] = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "requested": 0}
     given: dict[str, Any] = {"schedule": LONG, "kept": 0, "capacity": 6} | none | state
     assert workers_wanted(**given) == wanted
 
@@ -118,33 +114,6 @@ def test_back_off_grows_to_a_bound() -> None:
     assert waits[0] == 0
     assert waits == sorted(waits)
     assert waits[-1] == 5.0
-
-
-MOVED = CgroupReading("long-1", 0, 1, 100, 100)
-STILL = CgroupReading("long-1", 1, 1, 100, 100)
-
-
-@pytest.mark.parametrize(
-    ("known", "kind", "detector"),
-    [
-        ({"status": 9, "cgroup": MOVED}, ExitKind.OOM_KILLED, Detector.CGROUP),
-        ({"status": 9, "cgroup": STILL}, ExitKind.SIGNALED, None),
-        ({"status": 9}, ExitKind.SIGNALED, None),
-        ({"status": 9, "machine_oom_kills": 0}, ExitKind.SIGNALED, None),
-        ({"status": 9, "machine_oom_kills": 1}, ExitKind.OOM_KILLED, Detector.VMSTAT),
-        ({"status": 11, "machine_oom_kills": 1}, ExitKind.SIGNALED, None),
-        ({"status": None, "memory_error": True}, ExitKind.OOM_KILLED, Detector.MEMORY_ERROR),
-        ({"status": 9, "stop_reason": StopReason.TIMED_OUT}, ExitKind.TIMED_OUT, None),
-        ({"status": 9, "stop_reason": StopReason.SHUT_DOWN}, ExitKind.STOPPED, None),
-        ({"status": 7 << 8}, ExitKind.EXITED, None),
-        ({"status": None}, ExitKind.LOST, None),
-    ],
-)
-def test_explain(known: dict[str, Any], kind: ExitKind, detector: Detector | None) -> None:
-    reason = explain(Evidence(pid=1, seconds=1.0, **known))
-    assert (reason.kind, reason.detector) == (kind, detector)
-    is_probable = detector is Detector.VMSTAT
-    assert (reason.certainty is Certainty.PROBABLE) is is_probable
 
 
 def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:

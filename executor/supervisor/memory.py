@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers' memory: their cgroups, a watchdog where there are none, and what the machine has left.
+
+    new worker ──▶ join ────────▶ its cgroup, kept by name: `long-1` gets that of the last `long-1`
+    task ──▶ apply_limit, note_busy ──▶ at a deadline, while any worker has a task:
+                                          look at the cgroups' counters    (workers that have one)
+                                          look for a worker over its cap   (the others)
+    a task fails, a worker exits ──▶ evidence ──▶ `events.py`
+
+Counters only ever grow, so `evidence` tells what moved since the last reading. A kill during a task
+that then goes on is no reason of a later SIGKILL, so the counters are looked at once a second too:
+a SIGKILL is explained by what moved since the last look but one. (Not the last: a kill is counted
+before its victim has exited.)
+
+The supervisor's thread looks. `apply_limit`, `note_busy` and `AvailableMemory` are used on any
+thread, under the pools' lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...processes.exits.diagnose import Evidence, of_cgroup, telling_line
+from ...processes.exits.oom_evidence import kernel_log_kills
+from ...processes.resources.limits import available_memory_bytes
+from ...processes.resources.memory import tree_bytes
+from ...system.cgroup_tree import read_keyed
+from ...system.cgroups import Cgroup, CgroupManager
+from ..policy.memory_caps import Usage, find_violation
+from ..policy.plan import Plan
+from ..policy.timing import Timing
+from .channels import WakeUp
+from .pool import PooledWorker, Pools, Run
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "executor-"  # a daemon's cgroups: `openenvd/executor-<its pid>/long-1`
+_GAUGE_SECONDS = 0.1
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """A worker's cgroup, with what was last set and read."""
+
+    cgroup: Cgroup
+    limit_bytes: int | None
+    oom_kills: int  # at the last reading
+    looks: tuple[int, int] = (0, 0)  # oom_kills at the last look but one, and at the last
+
+    def read_counters(self) -> tuple[int, int, int | None]:
+        """Return `oom_kills` of before and after, and the peak since the last reading."""
+        before, after, peak = self.oom_kills, self.cgroup.oom_kills(), self.cgroup.peak_bytes()
+        self.oom_kills = after
+        if not self.cgroup.reset_peak() and after == before:
+            peak = None  # it may be an earlier task's
+        return before, after, peak
+
+
+class WorkerMemory:
+    """Holds workers to their memory caps, and tells what ended them."""
+
+    def __init__(
+        self, pools: Pools, wake_up: WakeUp, plan: Plan, timing: Timing, *, use_cgroups: bool
+    ) -> None:
+        self._pools = pools
+        self._wake_up = wake_up
+        self._plan = plan
+        self._timing = timing
+        self._manager = _cgroup_manager() if use_cgroups else None
+        self._groups: dict[str, _Group] = {}  # by the worker's name
+        self._machine_looks: tuple[int | None, int | None] = (None, None)
+        # Both under the pools' lock, and infinite while there is nothing to look at.
+        self._watchdog_at = math.inf  # workers without a cgroup
+        self._look_at = math.inf  # the cgroups of the others
+        self._was_busy = False  # one of the latter had a task at the last look or since
+
+    # ------------------------------------------------------------------ cgroups
+
+    def join(self, worker: PooledWorker) -> None:
+        """Put a new worker into its cgroup, before it is given anything to do."""
+        if self._manager is None:
+            return
+        try:
+            group = self._groups.get(worker.name) or self._make_group(worker.name, self._manager)
+            group.cgroup.add(worker.pid)
+            worker.cgroup = group.cgroup
+            group.looks = (kills := group.cgroup.oom_kills(), kills)
+            if group.limit_bytes != self._plan.worker_bytes:
+                # The last worker of the name exited under a task's own cap, which ends with it.
+                self.apply_limit(worker, None)
+        except OSError as exc:
+            log.warning(
+                "worker %s runs outside its cgroup: %s", worker.name, exc, extra=worker.log_fields
+            )
+
+    def apply_limit(self, worker: PooledWorker, limit_bytes: int | None) -> None:
+        """Set the cap that the next task asked for; None for the plan's."""
+        if worker.cgroup is None:
+            return
+        limit = self._plan.worker_bytes if limit_bytes is None else limit_bytes
+        try:
+            worker.cgroup.set_limit(limit)
+            self._groups[worker.name].limit_bytes = limit
+        except OSError as exc:
+            log.warning(
+                "cannot set the memory limit of worker %s: %s",
+                worker.name,
+                exc,
+                extra=worker.log_fields,
+            )
+
+    def close(self) -> None:
+        """Remove every cgroup; one that still holds a process stays."""
+        for name, group in self._groups.items():
+            if not group.cgroup.remove():
+                log.info("the cgroup of worker %s is not empty and stays", name)
+        self._groups.clear()
+        if self._manager is not None:
+            self._manager.remove()
+
+    def _make_group(self, name: str, manager: CgroupManager) -> _Group:
+        limit = self._plan.worker_bytes
+        cgroup = manager.create(name, limit)
+        self._groups[name] = group = _Group(cgroup, limit, cgroup.oom_kills())
+        return group
+
+    # ------------------------------------------------------------------ evidence
+
+    def evidence(
+        self, worker: PooledWorker, run: Run, wait_status: int | None, *, has_exited: bool
+    ) -> Evidence:
+        """Read what the kernel tells when a task has failed, or its worker has exited."""
+        group = self._groups.get(worker.name)
+        if group is None or worker.cgroup is None:
+            return _machine_evidence(worker, run, wait_status, has_exited)
+        before, after, peak = group.read_counters()
+        if has_exited and _is_a_kill_or_unseen(wait_status):
+            before = max(before, group.looks[0])
+        line = None
+        if after > before:
+            lines = of_cgroup(kernel_log_kills(run.started), group.cgroup.directory)
+            line = telling_line(lines, worker.pid)
+        return Evidence(
+            worker.pid,
+            wait_status,
+            oom_kills_before=before,
+            oom_kills_after=after,
+            kernel_log_line=line,
+            cgroup_name=f"openenvd/{worker.name}",
+            peak_bytes=peak,
+            limit_bytes=group.limit_bytes,
+        )
+
+    def read_counters(self, worker: PooledWorker) -> None:
+        """Leave what was counted until now out of the evidence of later tasks."""
+        if worker.cgroup is not None:
+            self._groups[worker.name].read_counters()
+
+    # ------------------------------------------------------------------ looks
+
+    def note_busy(self, worker: PooledWorker, now: float) -> None:
+        """Begin to look, since a worker gets a task. Under the pools' lock."""
+        if worker.cgroup is None and self._watchdog_at == math.inf:
+            self._watchdog_at = now + self._timing.watchdog
+            self._wake_up.wake_by(self._watchdog_at)
+        if worker.cgroup is not None and self._look_at == math.inf:
+            self._look_at, self._was_busy = now + self._timing.cgroup_look, True
+            self._wake_up.wake_by(self._look_at)
+
+    def deadline(self) -> float:
+        """Return when to look again."""
+        return min(self._watchdog_at, self._look_at)
+
+    def look_when_due(self, now: float) -> PooledWorker | None:
+        """Look; return a worker that is to be killed, its `limit_violation` set."""
+        if now >= self._look_at:
+            self.look_at_cgroups(now)
+        return self._find_violator(now) if now >= self._watchdog_at else None
+
+    def look_at_cgroups(self, now: float) -> None:
+        """Note what was counted; twice more after the last task, so that it is no later one's.
+
+        Reads one file, not one for each worker, unless the kernel has killed a process somewhere
+        on the machine since the last look but one.
+        """
+        workers = self._pools.workers()
+        before, last = self._machine_looks
+        self._machine_looks = (last, kills := machine_oom_kills())
+        if kills is None or not before == last == kills:
+            for worker in workers:
+                if worker.cgroup is not None:
+                    group = self._groups[worker.name]
+                    group.looks = (group.looks[1], group.cgroup.oom_kills())
+        with self._pools.lock:
+            is_busy = any(worker.run is not None for worker in workers)
+            look_again = is_busy or self._was_busy
+            self._look_at = now + self._timing.cgroup_look if look_again else math.inf
+            self._was_busy = is_busy
+
+    def _find_violator(self, now: float) -> PooledWorker | None:
+        """Find the largest of those that exceed their caps and have no cgroup to hold them."""
+        with self._pools.lock:
+            watched = {
+                worker.name: (worker, worker.run.task.memory_bytes or self._plan.worker_bytes)
+                for worker in self._pools.workers()
+                if worker.cgroup is None and worker.run and worker.limit_violation is None
+            }
+            self._watchdog_at = now + self._timing.watchdog if watched else math.inf
+        violation = find_violation(
+            [
+                Usage(name, tree_bytes(worker.pid, worker.inherited_bytes), limit)
+                for name, (worker, limit) in watched.items()
+            ],
+            available_bytes=available_memory_bytes() if watched else 0,
+            reserve_bytes=self._plan.reserve_bytes,
+        )
+        if violation is None:
+            return None
+        worker, _ = watched[violation.name]
+        log.warning(
+            "killing worker %s: %s", worker.name, violation.evidence, extra=worker.log_fields
+        )
+        worker.limit_violation = violation
+        return worker
+
+
+class AvailableMemory:
+    """What the machine would still give, less the reserve and what running tasks will grow by.
+
+    Read at most every 0.1 s; what is submitted in between is counted with what it is expected to
+    need. Used under the pools' lock.
+    """
+
+    def __init__(self, reserve_bytes: int) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._read_at = 0.0
+        self._left_bytes = 0
+
+    def commit(self, expected_bytes: int) -> None:
+        """Take off what a submitted task is expected to need."""
+        self._left_bytes -= expected_bytes
+
+    def read(self, held_bytes: Callable[[], int], expected_bytes: int) -> int:
+        """Return what is left for further tasks, in bytes.
+
+        Args:
+            held_bytes: tells what busy workers hold already.
+            expected_bytes: what all tasks under way are expected to need.
+        """
+        now = time.monotonic()
+        if now - self._read_at >= _GAUGE_SECONDS:
+            self._read_at = now
+            yet_to_grow = max(0, expected_bytes - held_bytes())
+            self._left_bytes = available_memory_bytes() - self._reserve_bytes - yet_to_grow
+        return self._left_bytes
+
+
+def machine_oom_kills() -> int | None:
+    """Return how many processes the kernel has killed for memory; None where it does not say."""
+    return read_keyed("/proc/vmstat", "oom_kill")
+
+
+def _machine_evidence(worker: PooledWorker, run: Run, status: int | None, exited: bool) -> Evidence:
+    """What tells of a kill where a worker has no cgroup, and of LONG tasks alone: it is dear."""
+    before = run.machine_oom_kills if exited else None
+    after = None if before is None else machine_oom_kills()
+    return Evidence(
+        worker.pid, status, machine_oom_kills_before=before, machine_oom_kills_after=after
+    )
+
+
+def _is_a_kill_or_unseen(wait_status: int | None) -> bool:
+    """Whether the kernel is the cause of an exit only if it killed just now.
+
+    Of a worker that exited by itself any kill may be the cause, also of a grandchild and long ago.
+    """
+    return wait_status is None or wait_status & 0x7F == signal.SIGKILL
+
+
+def _cgroup_manager() -> CgroupManager | None:
+    """Make this daemon's folder of cgroups; None where the system allows none."""
+    manager = CgroupManager(f"{_PREFIX}{os.getpid()}")
+    if not manager.available:
+        log.info("workers have no cgroups of their own: %s", manager.why_not)
+        return None
+    _remove_cgroups_of_killed_daemons(Path(manager.directory).parent)
+    return manager
+
+
+def _remove_cgroups_of_killed_daemons(top: Path) -> None:
+    """Remove what a killed daemon could not. Groups that hold a process stay."""
+    with contextlib.suppress(OSError):
+        for folder in top.glob(f"{_PREFIX}*"):
+            if Path(f"/proc/{folder.name.removeprefix(_PREFIX)}").exists():
+                continue
+            for group in [*folder.glob("*/"), folder]:
+                with contextlib.suppress(OSError):
+                    group.rmdir()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order events are delivered, and which event a failed task or an exit becomes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from openenvd.executor.messages import (
+    LONG,
+    Cancelled,
+    Died,
+    ExecutorEvent,
+    Progressed,
+    Raised,
+    RoomFreed,
+    Started,
+    Task,
+)
+from openenvd.executor.policy.memory_caps import LimitViolation
+from openenvd.executor.spawning.source import Exited
+from openenvd.executor.supervisor.events import EventBuffer, exit_event, failure_event
+from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
+from openenvd.processes.exits.diagnose import Evidence
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
+
+MB = 2**20
+
+
+def test_an_event_of_another_thread_comes_before_what_a_worker_says_after_it() -> None:
+    delivered: list[ExecutorEvent] = []
+    events = EventBuffer(delivered.append)
+    events.notify(started := Started("a", "long-1", 1, 1.0, 1.0))
+    events.take_notices()
+    events.add(progressed := Progressed("a", {}, 2.0))
+    events.deliver()
+    assert delivered == [started, progressed]
+
+
+def test_room_is_told_once_and_after_the_outcomes_that_made_it() -> None:
+    delivered: list[ExecutorEvent] = []
+    events = EventBuffer(delivered.append)
+    outcomes = [Cancelled("a", 1.0), Cancelled("b", 1.0)]
+    for outcome in outcomes:
+        events.add_room(LONG)
+        events.add(outcome)
+    events.deliver()
+    events.deliver()
+    assert delivered == [*outcomes, RoomFreed(LONG)]
+
+
+def test_a_listener_that_fails_misses_that_event_alone(caplog: pytest.LogCaptureFixture) -> None:
+    delivered: list[ExecutorEvent] = []
+
+    def listen(event: ExecutorEvent) -> None:
+        delivered.append(event)
+        if len(delivered) == 1:
+            raise ValueError("this one is too much")
+
+    events = EventBuffer(listen)
+    outcomes = [Cancelled("a", 1.0), Cancelled("b", 1.0)]
+    for event in outcomes:
+        events.add(event)
+    events.deliver()
+    assert delivered == outcomes
+    assert "failed on Cancelled" in caplog.text
+    assert caplog.records[0].__dict__["request_id"] == "a"
+
+
+@pytest.fixture
+def worker() -> Iterator[PooledWorker]:
+    """A worker on no books, whose task has just been assigned."""
+    ours, workers = socket.socketpair()
+    with ours, workers:
+        worker = PooledWorker("long-1", LONG, 1, True, 7, 1.0, ours, None, 1)
+        task = Task("a", "module:operation", {}, LONG, log_path="/nonexistent/log")
+        worker.run = Run(task, b"", worker)
+        yield worker
+
+
+def exit_of(worker: PooledWorker, evidence: Evidence) -> Any:
+    assert worker.run is not None
+    return exit_event(worker, worker.run, evidence, tail_lines=5)
+
+
+MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
+STILL: dict[str, Any] = {"oom_kills_before": 1, "oom_kills_after": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "stop_reason", "kind", "detector"),
+    [
+        (9, MOVED, None, ExitKind.OOM_KILLED, Detector.CGROUP),
+        (9, STILL, None, ExitKind.SIGNALED, None),
+        (9, {}, None, ExitKind.SIGNALED, None),
+        (9, {"machine_oom_kills_before": 4, "machine_oom_kills_after": 4}, None,
+         ExitKind.SIGNALED, None),
+        (9, {"machine_oom_kills_before": 4, "machine_oom_kills_after": 5}, None,
+         ExitKind.OOM_KILLED, Detector.VMSTAT),
+        (11, {"machine_oom_kills_before": 4, "machine_oom_kills_after": 5}, None,
+         ExitKind.SIGNALED, None),
+        (None, {"memory_error": True}, None, ExitKind.OOM_KILLED, Detector.MEMORY_ERROR),
+        (9, {}, StopReason.TIMED_OUT, ExitKind.TIMED_OUT, None),
+        (9, {}, StopReason.SHUT_DOWN, ExitKind.STOPPED, None),
+        (7 << 8, {}, None, ExitKind.EXITED, None),
+        (None, {}, None, ExitKind.LOST, None),
+    ],
+)  # fmt: skip
+def test_an_exit_under_a_task_is_diagnosed(
+    worker: PooledWorker,
+    status: int | None,
+    known: dict[str, Any],
+    stop_reason: StopReason | None,
+    kind: ExitKind,
+    detector: Detector | None,
+) -> None:
+    assert worker.run is not None
+    worker.run.stop_reason = stop_reason
+    worker.exited = None if status is None else Exited(7, status, None, was_alone=True)
+    died = exit_of(worker, Evidence(7, status, **known))
+    assert (died.exit.kind, died.exit.detector) == (kind, detector)
+    is_probable = detector is Detector.VMSTAT
+    assert (died.exit.certainty is Certainty.PROBABLE) is is_probable
+
+
+def test_an_exit_under_a_cancelled_task_is_its_cancellation(worker: PooledWorker) -> None:
+    assert worker.run is not None
+    worker.run.stop_reason = StopReason.CANCELLED
+    assert isinstance(exit_of(worker, Evidence(7, 9)), Cancelled)
+
+
+def test_what_the_watchdog_killed_it_for_is_the_peak_and_the_limit(worker: PooledWorker) -> None:
+    worker.exited = Exited(7, 9, peak_bytes=MB)
+    worker.limit_violation = LimitViolation("long-1", 80 * MB, 64 * MB, "over its limit")
+    reason = exit_of(worker, Evidence(7, 9)).exit
+    assert reason.detector is Detector.WATCHDOG
+    assert (reason.peak_bytes, reason.limit_bytes) == (80 * MB, 64 * MB)
+
+
+def test_the_larger_peak_counts(worker: PooledWorker) -> None:
+    worker.exited = Exited(7, 9, peak_bytes=3 * MB)
+    died = exit_of(worker, Evidence(7, 9, peak_bytes=2 * MB))
+    assert died.peak_bytes == died.exit.peak_bytes == 3 * MB
+
+
+ERROR = {"type": "ValueError", "message": "no"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "known", "event"),
+    [
+        ({"kind": "raised", "error": ERROR}, {}, Raised),
+        ({"kind": "raised", "error": ERROR}, MOVED, Died),  # a grandchild was killed for memory
+        ({"kind": "raised", "error": ERROR | {"type": "MemoryError"}}, {}, Died),
+        ({"kind": "cancelled"}, {}, Died),  # by somebody else's SIGTERM
+    ],
+)
+def test_a_failure_is_an_error_of_the_operation_unless_memory_or_a_signal_caused_it(
+    worker: PooledWorker, frame: dict[str, Any], known: dict[str, Any], event: type
+) -> None:
+    assert worker.run is not None
+    evidence = replace(Evidence(7, None), **known)
+    assert isinstance(
+        failure_event(worker, worker.run, {"peak_bytes": 1} | frame, evidence, 5), event
+    )
