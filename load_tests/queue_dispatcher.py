@@ -39,7 +39,7 @@ from openenvd.executor import BurstableExecutor, Plan
 from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request
@@ -303,14 +303,14 @@ def _database(count: int) -> Iterator[tuple[Path, list[str]]]:
     """A database of its own with `count` pending requests, and their ids."""
     path = Path(tempfile.mkdtemp(dir=_everything.name)) / "requests.db"
     open_database(path)
-    link = Link(path, writes=True)
+    writer = WriteConnection(path)
     ids = []
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         for _ in range(count):
             done = submitting.submit(connection, _new_request(), None, time.time(), None)
             assert isinstance(done, Submitted)
             ids.append(done.request.id)
-    link.close()
+    writer.close()
     yield path, ids
 
 

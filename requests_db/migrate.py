@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_database`: whatever is at the path, a database at this code's version comes of it.
+"""`open_database`: makes a database at this code's version of whatever is at the path.
 
     nothing there            the tables as they are today, stamped with the latest revision
     at the latest revision   nothing to do (one query)
@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, inspect, text
 
 from .connections import sqlite
-from .connections.link import Link
+from .connections.write_connection import WriteConnection
 from .errors import DatabaseCorrupt, DatabaseTooNew
 from .sql.tables import metadata, tally
 from .states import RequestState
@@ -29,24 +29,23 @@ LATEST = REVISIONS[-1]
 _VERSION_TABLE = "alembic_version"
 
 
-def open_database(where: Path | str) -> None:
+def open_database(path: Path | str) -> None:
     """Create the database, or bring it up to date.
 
     Raises:
         DatabaseError: its subclass says whether the disk is full, the folder unwritable, the file
             damaged or written by a newer version; `hint` says what to do.
     """
-    url = sqlite.database_url(where)
-    sqlite.create_file(url)
-    link = Link(where, writes=True)
+    sqlite.create_file(Path(path))
+    writer = WriteConnection(path)
     try:
-        with link.transaction() as connection:
-            _bring_up_to_date(connection, str(where))
+        with writer.transaction() as connection:
+            _bring_up_to_date(connection, str(path))
     finally:
-        link.close()
+        writer.close()
 
 
-def _bring_up_to_date(connection: Connection, where: str) -> None:
+def _bring_up_to_date(connection: Connection, path: str) -> None:
     tables = inspect(connection).get_table_names()
     if not tables:
         _create(connection)
@@ -58,10 +57,10 @@ def _bring_up_to_date(connection: Connection, where: str) -> None:
         upgrade(connection)
     elif found is not None and found.isdigit() and found > LATEST:
         raise DatabaseTooNew(
-            f"{where} is at revision {found}; this version knows revisions up to {LATEST}"
+            f"{path} is at revision {found}; this version knows revisions up to {LATEST}"
         )
     else:
-        raise DatabaseCorrupt(f"{where} is a database, but not one of openenvd's")
+        raise DatabaseCorrupt(f"{path} is a database, but not one of openenvd's")
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:

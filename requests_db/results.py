@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .records import Environment, Event, Request
-from .states import RequestState
 
 Events = tuple[Event, ...]
 
@@ -98,25 +97,6 @@ class Claim:
 
     requests: tuple[Request, ...]
     events: Events
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The outcome was written."""
-
-    request_id: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class NotRunning:
-    """The request was not running (`state`), or is unknown (None): the outcome was dropped."""
-
-    request_id: str
-    state: RequestState | None
-
-
-OutcomeResult = Recorded | NotRunning
 
 
 @dataclass(frozen=True, slots=True)

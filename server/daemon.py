@@ -198,7 +198,7 @@ class _Daemon:
             _recover(dispatch_store, self._paths)
             plan, estimates = _learned_plan(limits, self._settings, dispatch_store)
         executor, dispatcher = self._queue_side(plan, estimates, dispatch_store, bus)
-        reconciler = Reconciler(store.patient(), bus, self._paths)
+        reconciler = Reconciler(store, bus, self._paths)
         logs = LogWatcher(loop)
         lag = EventLoopLagMonitor("the daemon's loop")
         submitter = Submitter(store, dispatcher, bus, self._settings)

@@ -20,7 +20,7 @@ from load_tests.shared.operations import worker_path
 from openenvd.executor import BurstableExecutor, plan_workers
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.processes.resources.limits import read_limits
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
@@ -80,8 +80,8 @@ def main() -> None:
 
 
 def _submit(database: Path, count: int, size_mb: int) -> None:
-    link = Link(database, writes=True)
-    with link.transaction() as connection:
+    writer = WriteConnection(database)
+    with writer.transaction() as connection:
         for _ in range(count):
             new = NewRequest(
                 "launch",
@@ -89,7 +89,7 @@ def _submit(database: Path, count: int, size_mb: int) -> None:
                 {"bytes": size_mb * MB, "seconds": HOLD_SECONDS},
             )
             submitting.submit(connection, new, None, time.time(), None)
-    link.close()
+    writer.close()
 
 
 def _watch(database: Path, count: int) -> dict[str, int]:

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves what was committed from the write-ahead log into the database, off everybody's way.
+"""Moves committed pages from the write-ahead log into the database, on a thread of its own.
 
 SQLite would do it inside whichever commit finds the log long: two fsyncs and a thousand pages, some
-milliseconds that one request in forty would wait for. Here a thread of its own does it:
+milliseconds that one request in forty would wait for. Here:
 
-    a link commits ──committed()──▶ every `COMMITS` of them ──▶ thread ──▶ PRAGMA wal_checkpoint
+    a connection commits ──committed()──▶ every `COMMITS` of them ──▶ thread ──▶ wal_checkpoint
 
-A passive checkpoint waits for nobody and nobody waits for it. If it never gets its turn (or fails:
-a full disk, say, which the next commit will tell), commits do it themselves once the log has
-`sqlite.MOST_LOG_PAGES`.
+A passive checkpoint waits for no reader or writer, and none waits for it. If it never completes (or
+fails: a full disk, say, which the next commit will report), commits make the checkpoint themselves
+once the log has `sqlite.MOST_LOG_PAGES`.
 
-The thread begins with the first checkpoint and ends with `close`. `_commits` is only ever touched
-by whoever has the turn to write (`connections.py`).
+The thread starts with the first checkpoint and exits in `close`. `_commits` is only touched by the
+holder of the write lock (`write_connection.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-
-from sqlalchemy import URL
+from pathlib import Path
 
 from . import sqlite
 
@@ -29,22 +28,22 @@ COMMITS = 256  # between checkpoints: some hundred pages
 
 
 class Checkpointer:
-    """One database's checkpoints; for a database that needs none, nothing."""
+    """Makes one database's checkpoints."""
 
-    def __init__(self, url: URL) -> None:
-        self._url = url
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._commits = 0
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def committed(self) -> None:
-        """A transaction has ended; by whoever has the turn to write."""
+        """Count a transaction that has ended; called with the write lock held."""
         self._commits += 1
         if self._commits < COMMITS:
             return
         self._commits = 0
-        if self._thread is None and sqlite.needs_checkpoints(self._url):
+        if self._thread is None:
             self._closing = False
             self._thread = threading.Thread(
                 target=self._run, name="requests-db-checkpoints", daemon=True
@@ -53,7 +52,7 @@ class Checkpointer:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread, if there is one; the next commits would begin another."""
+        """Stop the thread, if there is one; the next commits would start another."""
         if self._thread is not None:
             self._closing = True
             self._wake.set()
@@ -68,6 +67,6 @@ class Checkpointer:
             if self._closing:
                 return
             try:
-                sqlite.checkpoint(self._url)
-            except sqlite.DRIVER_ERRORS as exc:
-                log.debug("no checkpoint of %s: %s", self._url.database, exc)
+                sqlite.checkpoint(self._path)
+            except sqlite.DriverError as exc:
+                log.debug("checkpoint of %s failed: %s", self._path, exc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is true of SQLite alone; another database needs a sibling of this module.
+"""How SQLite is opened and set up, and what its errors mean.
 
 Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its pages
 to the kernel when it returns. So what was acknowledged survives the death of the daemon in any
@@ -11,8 +11,9 @@ not worth it, as the workers, the environments and the clients waiting die in th
 
 Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
 sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
-(`connections.py`), and `BEGIN IMMEDIATE` claims SQLite's before anything is read, so that no
+(`write_connection.py`), and `BEGIN IMMEDIATE` claims SQLite's before anything is read, so that no
 transaction fails half way because another wrote first. The busy time-out is for other processes.
+Connections that read are opened `mode=ro`: they can neither take the write lock nor create a file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.pool import NullPool
 
@@ -35,10 +36,9 @@ from ..errors import (
     DatabaseFull,
     DatabaseUnwritable,
 )
-from ..sql.tables import declare_partial_indexes
 
 BUSY_TIMEOUT_SECONDS = 10.0
-DRIVER_ERRORS = (sqlite3.Error,)  # of what goes straight to the driver (`prepared.py`)
+DriverError = sqlite3.Error  # of statements that go straight to the driver (`prepared.py`)
 MOST_LOG_PAGES = 8192  # 32 MB; a commit that finds more makes the checkpoint itself
 MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
 
@@ -65,76 +65,63 @@ _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
 }
 
 
-def database_url(where: Path | str) -> URL:
-    """The address of the database in this file; an address is taken as it is."""
-    if isinstance(where, str) and "://" in where:
-        return make_url(where)
-    return URL.create("sqlite", database=str(where))
-
-
-def create_engine(url: URL, *, writes: bool) -> Engine:
-    """An engine whose connections are set up; those that write begin by claiming the file."""
-    engine = _create_engine(url, poolclass=NullPool, connect_args=_connect_arguments(url))
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _set_up)
-        if writes:
-            event.listen(engine, "begin", _begin_immediate)
-    else:
-        declare_partial_indexes(url.get_backend_name())
+def create_engine(path: Path, busy_timeout_seconds: float) -> Engine:
+    """An engine whose connections write: each transaction begins by taking the write lock."""
+    arguments = {
+        "timeout": busy_timeout_seconds,
+        "check_same_thread": False,  # `WriteConnection` sees to one thread at a time
+        "isolation_level": None,  # the driver begins nothing by itself: see _begin_immediate
+    }
+    url = URL.create("sqlite", database=str(path))
+    engine = _create_engine(url, poolclass=NullPool, connect_args=arguments)
+    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "begin", _begin_immediate)
     return engine
 
 
-def needs_checkpoints(url: URL) -> bool:
-    """Whether somebody has to move what was committed to where it belongs."""
-    return url.get_backend_name() == "sqlite" and bool(url.database)
-
-
-def checkpoint(url: URL) -> None:
-    """Move it, as far as no reader is in the way. Blocks; nobody else is blocked.
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that can only read, and sees each commit from its next statement on.
 
     Raises:
         sqlite3.Error
     """
-    with closing(sqlite3.connect(str(url.database), timeout=0)) as connection:
+    address = f"{path.as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
+
+
+def checkpoint(path: Path) -> None:
+    """Move committed pages into the database, as far as no reader is in the way. Blocks.
+
+    Raises:
+        sqlite3.Error
+    """
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def create_file(url: URL) -> None:
+def create_file(path: Path) -> None:
     """Make an empty file that nobody else may read; SQLite's own would follow the umask.
 
     Raises:
         DatabaseUnwritable, DatabaseFull
     """
-    if url.get_backend_name() != "sqlite" or not url.database:
-        return
     try:
-        os.close(os.open(url.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exc:
         kind = DatabaseFull if exc.errno == errno.ENOSPC else DatabaseUnwritable
-        raise kind(f"{url.database}: {exc.strerror}") from exc
+        raise kind(f"{path}: {exc.strerror}") from exc
 
 
-def error_of(exc: BaseException | None, url: URL) -> DatabaseError:
+def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     """Ours for what the driver raised."""
-    where = url.render_as_string(hide_password=True).removeprefix("sqlite:///")
     code = getattr(exc, "sqlite_errorcode", None)
     if code is None:
-        return DatabaseError(f"{where}: {exc}")
+        return DatabaseError(f"{path}: {exc}")
     name = getattr(exc, "sqlite_errorname", "")
-    if code & 0xFF == sqlite3.SQLITE_IOERR and _is_full(url):
+    if code & 0xFF == sqlite3.SQLITE_IOERR and _is_full(path):
         code = sqlite3.SQLITE_FULL  # of the -shm file SQLite says so in other words
     kind, reason = _ERRORS.get(code & 0xFF, (DatabaseError, str(exc)))
-    return kind(f"{where}: {reason} ({name})")
-
-
-def _connect_arguments(url: URL) -> dict[str, Any]:
-    if url.get_backend_name() != "sqlite":
-        return {}
-    return {
-        "timeout": BUSY_TIMEOUT_SECONDS,
-        "check_same_thread": False,  # one thread at a time is what connections.py sees to
-        "isolation_level": None,  # the driver begins nothing by itself: see _begin_immediate
-    }
+    return kind(f"{path}: {reason} ({name})")
 
 
 def _set_up(connection: Any, _record: Any) -> None:
@@ -146,9 +133,9 @@ def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _is_full(url: URL) -> bool:
+def _is_full(path: Path) -> bool:
     try:
-        room = os.statvfs(Path(url.database or ".").parent)
+        room = os.statvfs(path.parent)
     except OSError:
         return False
     return room.f_bavail * room.f_frsize < _FREE_BYTES_OF_A_FULL_DISK

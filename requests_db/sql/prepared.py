@@ -2,9 +2,9 @@
 """The statements that every request pays for, compiled once and given straight to the driver.
 
 SQLAlchemy compiles a statement once, too, but then still spends several times what SQLite itself
-takes on each execution and on each row of parameters. So for SQLite what `statements.py` built is
-translated to text once, and its parameters to tuples; any other database goes through SQLAlchemy.
-Parameters that are lists (`IN`) are not for here: their number is part of the text.
+takes on each execution and on each row of parameters. So what `statements.py` built is translated
+to text once, and its parameters to tuples. Parameters that are lists (`IN`) are not for here: their
+number is part of the text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,28 @@ from sqlalchemy.sql.base import Executable
 Parameters = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement as the driver takes it: its text, and its parameters' values in their order."""
+
+    text: str
+    values: Callable[[Parameters], tuple[Any, ...]]
+
+
+@cache
+def prepare(statement: Executable, keys: tuple[str, ...]) -> Prepared:
+    """The statement as text, for parameters of these names (an INSERT names its columns so)."""
+    compiled: Any = statement.compile(  # type: ignore[attr-defined]
+        dialect=sqlite.dialect(paramstyle="qmark"), column_keys=keys
+    )
+    names: list[str] = compiled.positiontup
+    literals = {name: value for name, value in compiled.params.items() if name not in keys}
+    return Prepared(str(compiled), _in_order(names, literals))
+
+
 def rows(connection: Connection, statement: Executable, parameters: Parameters) -> list[Any]:
-    """What the statement returns, each row a tuple."""
-    if connection.dialect.name != "sqlite":
-        return list(connection.execute(statement, parameters).all())
-    prepared = _prepare(statement, tuple(parameters))
+    """The rows that the statement returns, each a tuple."""
+    prepared = prepare(statement, tuple(parameters))
     return _driver(connection).execute(prepared.text, prepared.values(parameters)).fetchall()  # type: ignore[no-any-return]
 
 
@@ -42,31 +59,10 @@ def scalar(connection: Connection, statement: Executable, parameters: Parameters
 
 
 def each(connection: Connection, statement: Executable, many: Sequence[Parameters]) -> None:
-    """Execute the statement once for each; nothing is returned."""
-    if not many:
-        return
-    if connection.dialect.name != "sqlite":
-        connection.execute(statement, list(many))
-        return
-    prepared = _prepare(statement, tuple(many[0]))
-    _driver(connection).executemany(prepared.text, map(prepared.values, many))
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    text: str
-    values: Callable[[Parameters], tuple[Any, ...]]
-
-
-@cache
-def _prepare(statement: Executable, keys: tuple[str, ...]) -> _Prepared:
-    """The statement as text, for parameters of these names (an INSERT names its columns so)."""
-    compiled: Any = statement.compile(  # type: ignore[attr-defined]
-        dialect=sqlite.dialect(paramstyle="qmark"), column_keys=keys
-    )
-    names: list[str] = compiled.positiontup
-    literals = {name: value for name, value in compiled.params.items() if name not in keys}
-    return _Prepared(str(compiled), _in_order(names, literals))
+    """Execute the statement once for each of `many`; nothing is returned."""
+    if many:
+        prepared = prepare(statement, tuple(many[0]))
+        _driver(connection).executemany(prepared.text, map(prepared.values, many))
 
 
 def _in_order(

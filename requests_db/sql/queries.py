@@ -1,151 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking without changing: functions over a connection."""
+"""Queries that only read: each is one statement, its parameters, and what its rows become.
+
+A `Query` knows no connection: the dispatcher's thread runs it in a transaction
+(`query.run(connection)`), the API's loop on `aiosqlite` (`AsyncStore`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.sql.base import Executable
 
 from ..records import Environment, Event, Expectation, Replica, Request
 from ..results import Ambiguous, GetResult, NotFound
 from ..states import RequestState, Schedule
 from . import prepared, statements
-from .rows import environment_of, event_of, expectation_of, replica_of, request_of
+from .prepared import Parameters
+from .rows import ENVIRONMENTS, EVENTS, EXPECTATIONS, REPLICAS, REQUESTS, Row
 
 ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
 _HEX = frozenset("0123456789abcdef")
 
+R = TypeVar("R")
+
 _newest_requests = cache(statements.newest_requests)
 _events_after = cache(statements.events_after)
 
 
-def get(connection: Connection, id_or_prefix: str) -> GetResult:
+@dataclass(frozen=True, slots=True)
+class Query(Generic[R]):
+    """One SELECT, and the function that makes the answer of its rows."""
+
+    statement: Executable
+    parameters: Parameters
+    result: Callable[[list[Row]], R]
+
+    def run(self, connection: Connection) -> R:
+        """The answer, as this connection's transaction sees the database."""
+        return self.result(prepared.rows(connection, self.statement, self.parameters))
+
+
+def get(id_or_prefix: str) -> Query[GetResult]:
     """The request with this id, or the only one whose id begins so."""
     wanted = id_or_prefix.lower()
-    if not wanted or not _HEX.issuperset(wanted) or len(wanted) > ID_LENGTH:
-        return NotFound(id_or_prefix)
+    if not wanted or not _HEX.issuperset(wanted):
+        wanted = "g"  # no id begins with it
+
+    def result(rows: list[Row]) -> GetResult:
+        found = [REQUESTS.read(row) for row in rows]
+        if len(found) > 1:
+            return Ambiguous(tuple(request.id for request in found))
+        return found[0] if found else NotFound(id_or_prefix)
+
     if len(wanted) == ID_LENGTH:
-        row = prepared.row(connection, statements.REQUEST_BY_ID, {"of_id": wanted})
-        return NotFound(id_or_prefix) if row is None else request_of(row)
+        return Query(statements.REQUEST_BY_ID, {"of_id": wanted}, result)
     # "g" comes after every hex digit: a range of the index, where LIKE would read the table.
     bounds = {"lowest": wanted, "beyond": f"{wanted}g", "up_to": MAX_MATCHES}
-    rows = connection.execute(statements.REQUESTS_BY_PREFIX, bounds).all()
-    if len(rows) > 1:
-        return Ambiguous(tuple(row.id for row in rows))
-    return request_of(rows[0]) if rows else NotFound(id_or_prefix)
+    return Query(statements.REQUESTS_BY_PREFIX, bounds, result)
 
 
 def list_requests(
-    connection: Connection,
-    states: Collection[RequestState] | None,
-    operation: str | None,
-    environment: str | None,
-    limit: int,
-    before_seq: int | None,
-) -> list[Request]:
+    states: Collection[RequestState] | None = None,
+    operation: str | None = None,
+    environment: str | None = None,
+    limit: int = 100,
+    before_seq: int | None = None,
+) -> Query[list[Request]]:
     """Requests, newest first."""
-    unfinished = bool(states) and not any(state.is_final for state in states or ())
-    query = _newest_requests(
-        by_state=bool(states),
-        unfinished=unfinished,
-        operation=operation is not None,
-        environment=environment is not None,
-        before=before_seq is not None,
-    )
-    parameters = {
-        "states": [state.value for state in states] if states else None,
-        "of_operation": operation,
-        "of_environment": environment,
-        "before_seq": before_seq,
-    }
-    given: dict[str, Any] = {key: value for key, value in parameters.items() if value is not None}
-    return [request_of(row) for row in connection.execute(query, {**given, "up_to": limit})]
+    given = _given(of_operation=operation, of_environment=environment, before_seq=before_seq)
+    statement = _newest_requests(frozenset(states or ()), frozenset(given))
+    return Query(statement, {**given, "up_to": limit}, REQUESTS.read_all)
 
 
 def events_after(
-    connection: Connection,
-    seq: int,
-    request_id: str | None,
-    environment: str | None,
-    limit: int,
-) -> list[Event]:
+    seq: int, request_id: str | None = None, environment: str | None = None, limit: int = 1000
+) -> Query[list[Event]]:
     """The next events after number `seq`, oldest first."""
-    query = _events_after(request=request_id is not None, environment=environment is not None)
-    parameters = {"of_request": request_id, "of_environment": environment}
-    given: dict[str, Any] = {key: value for key, value in parameters.items() if value is not None}
-    rows = connection.execute(query, {**given, "after_seq": seq, "up_to": limit})
-    return [event_of(row) for row in rows]
+    given = _given(of_request=request_id, of_environment=environment)
+    statement = _events_after(frozenset(given))
+    return Query(statement, {**given, "after_seq": seq, "up_to": limit}, EVENTS.read_all)
 
 
-def last_seq(connection: Connection) -> int:
+def last_seq() -> Query[int]:
     """The number of the last event; 0 before the first."""
-    number: int = prepared.scalar(connection, statements.LAST_EVENT, {})
-    return number
+    return Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
 
 
-def counts(connection: Connection) -> dict[str, int]:
-    """How many requests stand in each state."""
-    row = connection.execute(statements.TALLY).one()
-    return {state.value: count for state, count in zip(RequestState, row, strict=True)}
+def counts() -> Query[dict[str, int]]:
+    """How many requests are in each state."""
+    names = [state.value for state in RequestState]
+    return Query(statements.TALLY, {}, lambda rows: dict(zip(names, rows[0], strict=True)))
 
 
-def pending_count(connection: Connection, schedule: Schedule) -> int:
-    """How many requests of a schedule wait."""
-    parameters = {"of_schedule": schedule.value}
-    count: int = connection.execute(statements.COUNT_PENDING, parameters).scalar_one()
-    return count
-
-
-def running(connection: Connection) -> list[Request]:
+def running() -> Query[list[Request]]:
     """The running requests, oldest first."""
-    return [request_of(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
+    return Query(statements.RUNNING_REQUESTS, {}, REQUESTS.read_all)
 
 
-def first_pending(connection: Connection, schedule: Schedule, limit: int) -> list[Request]:
-    """The head of the queue: what would be claimed next."""
+def first_pending(schedule: Schedule, limit: int) -> Query[list[Request]]:
+    """The head of the queue: the requests that would be claimed next."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
-    return [request_of(row) for row in connection.execute(statements.FIRST_PENDING, parameters)]
+    return Query(statements.FIRST_PENDING, parameters, REQUESTS.read_all)
 
 
-def places(connection: Connection, schedule: Schedule, limit: int) -> dict[int, int]:
+def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
     """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
-    rows = prepared.rows(connection, statements.PLACES, parameters)
-    return {seq: ahead for ahead, (seq,) in enumerate(rows)}
+    return Query(
+        statements.PLACES,
+        parameters,
+        lambda rows: {seq: ahead for ahead, (seq,) in enumerate(rows)},
+    )
 
 
-def expectations(connection: Connection, limit: int) -> list[Expectation]:
+def expectations(limit: int) -> Query[list[Expectation]]:
     """What peaks have taught, the latest first."""
-    rows = connection.execute(statements.EXPECTATIONS, {"up_to": limit})
-    return [expectation_of(row) for row in rows]
+    return Query(statements.LATEST_EXPECTATIONS, {"up_to": limit}, EXPECTATIONS.read_all)
 
 
-def environment(connection: Connection, name: str) -> Environment | None:
+def environment(name: str) -> Query[Environment | None]:
     """The environment of this name, live or not."""
-    row = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
-    return None if row is None else environment_of(row)
+    return Query(statements.ENVIRONMENT_BY_NAME, {"of_name": name}, ENVIRONMENTS.read_first)
 
 
-def environments(connection: Connection, include_stopped: bool) -> list[Environment]:
+def environments(include_stopped: bool) -> Query[list[Environment]]:
     """Environments by name."""
-    stopped, others = statements.ALL_ENVIRONMENTS, statements.ENVIRONMENTS_NOT_STOPPED
-    rows = connection.execute(stopped if include_stopped else others)
-    return [environment_of(row) for row in rows]
+    every, others = statements.ALL_ENVIRONMENTS, statements.ENVIRONMENTS_NOT_STOPPED
+    return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
 
 
-def names(connection: Connection) -> list[str]:
-    """The names of environments that are there, or come up: none that failed or was stopped."""
-    return list(connection.execute(statements.NAMES).scalars())
+def names() -> Query[list[str]]:
+    """The names of environments that are neither failed nor stopped."""
+    return Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
 
 
-def replicas(connection: Connection, environment: str | None) -> list[Replica]:
+def replicas(environment: str | None) -> Query[list[Replica]]:
     """The replicas of one environment, or of all, by ordinal."""
     if environment is None:
-        rows = connection.execute(statements.ALL_REPLICAS)
-    else:
-        rows = connection.execute(statements.REPLICAS_OF, {"of_environment": environment})
-    return [replica_of(row) for row in rows]
+        return Query(statements.ALL_REPLICAS, {}, REPLICAS.read_all)
+    return Query(statements.REPLICAS_OF, {"of_environment": environment}, REPLICAS.read_all)
+
+
+def _given(**parameters: Any) -> Parameters:
+    """The parameters that are not None: each adds a condition of its own."""
+    return {name: value for name, value in parameters.items() if value is not None}

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between rows and records: the order of columns, and JSON."""
+"""Between rows and records: a record's field is the column of the same name."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import orjson
+from sqlalchemy import Table
 
 from ..records import (
     Environment,
@@ -19,49 +24,59 @@ from ..records import (
     RequestError,
 )
 from ..states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
-from .tables import environments, events, replicas, requests
+from .tables import environments, events, expectations, replicas, requests
 
-# A step of priority is worth so long a wait: whoever waits longer than that is ahead of whoever
-# came later and one step more urgent, so nobody waits for ever.
+# A step of priority is worth so long a wait: a request that waits longer than that is ahead of one
+# that came later and is one step more urgent, so none waits for ever.
 PRIORITY_STEP_SECONDS = 60.0
 
-Row = Any  # a tuple in the order of the columns below
+R = TypeVar("R")
+Row = Any  # a tuple in the order of a `RowFormat`'s columns
 Values = dict[str, Any]
 
-_r = requests.c
-REQUEST_COLUMNS = (
-    _r.seq,
-    _r.id,
-    _r.operation,
-    _r.schedule,
-    _r.payload,
-    _r.state,
-    _r.created_at,
-    _r.environment,
-    _r.priority,
-    _r.idempotency_key,
-    _r.attempts,
-    _r.max_attempts,
-    _r.timeout_seconds,
-    _r.started_at,
-    _r.finished_at,
-    _r.cancel_requested_at,
-    _r.worker,
-    _r.worker_pid,
-    _r.worker_started_at,
-    _r.peak_bytes,
-    _r.result,
-    _r.error,
-    _r.retry_oom,
-    _r.memory_bytes,
-)
-ENVIRONMENT_COLUMNS = tuple(environments.c)
-REPLICA_COLUMNS = tuple(replicas.c)
-_v = events.c
-EVENT_COLUMNS = (_v.seq, _v.at, _v.kind, _v.request_id, _v.environment, _v.data)
 
-_STATES = {state.value: state for state in RequestState}
-_SCHEDULES = {schedule.value: schedule for schedule in Schedule}
+class Conversion(NamedTuple):
+    """How a field's value is stored in its column; NULL is None on either side."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+class RowFormat(Generic[R]):
+    """How one kind of record is stored: its columns are those named like its fields, in order."""
+
+    def __init__(self, record: type[Any], table: Table, **converted: Conversion) -> None:
+        self._record = record
+        self._names = [field.name for field in fields(record) if field.name in table.c]
+        self._pick = attrgetter(*self._names)
+        self._converted = [(self._names.index(name), c) for name, c in converted.items()]
+        self._decoded = [(index, c.decode) for index, c in self._converted]
+        self.columns = tuple(table.c[name] for name in self._names)
+
+    def read(self, row: Row) -> R:
+        """The record in a row of `columns`."""
+        values = list(row)
+        for index, decode in self._decoded:
+            if values[index] is not None:
+                values[index] = decode(values[index])
+        record: R = self._record(*values)
+        return record
+
+    def read_all(self, rows: Iterable[Row]) -> list[R]:
+        """The record of each row."""
+        return [self.read(row) for row in rows]
+
+    def read_first(self, rows: list[Row]) -> R | None:
+        """The record of the first row, or None."""
+        return self.read(rows[0]) if rows else None
+
+    def values(self, record: R) -> Values:
+        """The value of each column."""
+        values = list(self._pick(record))
+        for index, conversion in self._converted:
+            if values[index] is not None:
+                values[index] = conversion.encode(values[index])
+        return dict(zip(self._names, values, strict=True))
 
 
 def to_json(value: Any) -> str:
@@ -73,7 +88,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """What `to_json` wrote."""
+    """The value that `to_json` wrote."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -82,192 +97,65 @@ def from_json(text: str) -> Any:
 
 def error_to_json(error: RequestError | None) -> str | None:
     """An error as its column holds it."""
-    if error is None:
-        return None
-    return to_json(
-        {
-            "kind": error.kind,
-            "message": error.message,
-            "hint": error.hint,
-            "evidence": error.evidence,
-            "log_tail": list(error.log_tail),
-        }
-    )
+    return None if error is None else to_json(asdict(error))
 
 
-def error_from_json(text: str | None) -> RequestError | None:
-    """What `error_to_json` wrote."""
-    if text is None:
-        return None
+def _error_from_json(text: str) -> RequestError:
     data = from_json(text)
     return RequestError(
-        ErrorKind(data["kind"]),
-        data["message"],
-        data["hint"],
-        data["evidence"],
-        tuple(data["log_tail"]),
+        **data | {"kind": ErrorKind(data["kind"]), "log_tail": tuple(data["log_tail"])}
     )
 
 
-def request_of(row: Row) -> Request:
-    """The request in a row of `REQUEST_COLUMNS`."""
-    seq, id_, operation, schedule, payload, state, created_at, environment, priority, key = row[:10]
-    attempts, max_attempts, timeout, started_at, finished_at, cancel_requested_at = row[10:16]
-    worker, worker_pid, worker_started_at, peak_bytes, result, error = row[16:22]
-    retry_oom, memory_bytes = row[22:]
-    return Request(
-        id_,
-        operation,
-        _SCHEDULES[schedule],
-        from_json(payload),
-        _STATES[state],
-        created_at,
-        environment,
-        priority,
-        key,
-        attempts,
-        max_attempts,
-        timeout,
-        started_at,
-        finished_at,
-        cancel_requested_at,
-        worker,
-        worker_pid,
-        worker_started_at,
-        peak_bytes,
-        None if result is None else from_json(result),
-        None if error is None else error_from_json(error),
-        seq,
-        bool(retry_oom),
-        memory_bytes,
-    )
+def _state(kind: type[StrEnum]) -> Conversion:
+    return Conversion(attrgetter("value"), {member.value: member for member in kind}.__getitem__)
+
+
+def _samples_to_json(samples: Iterable[PeakSample]) -> str:
+    return to_json([[s.at, s.peak_bytes, s.killed] for s in samples])
+
+
+def _samples_from_json(text: str) -> tuple[PeakSample, ...]:
+    return tuple(PeakSample(*sample) for sample in from_json(text))
+
+
+_JSON = Conversion(to_json, from_json)
+_ERROR = Conversion(error_to_json, _error_from_json)
+_SAMPLES = Conversion(_samples_to_json, _samples_from_json)
+
+REQUESTS = RowFormat[Request](
+    Request,
+    requests,
+    schedule=_state(Schedule),
+    payload=_JSON,
+    state=_state(RequestState),
+    result=_JSON,
+    error=_ERROR,
+    retry_oom=Conversion(int, bool),
+)
+ENVIRONMENTS = RowFormat[Environment](
+    Environment, environments, spec=_JSON, state=_state(EnvironmentState), error=_ERROR
+)
+REPLICAS = RowFormat[Replica](Replica, replicas, state=_state(ReplicaState), exit=_JSON)
+EVENTS = RowFormat[Event](Event, events, data=_JSON)
+EXPECTATIONS = RowFormat[Expectation](Expectation, expectations, samples=_SAMPLES)
+
+_ASKED_FOR = [field.name for field in fields(NewRequest)]
 
 
 def new_request(request_id: str, new: NewRequest, now: float) -> Request:
-    """`new` as it will stand in the table, but for its `seq`."""
-    return Request(
-        id=request_id,
-        operation=new.operation,
-        schedule=new.schedule,
-        payload=new.payload,
-        state=RequestState.PENDING,
-        created_at=now,
-        environment=new.environment,
-        priority=new.priority,
-        idempotency_key=new.idempotency_key,
-        max_attempts=new.max_attempts,
-        timeout_seconds=new.timeout_seconds,
-        retry_oom=new.retry_oom,
-    )
+    """`new` as it will be in the table, but for its `seq`."""
+    asked_for = {name: getattr(new, name) for name in _ASKED_FOR}
+    return Request(id=request_id, state=RequestState.PENDING, created_at=now, **asked_for)
 
 
 def insert_values(request: Request) -> Values:
-    """What a new request's INSERT is given."""
-    return {
-        "id": request.id,
-        "operation": request.operation,
-        "schedule": request.schedule.value,
-        "payload": to_json(request.payload),
-        "state": request.state.value,
-        "created_at": request.created_at,
-        "environment": request.environment,
-        "priority": request.priority,
-        "idempotency_key": request.idempotency_key,
-        "attempts": request.attempts,
-        "max_attempts": request.max_attempts,
-        "timeout_seconds": request.timeout_seconds,
-        "rank": rank_of(request.created_at, request.priority),
-        "retry_oom": int(request.retry_oom),
-    }
+    """The parameters of a new request's INSERT; the database gives it its `seq`."""
+    values = REQUESTS.values(request)
+    del values["seq"]
+    return values | {"rank": rank_of(request.created_at, request.priority)}
 
 
 def rank_of(created_at: float, priority: int) -> float:
     """The place in the queue, smallest first."""
     return created_at - PRIORITY_STEP_SECONDS * priority
-
-
-def environment_of(row: Row) -> Environment:
-    """The environment in a row of `ENVIRONMENT_COLUMNS`."""
-    name, spec, state, created_at, updated_at, request_id, address, error = row
-    return Environment(
-        name,
-        from_json(spec),
-        EnvironmentState(state),
-        created_at,
-        updated_at,
-        request_id,
-        address,
-        error_from_json(error),
-    )
-
-
-def environment_values(environment: Environment) -> Values:
-    """Every column of an environment."""
-    return {
-        "name": environment.name,
-        "spec": to_json(environment.spec),
-        "state": environment.state.value,
-        "created_at": environment.created_at,
-        "updated_at": environment.updated_at,
-        "request_id": environment.request_id,
-        "address": environment.address,
-        "error": error_to_json(environment.error),
-    }
-
-
-def replica_of(row: Row) -> Replica:
-    """The replica in a row of `REPLICA_COLUMNS`."""
-    id_, environment, ordinal, provider, state, run_dir, started_at, pid, restarts, exit_ = row
-    return Replica(
-        id_,
-        environment,
-        ordinal,
-        provider,
-        ReplicaState(state),
-        run_dir,
-        started_at,
-        pid,
-        restarts,
-        None if exit_ is None else from_json(exit_),
-    )
-
-
-def replica_values(replica: Replica) -> Values:
-    """Every column of a replica."""
-    return {
-        "id": replica.id,
-        "environment": replica.environment,
-        "ordinal": replica.ordinal,
-        "provider": replica.provider,
-        "state": replica.state.value,
-        "run_dir": replica.run_dir,
-        "started_at": replica.started_at,
-        "pid": replica.pid,
-        "restarts": replica.restarts,
-        "exit": None if replica.exit is None else to_json(replica.exit),
-    }
-
-
-def event_of(row: Row) -> Event:
-    """The event in a row of `EVENT_COLUMNS`."""
-    seq, at, kind, request_id, environment, data = row
-    return Event(seq, at, kind, request_id, environment, from_json(data))
-
-
-def expectation_of(row: Row) -> Expectation:
-    """What a row of `expectations` holds."""
-    operation, source, samples, updated_at = row
-    return Expectation(
-        operation, source, tuple(PeakSample(*sample) for sample in from_json(samples)), updated_at
-    )
-
-
-def expectation_values(expectation: Expectation) -> Values:
-    """Every column of an expectation."""
-    samples = [[s.at, s.peak_bytes, s.killed] for s in expectation.samples]
-    return {
-        "operation": expectation.operation,
-        "source": expectation.source,
-        "samples": to_json(samples),
-        "updated_at": expectation.updated_at,
-    }

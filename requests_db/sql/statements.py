@@ -8,6 +8,8 @@ has no such thing, as SQLite, whose write transactions exclude each other anyway
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
@@ -25,16 +27,20 @@ from sqlalchemy import (
     update,
 )
 
-from ..states import EnvironmentState, RequestState
-from .rows import ENVIRONMENT_COLUMNS, EVENT_COLUMNS, REPLICA_COLUMNS, REQUEST_COLUMNS
+from ..states import FINAL_STATES, EnvironmentState, RequestState
+from .rows import ENVIRONMENTS, EVENTS, EXPECTATIONS, REPLICAS, REQUESTS
 from .tables import environments, events, expectations, replicas, requests, tally
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
 _waiting = requests.alias("waiting")
 
 
-def _literal(state: RequestState) -> ColumnElement[str]:
+def _literal(state: StrEnum) -> ColumnElement[str]:
     return literal_column(f"'{state.value}'")
+
+
+def _literals(states: Iterable[StrEnum]) -> list[ColumnElement[str]]:
+    return [_literal(state) for state in sorted(states)]
 
 
 def _given(*columns: Column[Any]) -> dict[Column[Any], BindParameter[Any]]:
@@ -43,7 +49,7 @@ def _given(*columns: Column[Any]) -> dict[Column[Any], BindParameter[Any]]:
 
 
 _PENDING, _RUNNING = _literal(RequestState.PENDING), _literal(RequestState.RUNNING)
-_is_live = _e.state.not_in([s.value for s in EnvironmentState if not s.is_live])
+_is_live = _e.state.not_in(_literals(s for s in EnvironmentState if not s.is_live))
 
 # The queue.
 
@@ -58,17 +64,16 @@ CLAIM = (
             .where(_waiting.c.state == _PENDING, _waiting.c.schedule == bindparam("of_schedule"))
             .order_by(_waiting.c.rank, _waiting.c.seq)
             .limit(bindparam("up_to"))
-            .with_for_update(skip_locked=True)
             .scalar_subquery()
         ),
     )
     .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
-    .returning(*REQUEST_COLUMNS)
+    .returning(*REQUESTS.columns)
 )
 
 # The head of the queue, looked at and left where it is; and then what was chosen of it.
 FIRST_PENDING = (
-    select(*REQUEST_COLUMNS)
+    select(*REQUESTS.columns)
     .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
     .order_by(_r.rank, _r.seq)
     .limit(bindparam("up_to"))
@@ -84,7 +89,7 @@ CLAIM_CHOSEN = (
     update(requests)
     .where(_r.state == _PENDING, _r.seq.in_(bindparam("seqs", expanding=True)))
     .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
-    .returning(*REQUEST_COLUMNS)
+    .returning(*REQUESTS.columns)
 )
 
 STARTED = (
@@ -100,7 +105,7 @@ FINISH = (
     .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
     .values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
     .values({c: func.coalesce(bindparam(f"to_{c.name}", type_=c.type), c) for c in _RAN})
-    .returning(*REQUEST_COLUMNS)
+    .returning(*REQUESTS.columns)
 )
 
 # Before it began: the attempt does not count.
@@ -138,35 +143,28 @@ ASK_TO_CANCEL = (
 
 # Looking at requests.
 
-REQUEST_BY_ID = select(*REQUEST_COLUMNS).where(_r.id == bindparam("of_id"))
-LOCKED_REQUEST_BY_ID = REQUEST_BY_ID.with_for_update()
-REQUEST_BY_KEY = select(*REQUEST_COLUMNS).where(_r.idempotency_key == bindparam("key"))
+REQUEST_BY_ID = select(*REQUESTS.columns).where(_r.id == bindparam("of_id"))
+REQUEST_BY_KEY = select(*REQUESTS.columns).where(_r.idempotency_key == bindparam("key"))
 REQUESTS_BY_PREFIX = (
-    select(*REQUEST_COLUMNS)
+    select(*REQUESTS.columns)
     .where(_r.id >= bindparam("lowest"), _r.id < bindparam("beyond"))
     .order_by(_r.seq.desc())
     .limit(bindparam("up_to"))
 )
 # `finished_at IS NULL` lets both read the index of unfinished requests alone.
 RUNNING_REQUESTS = (
-    select(*REQUEST_COLUMNS)
-    .where(_r.finished_at.is_(None), _r.state == _RUNNING)
-    .order_by(_r.seq)
-    .with_for_update()
+    select(*REQUESTS.columns).where(_r.finished_at.is_(None), _r.state == _RUNNING).order_by(_r.seq)
 )
-STANDING = (
-    select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at)
-    .where(_r.id.in_(bindparam("ids", expanding=True)))
-    .with_for_update()
-)
-COUNT_PENDING = select(func.count()).where(
-    _r.state == _PENDING, _r.schedule == bindparam("of_schedule")
+CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at).where(
+    _r.id.in_(bindparam("ids", expanding=True))
 )
 
 # What peaks have taught.
 
 _x = expectations.c
-EXPECTATIONS = select(expectations).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
+LATEST_EXPECTATIONS = (
+    select(*EXPECTATIONS.columns).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
+)
 DELETE_EXPECTATION = delete(expectations).where(
     _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
@@ -174,20 +172,23 @@ INSERT_EXPECTATION = insert(expectations)
 DELETE_OLD_EXPECTATIONS = delete(expectations).where(_x.updated_at < bindparam("before"))
 
 
-def newest_requests(
-    *, by_state: bool, unfinished: bool, operation: bool, environment: bool, before: bool
-) -> Select[Any]:
-    """Requests, newest first; each flag adds a condition with parameters of its own."""
-    query = select(*REQUEST_COLUMNS)
-    if by_state:
-        query = query.where(_r.state.in_(bindparam("states", expanding=True)))
-    if unfinished:
-        query = query.where(_r.finished_at.is_(None))
-    if operation:
+def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
+    """Requests, newest first; in any of `states` (none: all), with a condition for each parameter.
+
+    Args:
+        states: the states to find; all when there are none.
+        given: the names of the parameters, of `of_operation`, `of_environment` and `before_seq`.
+    """
+    query = select(*REQUESTS.columns)
+    if states:
+        query = query.where(_r.state.in_(_literals(states)))
+    if states and not states & FINAL_STATES:
+        query = query.where(_r.finished_at.is_(None))  # for the index of unfinished requests
+    if "of_operation" in given:
         query = query.where(_r.operation == bindparam("of_operation"))
-    if environment:
+    if "of_environment" in given:
         query = query.where(_r.environment == bindparam("of_environment"))
-    if before:
+    if "before_seq" in given:
         query = query.where(_r.seq < bindparam("before_seq"))
     return query.order_by(_r.seq.desc()).limit(bindparam("up_to"))
 
@@ -214,26 +215,25 @@ LAST_EVENT = select(_t.last_event)
 INSERT_EVENT = insert(events)
 
 
-def events_after(*, request: bool, environment: bool) -> Select[Any]:
-    """Events in their order; each flag adds a condition with a parameter of its own."""
-    query = select(*EVENT_COLUMNS).where(_v.seq > bindparam("after_seq"))
-    if request:
+def events_after(given: Set[str]) -> Select[Any]:
+    """Events in their order, with a condition for each of `of_request`, `of_environment` given."""
+    query = select(*EVENTS.columns).where(_v.seq > bindparam("after_seq"))
+    if "of_request" in given:
         seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
         query = query.where(_v.request_seq == seq)
-    if environment:
+    if "of_environment" in given:
         query = query.where(_v.environment == bindparam("of_environment"))
     return query.order_by(_v.seq).limit(bindparam("up_to"))
 
 
 # Environments and replicas.
 
-ENVIRONMENT_BY_NAME = select(*ENVIRONMENT_COLUMNS).where(_e.name == bindparam("of_name"))
-LOCKED_ENVIRONMENT_BY_NAME = ENVIRONMENT_BY_NAME.with_for_update()
-ALL_ENVIRONMENTS = select(*ENVIRONMENT_COLUMNS).order_by(_e.name)
+ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
+ALL_ENVIRONMENTS = select(*ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
 NAMES = (
     select(_e.name)
-    .where(_e.state.not_in([EnvironmentState.FAILED.value, EnvironmentState.STOPPED.value]))
+    .where(_e.state.not_in(_literals([EnvironmentState.FAILED, EnvironmentState.STOPPED])))
     .order_by(_e.name)
 )
 INSERT_ENVIRONMENT = insert(environments)
@@ -244,18 +244,15 @@ MOVE_ENVIRONMENT = (
     .values(_given(_e.state, _e.updated_at, _e.address, _e.error, _e.request_id))
 )
 FORGOTTEN_ENVIRONMENTS = (
-    select(_e.name)
-    .where(~_is_live, _e.updated_at < bindparam("before"))
-    .order_by(_e.name)
-    .with_for_update()
+    select(_e.name).where(~_is_live, _e.updated_at < bindparam("before")).order_by(_e.name)
 )
 
-REPLICA_BY_ID = select(*REPLICA_COLUMNS).where(_p.id == bindparam("of_id")).with_for_update()
-ALL_REPLICAS = select(*REPLICA_COLUMNS).order_by(_p.environment, _p.ordinal, _p.id)
+REPLICA_BY_ID = select(*REPLICAS.columns).where(_p.id == bindparam("of_id"))
+ALL_REPLICAS = select(*REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
 REPLICAS_OF = ALL_REPLICAS.where(_p.environment == bindparam("of_environment"))
 INSERT_REPLICA = insert(replicas)
 UPDATE_REPLICA = (
-    update(replicas).where(_p.id == bindparam("to_id")).values(_given(*REPLICA_COLUMNS))
+    update(replicas).where(_p.id == bindparam("to_id")).values(_given(*REPLICAS.columns))
 )
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
 

@@ -46,9 +46,6 @@ metadata = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "ck": "%(constraint_name)s"}
 )
 
-# SQLite numbers rows by itself only where the type is spelled INTEGER.
-_Sequence = BigInteger().with_variant(Integer(), "sqlite")
-
 
 def _one_of(column: str, values: Iterable[StrEnum]) -> str:
     listed = ", ".join(f"'{value.value}'" for value in values)
@@ -64,7 +61,7 @@ _HAS_ENVIRONMENT = text("environment IS NOT NULL")
 requests = Table(
     "requests",
     metadata,
-    Column("seq", _Sequence, primary_key=True, autoincrement=True),  # the order of arrival
+    Column("seq", Integer, primary_key=True, autoincrement=True),  # the order of arrival
     Column("id", String(16), nullable=False),
     Column("operation", Text, nullable=False),
     Column("schedule", Text, nullable=False),
@@ -127,18 +124,6 @@ Index(
 )
 
 
-def declare_partial_indexes(backend: str) -> None:
-    """Let another database than SQLite know that its indexes are partial, too.
-
-    Not said with the others: naming a backend there imports all of its drivers' modules, 20 ms and
-    3 MB of every start.
-    """
-    for index in requests.indexes:
-        condition = index.dialect_kwargs.get("sqlite_where")
-        if condition is not None:
-            index.dialect_kwargs[f"{backend}_where"] = condition
-
-
 environments = Table(
     "environments",
     metadata,
@@ -172,7 +157,7 @@ replicas = Table(
 events = Table(
     "events",
     metadata,
-    Column("seq", _Sequence, primary_key=True, autoincrement=False),  # numbered by `tally`
+    Column("seq", Integer, primary_key=True, autoincrement=False),  # numbered by `tally`
     Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("request_id", String(16)),

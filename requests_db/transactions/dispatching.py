@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claiming, recording and releasing: functions over a connection, in batches.
 
-What the supervisor reports may come late: about a request that was recovered meanwhile, or twice.
-An outcome's UPDATE writes only where it still applies, and returns the request as it stands then;
-for the rest a batch first reads how its requests stand (`_standing`).
+The executor may report late: about a request that was recovered meanwhile, or twice. An outcome's
+UPDATE writes only where it still applies, and returns the request as it is then; for the rest a
+batch first reads the current state of its requests (`_current`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -17,25 +16,17 @@ from sqlalchemy import Connection
 from ..connections.sqlite import MAX_PARAMETERS
 from ..errors import InvalidTransition
 from ..records import Event, Expectation, Json, Outcome, Request, Retry
-from ..results import Claim, NotRunning, OutcomeResult, Recorded
+from ..results import Claim
 from ..sql import prepared, statements
-from ..sql.rows import error_to_json, expectation_values, rank_of, request_of, to_json
+from ..sql.rows import EXPECTATIONS, REQUESTS, error_to_json, rank_of, to_json
 from ..states import RequestState, Schedule
-from .journal import REQUEST_PROGRESS, Journal
+from .journal import REQUEST_PROGRESS, CurrentRequest, Journal
 
 StartedRow = tuple[str, str, int, float, float]  # id, worker, pid, pid_started_at, at
 ProgressRow = tuple[str, Json, float]  # id, data, at
 
-
-@dataclass(slots=True)
-class _Standing:
-    """How a request stands before, and while, a batch is recorded."""
-
-    id: str
-    seq: int
-    environment: str | None
-    state: RequestState
-    cancel_requested: bool
+_WORKER_FIELDS = ("to_worker", "to_worker_pid", "to_worker_started_at", "to_started_at")
+_WORKER_UNKNOWN = dict.fromkeys(_WORKER_FIELDS)
 
 
 def claim(connection: Connection, schedule: Schedule, limit: int, now: float) -> Claim:
@@ -52,7 +43,7 @@ def claim_chosen(connection: Connection, seqs: Sequence[int], now: float) -> Cla
 
 def _claimed(connection: Connection, rows: Sequence[Any], now: float) -> Claim:
     # RETURNING has no order of its own.
-    requests = sorted((request_of(row) for row in rows), key=_place_in_queue)
+    requests = sorted(REQUESTS.read_all(rows), key=_place_in_queue)
     journal = Journal()
     for request in requests:
         journal.moved(request, RequestState.PENDING, RequestState.RUNNING, now)
@@ -69,51 +60,52 @@ def record(
     progress: Sequence[ProgressRow],
     outcomes: Sequence[Outcome],
     retries: Sequence[Retry] = (),
-) -> tuple[tuple[Event, ...], list[OutcomeResult]]:
-    """Write what was reported, in the order in which it happens to one request."""
-    standing = _standing(connection, {*(p[0] for p in progress), *(r.request_id for r in retries)})
-    begun = {row[0]: _began_values(row) for row in started}
+) -> tuple[Event, ...]:
+    """Write what was reported, in the order in which it happens to one request.
+
+    Raises:
+        InvalidTransition: an outcome's state is not final.
+    """
+    current = _current(connection, {*(p[0] for p in progress), *(r.request_id for r in retries)})
+    workers = {row[0]: dict(zip(_WORKER_FIELDS, row[1:], strict=True)) for row in started}
     journal = Journal()
-    _note_progress(journal, progress, standing)
-    _record_retries(connection, journal, retries, standing)
-    applied = _record_outcomes(connection, journal, outcomes, begun)
-    over = {outcome.request_id for outcome in outcomes}
-    still = [{"of_id": i, **values} for i, values in begun.items() if i not in over]
+    _note_progress(journal, progress, current)
+    _record_retries(connection, journal, retries, current)
+    _record_outcomes(connection, journal, outcomes, workers)
+    ended = {outcome.request_id for outcome in outcomes}
+    still = [{"of_id": i, **values} for i, values in workers.items() if i not in ended]
     prepared.each(connection, statements.STARTED, still)
-    events = journal.write(connection)
-    return events, _results(connection, outcomes, applied, events)
+    return journal.write(connection)
 
 
 def learn(connection: Connection, expectations: Sequence[Expectation]) -> None:
     """Write what peaks have taught, in the place of what they had taught before."""
-    if not expectations:
-        return
     keys = [{"of_operation": e.operation, "of_source": e.source} for e in expectations]
     prepared.each(connection, statements.DELETE_EXPECTATION, keys)
-    values = [expectation_values(expectation) for expectation in expectations]
+    values = [EXPECTATIONS.values(expectation) for expectation in expectations]
     prepared.each(connection, statements.INSERT_EXPECTATION, values)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
-    """Give back what was claimed and never began. What was cancelled meanwhile ends here."""
-    standing = _standing(connection, ids)
-    running = {i: s for i, s in standing.items() if s.state is RequestState.RUNNING}
-    back = [i for i, s in running.items() if not s.cancel_requested]
+    """Give back requests that were claimed and never started; cancel those that are to be."""
+    current = _current(connection, ids)
+    running = {i: c for i, c in current.items() if c.state is RequestState.RUNNING}
+    back = [i for i, c in running.items() if not c.cancel_requested]
     cancelled = [
-        Outcome(i, RequestState.CANCELLED, now) for i, s in running.items() if s.cancel_requested
+        Outcome(i, RequestState.CANCELLED, now) for i, c in running.items() if c.cancel_requested
     ]
     journal = Journal()
     for request_id in back:
         journal.moved(running[request_id], RequestState.RUNNING, RequestState.PENDING, now)
     prepared.each(connection, statements.RELEASE, [{"of_id": i} for i in back])
-    _record_outcomes(connection, journal, cancelled)
+    _record_outcomes(connection, journal, cancelled, {})
     return journal.write(connection)
 
 
-def finish_values(outcome: Outcome, began: Json | None = None) -> dict[str, Any]:
-    """What `FINISH` is given; with what is only now known of its beginning."""
+def finish_values(outcome: Outcome, worker: Json | None = None) -> dict[str, Any]:
+    """The parameters of `FINISH`; with the worker, if it is only now known."""
     return {
-        **(began or _BEGAN_UNTOLD),
+        **(worker or _WORKER_UNKNOWN),
         "of_id": outcome.request_id,
         "to_state": outcome.state.value,
         "to_finished_at": outcome.finished_at,
@@ -123,71 +115,46 @@ def finish_values(outcome: Outcome, began: Json | None = None) -> dict[str, Any]
     }
 
 
-def _standing(connection: Connection, ids: Iterable[str]) -> dict[str, _Standing]:
+def _current(connection: Connection, ids: Iterable[str]) -> dict[str, CurrentRequest]:
     wanted = list(ids)
-    found: dict[str, _Standing] = {}
+    found: dict[str, CurrentRequest] = {}
     for start in range(0, len(wanted), MAX_PARAMETERS):
         part = wanted[start : start + MAX_PARAMETERS]
-        rows = connection.execute(statements.STANDING, {"ids": part})
+        rows = connection.execute(statements.CURRENT, {"ids": part})
         for id_, seq, environment, state, asked in rows:
-            found[id_] = _Standing(id_, seq, environment, RequestState(state), asked is not None)
+            found[id_] = CurrentRequest(
+                id_, seq, environment, RequestState(state), asked is not None
+            )
     return found
 
 
-def _began_values(row: StartedRow) -> Json:
-    _, worker, pid, pid_started_at, at = row
-    return {
-        "to_worker": worker,
-        "to_worker_pid": pid,
-        "to_worker_started_at": pid_started_at,
-        "to_started_at": at,
-    }
-
-
-_BEGAN_UNTOLD = {
-    "to_worker": None,
-    "to_worker_pid": None,
-    "to_worker_started_at": None,
-    "to_started_at": None,
-}
-
-
 def _note_progress(
-    journal: Journal, progress: Sequence[ProgressRow], standing: dict[str, _Standing]
+    journal: Journal, progress: Sequence[ProgressRow], current: dict[str, CurrentRequest]
 ) -> None:
     for request_id, data, at in progress:
-        known = standing.get(request_id)
+        known = current.get(request_id)
         if known is not None and known.state is RequestState.RUNNING:
-            journal.noted(
-                REQUEST_PROGRESS,
-                at,
-                data,
-                request=known,
-                environment=known.environment,
-            )
+            journal.noted(REQUEST_PROGRESS, at, data, request=known, environment=known.environment)
 
 
 def _record_retries(
     connection: Connection,
     journal: Journal,
     retries: Sequence[Retry],
-    standing: dict[str, _Standing],
+    current: dict[str, CurrentRequest],
 ) -> None:
-    """Back to the queue; what somebody wants cancelled ends here instead."""
+    """Put requests back into the queue; those that are to be cancelled end here instead."""
     for retry in retries:
-        known = standing.get(retry.request_id)
+        known = current.get(retry.request_id)
         if known is None or known.state is not RequestState.RUNNING:
             continue
         if known.cancel_requested:
             cancelled = Outcome(known.id, RequestState.CANCELLED, retry.at)
-            _record_outcomes(connection, journal, [cancelled])
+            _record_outcomes(connection, journal, [cancelled], {})
             continue
+        data = {"phase": "retrying", "message": retry.message}
         journal.noted(
-            REQUEST_PROGRESS,
-            retry.at,
-            {"phase": "retrying", "message": retry.message},
-            request=known,
-            environment=known.environment,
+            REQUEST_PROGRESS, retry.at, data, request=known, environment=known.environment
         )
         journal.moved(known, known.state, RequestState.PENDING, retry.at)
         known.state = RequestState.PENDING
@@ -199,42 +166,15 @@ def _record_outcomes(
     connection: Connection,
     journal: Journal,
     outcomes: Sequence[Outcome],
-    begun: Mapping[str, Json] | None = None,
-) -> list[bool]:
-    """Write each outcome whose request still runs; which of them were."""
-    applied = []
+    workers: Mapping[str, Json],
+) -> None:
+    """Write each outcome whose request still runs; drop the others."""
     for outcome in outcomes:
-        _must_end(outcome)
-        values = finish_values(outcome, (begun or {}).get(outcome.request_id))
+        if not outcome.state.is_final:
+            subject, state = f"request {outcome.request_id}", f"{outcome.state.value} (end)"
+            raise InvalidTransition(subject, RequestState.RUNNING.value, state)
+        values = finish_values(outcome, workers.get(outcome.request_id))
         row = prepared.row(connection, statements.FINISH, values)
-        applied.append(row is not None)
         if row is not None:
-            request = request_of(row)
+            request = REQUESTS.read(row)
             journal.moved(request, RequestState.RUNNING, outcome.state, outcome.finished_at)
-    return applied
-
-
-def _must_end(outcome: Outcome) -> None:
-    if not outcome.state.is_final:
-        subject = f"request {outcome.request_id}"
-        raise InvalidTransition(subject, RequestState.RUNNING.value, f"{outcome.state.value} (end)")
-
-
-def _results(
-    connection: Connection,
-    outcomes: Sequence[Outcome],
-    applied: Sequence[bool],
-    events: Sequence[Event],
-) -> list[OutcomeResult]:
-    # The outcomes' events are the last ones written, in the outcomes' order.
-    ends = iter(events[len(events) - sum(applied) :])
-    late = [o.request_id for o, applies in zip(outcomes, applied, strict=True) if not applies]
-    standing = _standing(connection, late)
-    results: list[OutcomeResult] = []
-    for outcome, applies in zip(outcomes, applied, strict=True):
-        if applies:
-            results.append(Recorded(outcome.request_id, next(ends)))
-        else:
-            known = standing.get(outcome.request_id)
-            results.append(NotRunning(outcome.request_id, known.state if known else None))
-    return results

@@ -13,7 +13,8 @@ The tally's one row gives out the numbers: see `tables.py`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -30,39 +31,43 @@ REPLICA_STATE = "replica.state"
 
 _STATE_TEXTS = {state: to_json({"state": state}) for state in RequestState}
 
-_Draft = tuple[float, str, "Concerned | None", str | None, Json, str, Request | None]
+
+@dataclass(slots=True)
+class CurrentRequest:
+    """The current state of a request before, and while, a batch is recorded."""
+
+    id: str
+    seq: int
+    environment: str | None
+    state: RequestState
+    cancel_requested: bool
 
 
-class Concerned(Protocol):
-    """A request, as far as an event needs it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def environment(self) -> str | None: ...
+_Subject = Request | CurrentRequest
+_Draft = tuple[float, str, _Subject | None, str | None, Json, str, Request | None]
 
 
 class Journal:
-    """What one transaction has to tell."""
+    """The events that one transaction will write, and how the tally changes."""
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []
         self._moves: Counter[str] = Counter()
 
-    def created(self, request: Concerned, at: float) -> None:
-        """A request was written."""
+    def created(self, request: _Subject, at: float) -> None:
+        """Note that a request was written."""
         self._moves[RequestState.PENDING] += 1
         self._state(request, RequestState.PENDING, at)
 
     def moved(
-        self, request: Concerned, before: RequestState, after: RequestState, at: float
+        self, request: _Subject, before: RequestState, after: RequestState, at: float
     ) -> None:
-        """A request goes from one state to another. One that stands there already is told whole.
+        """Note that a request goes from one state to another.
+
+        The event carries the request when it is given as it is afterwards.
 
         Raises:
-            InvalidTransition
+            InvalidTransition: the table of transitions does not allow it.
         """
         check_transition(request.id, before, after)
         self._moves[before] -= 1
@@ -70,7 +75,7 @@ class Journal:
         self._state(request, after, at)
 
     def removed(self, state: RequestState) -> None:
-        """A request was collected: nobody need hear of it, but it counts no longer."""
+        """Note that a request was collected: no event, but it is no longer counted."""
         self._moves[state] -= 1
 
     def noted(
@@ -79,14 +84,14 @@ class Journal:
         at: float,
         data: Json,
         *,
-        request: Concerned | None = None,
+        request: _Subject | None = None,
         environment: str | None = None,
     ) -> None:
-        """Anything else that somebody may wait for."""
+        """Note an event that is no change of a request's state."""
         self._drafts.append((at, kind, request, environment, data, to_json(data), None))
 
     def write(self, connection: Connection) -> tuple[Event, ...]:
-        """Write the events and the tally; the events as they will be read."""
+        """Write the events and the tally; returns the events as they will be read."""
         if not self._drafts and not self._moves:
             return ()
         added = {f"add_{state.value.lower()}": self._moves[state] for state in RequestState}
@@ -117,7 +122,7 @@ class Journal:
             for seq, (at, kind, about, environment, _, text, _) in enumerate(self._drafts, first)
         ]
 
-    def _state(self, request: Concerned, state: RequestState, at: float) -> None:
+    def _state(self, request: _Subject, state: RequestState, at: float) -> None:
         data = {"state": state.value}
         text = _STATE_TEXTS[state]
         whole = request if isinstance(request, Request) and request.state is state else None

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from ..records import Environment, Event, Replica, RequestError
 from ..sql import statements
-from ..sql.rows import environment_of, environment_values, replica_of, replica_values
+from ..sql.rows import ENVIRONMENTS, REPLICAS
 from ..states import EnvironmentState
 from ..transitions import may_follow
 from .journal import ENVIRONMENT_STATE, REPLICA_STATE, Journal
@@ -33,12 +33,10 @@ def set_environment_state(
     now: float,
 ) -> Event | None:
     """Move an environment on. What is None stays as it is; an error stays while it is FAILED."""
-    found = connection.execute(
-        statements.LOCKED_ENVIRONMENT_BY_NAME, {"of_name": name}
-    ).one_or_none()
+    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
     if found is None:
         return None
-    before = environment_of(found)
+    before = ENVIRONMENTS.read(found)
     if before.state is not to_state and not may_follow(before.state, to_state):
         log.debug("%s is %s by now, and does not become %s", name, before.state, to_state)
         return None
@@ -47,21 +45,21 @@ def set_environment_state(
         return None
     after = replace(after, updated_at=now)
     _move(connection, before, after)
-    return _tell_environment(connection, after)
+    return _environment_event(connection, after)
 
 
 def upsert_replica(connection: Connection, replica: Replica, now: float) -> Event | None:
     """Write how a replica is."""
     found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
-    values = replica_values(replica)
+    values = REPLICAS.values(replica)
     if found is None:
         connection.execute(statements.INSERT_REPLICA, values)
-    elif replica_of(found) == replica:
+    elif REPLICAS.read(found) == replica:
         return None
     else:
         given = {f"to_{column}": value for column, value in values.items()}
         connection.execute(statements.UPDATE_REPLICA, given)
-    return _tell_replica(connection, replica, now)
+    return _replica_event(connection, replica, now)
 
 
 def delete_replicas(connection: Connection, environment: str) -> None:
@@ -87,14 +85,14 @@ def _after(
 
 
 def _move(connection: Connection, before: Environment, after: Environment) -> None:
-    values = environment_values(after)
+    values = ENVIRONMENTS.values(after)
     columns = ("state", "updated_at", "address", "error", "request_id")
     given = {f"to_{column}": values[column] for column in columns}
     guard = {"of_name": before.name, "from_state": before.state.value}
     connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
 
 
-def _tell_environment(connection: Connection, environment: Environment) -> Event:
+def _environment_event(connection: Connection, environment: Environment) -> Event:
     data = {"state": environment.state.value, "address": environment.address}
     if environment.error is not None:
         data["error"] = environment.error.message
@@ -103,7 +101,7 @@ def _tell_environment(connection: Connection, environment: Environment) -> Event
     return journal.write(connection)[0]
 
 
-def _tell_replica(connection: Connection, replica: Replica, now: float) -> Event:
+def _replica_event(connection: Connection, replica: Replica, now: float) -> Event:
     data = {
         "id": replica.id,
         "ordinal": replica.ordinal,

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from ..records import Outcome, Request, RequestError
 from ..results import Recovery
 from ..sql import prepared, statements
-from ..sql.rows import request_of
+from ..sql.rows import REQUESTS
 from ..states import ErrorKind, RequestState
 from .dispatching import finish_values
 from .journal import Journal
@@ -30,7 +30,7 @@ def fate(request: Request, idempotent: Set[str]) -> RequestState:
 
 def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recovery:
     """Move every running request to its fate."""
-    running = [request_of(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
+    running = [REQUESTS.read(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
     moved = [_after(request, fate(request, idempotent), now) for request in running]
     journal = Journal()
     for request in moved:

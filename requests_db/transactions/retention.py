@@ -15,8 +15,17 @@ BATCH = 500  # requests per transaction: others want to write too
 def collect(
     connection: Connection, now: float, keep_requests: int, keep_seconds: float
 ) -> list[str]:
-    """Remove up to `BATCH` ended requests beyond the newest `keep_requests`, or older than
-    `keep_seconds`; never the launch of a live environment. Their ids."""
+    """Remove up to `BATCH` ended requests; never the launch of a live environment.
+
+    Args:
+        connection: in a transaction.
+        now: seconds since the epoch.
+        keep_requests: how many of the newest ended requests stay...
+        keep_seconds: ...unless they ended longer ago than this.
+
+    Returns:
+        The ids of the removed requests.
+    """
     bound = connection.execute(statements.COLLECT_UP_TO, {"keep": keep_requests}).scalar()
     parameters = {
         "finished_before": now - keep_seconds,
@@ -36,14 +45,11 @@ def collect(
     return [row.id for row in rows]
 
 
-def collect_old_events(connection: Connection, now: float, keep_seconds: float) -> None:
-    """Remove the events of environments and replicas that are older than `keep_seconds`."""
-    connection.execute(statements.DELETE_OLD_EVENTS, {"before": now - keep_seconds})
-
-
-def collect_old_expectations(connection: Connection, now: float, keep_seconds: float) -> None:
-    """Forget what peaks have taught of what has not run for `keep_seconds`."""
-    connection.execute(statements.DELETE_OLD_EXPECTATIONS, {"before": now - keep_seconds})
+def collect_old(connection: Connection, now: float, keep_seconds: float) -> None:
+    """Remove old events of environments and replicas, and old expectations."""
+    parameters = {"before": now - keep_seconds}
+    connection.execute(statements.DELETE_OLD_EVENTS, parameters)
+    connection.execute(statements.DELETE_OLD_EXPECTATIONS, parameters)
 
 
 def collect_environments(connection: Connection, now: float, keep_seconds: float) -> list[str]:

@@ -24,11 +24,10 @@ from ..results import (
 )
 from ..sql import prepared, statements
 from ..sql.rows import (
-    environment_of,
-    environment_values,
+    ENVIRONMENTS,
+    REQUESTS,
     insert_values,
     new_request,
-    request_of,
 )
 from ..states import EnvironmentState, RequestState, Schedule
 from .journal import ENVIRONMENT_STATE, Journal
@@ -66,10 +65,10 @@ def submit(
 
 def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
     """End a pending request; note the wish for a running one."""
-    row = connection.execute(statements.LOCKED_REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
+    row = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
     if row is None:
         return NotFound(request_id)
-    request = request_of(row)
+    request = REQUESTS.read(row)
     if request.state.is_final:
         return AlreadyFinal(request)
     parameters = {"of_id": request_id, "now": now}
@@ -96,11 +95,11 @@ def _refusal(
     if new.idempotency_key is not None:
         known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
         if known is not None:
-            return Duplicate(request_of(known))
+            return Duplicate(REQUESTS.read(known))
     if environment is not None:
         name = environment.name
-        found = _one(connection, statements.LOCKED_ENVIRONMENT_BY_NAME, of_name=name)
-        if found is not None and (holder := environment_of(found)).state.is_live:
+        found = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
+        if found is not None and (holder := ENVIRONMENTS.read(found)).state.is_live:
             return NameTaken(holder)
     if max_pending is not None and _is_full(connection, new.schedule, max_pending):
         return QueueFull(max_pending)
@@ -125,7 +124,7 @@ def _take_name(connection: Connection, environment: Environment, journal: Journa
     """Write the environment in the place of one that ended under the same name."""
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
-    connection.execute(statements.INSERT_ENVIRONMENT, environment_values(environment))
+    connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))
     journal.noted(
         ENVIRONMENT_STATE,
         environment.created_at,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
@@ -41,11 +41,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def link(path: Path) -> Iterator[Link]:
+def writer(path: Path) -> Iterator[WriteConnection]:
     """A connection of the test's own."""
-    link = Link(path, writes=True)
-    yield link
-    link.close()
+    writer = WriteConnection(path)
+    yield writer
+    writer.close()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def store(path: Path) -> AsyncIterator[AsyncStore]:
 
 
 @pytest.fixture
-def make_request(link: Link, dispatch: DispatchStore) -> MakeRequest:
+def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeRequest:
     """A factory of requests that start *in* a state."""
 
     def submit(operation: str = "noop", now: float = CREATED_AT, **fields: Any) -> Request:
@@ -75,7 +75,7 @@ def make_request(link: Link, dispatch: DispatchStore) -> MakeRequest:
             fields.pop("payload", {}),
             **fields,
         )
-        with link.transaction() as connection:
+        with writer.transaction() as connection:
             result = submitting.submit(connection, new, None, now, None)
         assert isinstance(result, Submitted)
         return result.request

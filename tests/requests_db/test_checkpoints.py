@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was committed is moved into the database by a thread of its own."""
+"""Committed pages are moved into the database by a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.connections import checkpoints, sqlite
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
@@ -22,35 +22,35 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set after the first checkpoint."""
     done, checkpoint = threading.Event(), sqlite.checkpoint
 
-    def told(url: object) -> None:
-        checkpoint(url)  # type: ignore[arg-type]
+    def noted(path: Path) -> None:
+        checkpoint(path)
         done.set()
 
     monkeypatch.setattr(checkpoints, "COMMITS", 3)
-    monkeypatch.setattr(sqlite, "checkpoint", told)
+    monkeypatch.setattr(sqlite, "checkpoint", noted)
     return done
 
 
-def submit(link: Link) -> None:
-    with link.transaction() as connection:
+def submit(writer: WriteConnection) -> None:
+    with writer.transaction() as connection:
         new = NewRequest("check", Schedule.SHORT, {"text": "x" * 10_000})
         submitting.submit(connection, new, None, 1.0, None)
 
 
-def test_some_commits_later_the_database_itself_holds_them(
-    path: Path, moved: threading.Event
-) -> None:
+def test_a_checkpoint_follows_every_few_commits(path: Path, moved: threading.Event) -> None:
     before = path.stat().st_size
-    link = Link(path, writes=True)
+    writer = WriteConnection(path)
     for _ in range(3):
-        submit(link)
+        submit(writer)
     assert moved.wait(30)
     assert path.stat().st_size >= before + 30_000
-    link.close()
+    writer.close()
 
 
-def test_its_thread_ends_with_the_last_link_that_writes(path: Path, moved: threading.Event) -> None:
-    first, second = (Link(path, writes=True) for _ in range(2))
+def test_the_checkpoint_thread_exits_with_the_last_connection_that_writes(
+    path: Path, moved: threading.Event
+) -> None:
+    first, second = (WriteConnection(path) for _ in range(2))
     for _ in range(3):
         submit(first)
         submit(second)
@@ -61,17 +61,19 @@ def test_its_thread_ends_with_the_last_link_that_writes(path: Path, moved: threa
     assert THREAD not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_checkpoint_that_fails_harms_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_succeed_after_a_failed_checkpoint(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = threading.Event()
 
-    def refuse(_url: object) -> None:
+    def refuse(_path: Path) -> None:
         tried.set()
-        raise sqlite.DRIVER_ERRORS[0]("disk I/O error")
+        raise sqlite.DriverError("disk I/O error")
 
     monkeypatch.setattr(checkpoints, "COMMITS", 1)
     monkeypatch.setattr(sqlite, "checkpoint", refuse)
-    link = Link(path, writes=True)
-    submit(link)
+    writer = WriteConnection(path)
+    submit(writer)
     assert tried.wait(30)
-    submit(link)
-    link.close()
+    submit(writer)
+    writer.close()

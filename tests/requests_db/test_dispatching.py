@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable
 
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import InvalidTransition
 from openenvd.requests_db.records import (
@@ -22,7 +22,6 @@ from openenvd.requests_db.records import (
     RequestError,
     Retry,
 )
-from openenvd.requests_db.results import NotRunning, Recorded
 from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
@@ -31,19 +30,19 @@ from openenvd.requests_db.transactions import submitting
 Make = Callable[..., Request]
 
 
-def read(link: Link, request_id: str) -> Request:
-    with link.transaction() as connection:
-        found = queries.get(connection, request_id)
+def read(writer: WriteConnection, request_id: str) -> Request:
+    with writer.transaction() as connection:
+        found = queries.get(request_id).run(connection)
     assert isinstance(found, Request)
     return found
 
 
-def plan_of(link: Link, statement: Executable, **parameters: Any) -> str:
+def plan_of(writer: WriteConnection, statement: Executable, **parameters: Any) -> str:
     """What SQLite says it does, with every parameter bound as in real use."""
-    compiled: Any = statement.compile(link._engine)  # type: ignore[attr-defined]
+    compiled: Any = statement.compile(writer._engine)  # type: ignore[attr-defined]
     values = compiled.construct_params(parameters)
     bound = tuple(values[name] for name in compiled.positiontup)
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", bound).all()
     return " ".join(str(row) for row in rows)
 
@@ -63,24 +62,24 @@ def test_claim_prefers_a_higher_priority(make_request: Make, dispatch: DispatchS
 def test_claim_takes_its_own_schedule_alone(make_request: Make, dispatch: DispatchStore) -> None:
     make_request(schedule=Schedule.LONG)
     assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
-    assert dispatch.pending_count(Schedule.LONG) == 1
+    assert len(dispatch.first_pending(Schedule.LONG, 10)) == 1
 
 
 def test_claim_skips_cancelled_requests(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request()
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         submitting.cancel(connection, request.id, 150.5)
     assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
 
 
 def test_a_claimed_request_runs_and_its_attempt_counts(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(payload={"a": 1})
     claim = dispatch.claim(Schedule.SHORT, 3, 200.5)
-    assert claim.requests == (read(link, request.id),)
+    assert claim.requests == (read(writer, request.id),)
     [claimed] = claim.requests
     assert (claimed.state, claimed.attempts, claimed.started_at) == (
         RequestState.RUNNING,
@@ -109,26 +108,27 @@ def test_two_connections_never_claim_the_same_request(make_request: Make, path: 
     assert set(claimed) == expected
 
 
-def test_the_claim_reads_the_index_of_pending_requests(link: Link) -> None:
-    told = plan_of(link, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
+def test_the_claim_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
+    told = plan_of(writer, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
     assert "ix_requests_claim" in told
     assert "TEMP B-TREE" not in told
 
 
-def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(link: Link) -> None:
-    query = statements.newest_requests(
-        by_state=False, unfinished=True, operation=False, environment=False, before=False
-    )
-    assert "ix_requests_unfinished" in plan_of(link, query, up_to=5)
-    assert "ix_requests_unfinished" in plan_of(link, statements.RUNNING_REQUESTS)
+def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(
+    writer: WriteConnection,
+) -> None:
+    active = frozenset({RequestState.PENDING, RequestState.RUNNING})
+    query = statements.newest_requests(active, frozenset())
+    assert "ix_requests_unfinished" in plan_of(writer, query, up_to=5)
+    assert "ix_requests_unfinished" in plan_of(writer, statements.RUNNING_REQUESTS)
 
 
 def test_started_says_which_worker_runs_the_request(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
-    found = read(link, request.id)
+    dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
+    found = read(writer, request.id)
     assert (found.worker, found.worker_pid, found.worker_started_at) == ("short-1", 4711, 190.5)
     assert found.started_at == 201.5
 
@@ -137,7 +137,7 @@ def test_progress_of_a_running_request_becomes_an_event(
     make_request: Make, dispatch: DispatchStore
 ) -> None:
     request = make_request(RequestState.RUNNING, environment="trial")
-    [event] = dispatch.record_progress([(request.id, {"phase": "starting"}, 201.5)])
+    [event] = dispatch.record(progress=[(request.id, {"phase": "starting"}, 201.5)])
     assert (event.kind, event.at, event.data) == ("request.progress", 201.5, {"phase": "starting"})
     assert (event.request_id, event.environment) == (request.id, "trial")
 
@@ -146,45 +146,43 @@ def test_progress_of_an_ended_request_is_dropped(
     make_request: Make, dispatch: DispatchStore
 ) -> None:
     request = make_request(RequestState.SUCCEEDED)
-    assert dispatch.record_progress([(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == []
+    assert dispatch.record(progress=[(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == []
 
 
 def test_an_outcome_is_written_with_everything_it_says(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
     error = RequestError(
         ErrorKind.OOM_KILLED, "out of memory", "give it more", {"pid": 7}, ("last", "words")
     )
     outcome = Outcome(request.id, RequestState.FAILED, 300.5, error=error, peak_bytes=2**40)
-    [result] = dispatch.record_outcomes([outcome])
-    assert isinstance(result, Recorded)
-    assert result.event.data == {"state": "FAILED"}
-    found = read(link, request.id)
+    [event] = dispatch.record(outcomes=[outcome])
+    assert event.data == {"state": "FAILED"}
+    found = read(writer, request.id)
     assert (found.state, found.finished_at) == (RequestState.FAILED, 300.5)
     assert (found.error, found.peak_bytes) == (error, 2**40)
 
 
 def test_a_second_outcome_comes_too_late(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
     first = Outcome(request.id, RequestState.SUCCEEDED, 300.5, result="first")
     second = Outcome(request.id, RequestState.CANCELLED, 301.5)
-    written, dropped = dispatch.record_outcomes([first, second])
-    assert isinstance(written, Recorded)
-    assert dropped == NotRunning(request.id, RequestState.SUCCEEDED)
+    [written] = dispatch.record(outcomes=[first, second])
+    assert written.data == {"state": "SUCCEEDED"}
     assert dispatch.record(outcomes=[second]) == []
-    assert read(link, request.id).result == "first"
+    assert read(writer, request.id).result == "first"
 
 
 def test_an_outcome_of_an_unknown_request_is_dropped(dispatch: DispatchStore) -> None:
     outcome = Outcome("0" * 16, RequestState.SUCCEEDED, 300.5)
-    assert dispatch.record_outcomes([outcome]) == [NotRunning("0" * 16, None)]
+    assert dispatch.record(outcomes=[outcome]) == []
 
 
 def test_an_outcome_that_is_no_end_is_refused_and_nothing_of_the_batch_is_written(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     good, bad = make_request(RequestState.RUNNING), make_request(RequestState.RUNNING)
     batch = [
@@ -193,7 +191,7 @@ def test_an_outcome_that_is_no_end_is_refused_and_nothing_of_the_batch_is_writte
     ]
     with pytest.raises(InvalidTransition, match=bad.id):
         dispatch.record(outcomes=batch)
-    assert read(link, good.id).state is RequestState.RUNNING
+    assert read(writer, good.id).state is RequestState.RUNNING
 
 
 def test_one_batch_tells_its_events_in_order(make_request: Make, dispatch: DispatchStore) -> None:
@@ -222,26 +220,26 @@ def test_a_batch_may_be_larger_than_sqlite_takes_parameters(
 
 
 def test_a_released_request_waits_again_in_its_old_place(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     first, second = make_request(), make_request()
     dispatch.claim(Schedule.SHORT, 1, 200.5)
     [event] = dispatch.release([first.id], 201.5)
     assert event.data == {"state": "PENDING"}
-    assert read(link, first.id) == first
+    assert read(writer, first.id) == first
     claim = dispatch.claim(Schedule.SHORT, 2, 202.5)
     assert [request.id for request in claim.requests] == [first.id, second.id]
 
 
 def test_a_request_cancelled_between_claim_and_release_ends_there(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         submitting.cancel(connection, request.id, 201.5)
     [event] = dispatch.release([request.id], 202.5)
     assert event.data == {"state": "CANCELLED"}
-    assert read(link, request.id).finished_at == 202.5
+    assert read(writer, request.id).finished_at == 202.5
 
 
 def expectation(source: str, *peaks: int, at: float = 300.5) -> Expectation:
@@ -282,49 +280,49 @@ def test_the_head_of_the_queue_is_looked_at_and_left_there(
 ) -> None:
     ids = [make_request().id for _ in range(3)]
     assert [r.id for r in dispatch.first_pending(Schedule.SHORT, 2)] == ids[:2]
-    assert dispatch.pending_count(Schedule.SHORT) == 3
+    assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 3
 
 
 def test_what_was_chosen_is_claimed_unless_it_was_cancelled_meanwhile(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     first, _, third = (make_request() for _ in range(3))
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         submitting.cancel(connection, first.id, 150.5)
     claim = dispatch.claim_chosen([third, first], 200.5)
     assert [(r.id, r.state, r.attempts) for r in claim.requests] == [
         (third.id, RequestState.RUNNING, 1)
     ]
     assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
-    assert dispatch.pending_count(Schedule.SHORT) == 1
+    assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 1
 
 
-def test_looking_at_the_head_reads_the_index_of_pending_requests(link: Link) -> None:
-    told = plan_of(link, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
+def test_looking_at_the_head_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
+    told = plan_of(writer, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
     assert "ix_requests_claim" in told
     assert "TEMP B-TREE" not in told
 
 
 def test_a_retry_goes_back_to_the_queue_with_what_it_is_given(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, retry_oom=True)
     retry = Retry(request.id, 300.5, 512, "killed at 256 MB; runs again with 512 MB")
     progress, state = dispatch.record(retries=[retry])
     assert progress.data == {"phase": "retrying", "message": retry.message}
     assert state.data == {"state": "PENDING"}
-    found = read(link, request.id)
+    found = read(writer, request.id)
     assert (found.state, found.attempts, found.memory_bytes) == (RequestState.PENDING, 1, 512)
     assert (found.retry_oom, found.worker, found.started_at) == (True, None, None)
     assert dispatch.claim(Schedule.SHORT, 1, 301.5).requests[0].attempts == 2
 
 
 def test_a_retry_of_what_is_to_be_cancelled_ends_it(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         submitting.cancel(connection, request.id, 250.5)
     dispatch.record(retries=[Retry(request.id, 300.5, 512, "again")])
-    assert read(link, request.id).state is RequestState.CANCELLED
+    assert read(writer, request.id).state is RequestState.CANCELLED
     assert dispatch.record(retries=[Retry(request.id, 301.5, 512, "again")]) == []

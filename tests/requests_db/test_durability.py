@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
@@ -35,11 +35,11 @@ asyncio.run(main())
 HALF_DONE = """
 import os, signal, sys
 from openenvd.requests_db.transactions import submitting
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 
-with Link(sys.argv[1], writes=True).transaction() as connection:
+with WriteConnection(sys.argv[1]).transaction() as connection:
     submitting.submit(connection, NewRequest("noop", Schedule.SHORT, {}), None, 1.5, None)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,13 +54,13 @@ def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
     assert process.returncode == -signal.SIGKILL
-    link = Link(path, writes=True)
-    with link.transaction() as connection:
-        assert all(isinstance(queries.get(connection, id_), Request) for id_ in acknowledged)
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
+        assert all(isinstance(queries.get(id_).run(connection), Request) for id_ in acknowledged)
         # What was written and not yet acknowledged is there as a whole or not at all.
-        assert queries.counts(connection)["PENDING"] - len(acknowledged) in (0, 1)
-        assert queries.last_seq(connection) == queries.counts(connection)["PENDING"]
-    link.close()
+        assert queries.counts().run(connection)["PENDING"] - len(acknowledged) in (0, 1)
+        assert queries.last_seq().run(connection) == queries.counts().run(connection)["PENDING"]
+    writer.close()
     check = sqlite3.connect(path)
     assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     check.close()
@@ -69,11 +69,11 @@ def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
 def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", HALF_DONE, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    link = Link(path, writes=True)
-    with link.transaction() as connection:
-        assert queries.list_requests(connection, None, None, None, 10, None) == []
-        assert queries.last_seq(connection) == 0
-    link.close()
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
+        assert queries.list_requests().run(connection) == []
+        assert queries.last_seq().run(connection) == 0
+    writer.close()
 
 
 def test_a_claim_survives_the_claimer(

@@ -17,7 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from openenvd.requests_db import migrate
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
@@ -41,10 +41,10 @@ def schema_of(path: Path) -> list[tuple[str, str, str]]:
 
 
 def migrated(path: Path) -> Path:
-    link = Link(path, writes=True)
-    with link.transaction() as connection:
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
         migrate.upgrade(connection)
-    link.close()
+    writer.close()
     return path
 
 
@@ -55,10 +55,10 @@ def test_the_migrations_lead_to_exactly_the_tables(tmp_path: Path) -> None:
 
 
 def test_alembic_finds_no_difference(tmp_path: Path) -> None:
-    link = Link(migrated(tmp_path / "migrated.db"), writes=True)
-    with link.transaction() as connection:
+    writer = WriteConnection(migrated(tmp_path / "migrated.db"))
+    with writer.transaction() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    link.close()
+    writer.close()
 
 
 def test_the_list_of_revisions_is_that_of_the_files() -> None:
@@ -70,10 +70,10 @@ def test_the_list_of_revisions_is_that_of_the_files() -> None:
 
 
 def test_alembic_reads_the_stamp_of_a_fresh_database(path: Path) -> None:
-    link = Link(path, writes=True)
-    with link.transaction() as connection:
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == LATEST
-    link.close()
+    writer.close()
 
 
 def test_opening_again_changes_nothing(path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_database_at_an_earlier_revision_is_upgraded(
 
 def test_0002_gives_what_waits_its_place_in_the_queue(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
-    link = Link(file, writes=True)
-    with link.transaction() as connection:
+    writer = WriteConnection(file)
+    with writer.transaction() as connection:
         migrate.upgrade(connection, "0001")
         for seq, priority in enumerate((0, 0, 2), start=1):
             connection.exec_driver_sql(
@@ -106,7 +106,7 @@ def test_0002_gives_what_waits_its_place_in_the_queue(tmp_path: Path) -> None:
                 (f"{seq:016x}", 100.0 + seq, priority),
             )
         connection.exec_driver_sql("UPDATE tally SET pending = 3")
-    link.close()
+    writer.close()
     open_database(file)
     store = DispatchStore(file)
     claim = store.claim(Schedule.SHORT, 3, 200.5)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sqlalchemy import func, select
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.results import Ambiguous, NotFound
@@ -111,7 +111,7 @@ async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
 
 
 async def test_counts_name_every_state_and_agree_with_the_rows(
-    store: AsyncStore, dispatch: DispatchStore, make_request: Make, link: Link
+    store: AsyncStore, dispatch: DispatchStore, make_request: Make, writer: WriteConnection
 ) -> None:
     assert await store.counts() == dict.fromkeys(RequestState, 0)
     for number, state in enumerate(RequestState, 1):
@@ -121,7 +121,7 @@ async def test_counts_name_every_state_and_agree_with_the_rows(
     dispatch.release([make_request(RequestState.RUNNING).id], 400.5)
     dispatch.recover(400.5, idempotent=set())
     dispatch.collect(400.5, 2, 1e9)
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)
         real = {row[0]: row[1] for row in connection.execute(query)}
     assert await store.counts() == dict.fromkeys(RequestState, 0) | real

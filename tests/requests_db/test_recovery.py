@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
@@ -52,42 +52,42 @@ def test_running_names_the_workers_of_a_lost_daemon(
 ) -> None:
     request = make_request(RequestState.RUNNING)
     make_request()
-    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
+    dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
     [found] = dispatch.running()
     assert (found.id, found.worker_pid, found.worker_started_at) == (request.id, 4711, 190.5)
 
 
 def test_an_idempotent_request_is_queued_again_and_forgets_its_worker(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, operation="launch", max_attempts=2)
-    dispatch.record_started([(request.id, "short-1", 4711, 190.5, 201.5)])
+    dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
     recovery = dispatch.recover(400.5, idempotent=AGAIN)
     [requeued] = recovery.requeued
-    with link.transaction() as connection:
-        assert queries.get(connection, request.id) == requeued
+    with writer.transaction() as connection:
+        assert queries.get(request.id).run(connection) == requeued
     assert (requeued.state, requeued.attempts) == (RequestState.PENDING, 1)
     assert (requeued.worker, requeued.worker_pid, requeued.started_at) == (None, None, None)
     assert [event.data for event in recovery.events] == [{"state": "PENDING"}]
 
 
 def test_any_other_request_fails_as_lost(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, operation="down")
     [failed] = dispatch.recover(400.5, idempotent=AGAIN).failed
-    with link.transaction() as connection:
-        assert queries.get(connection, request.id) == failed
+    with writer.transaction() as connection:
+        assert queries.get(request.id).run(connection) == failed
     assert failed.error is not None
     assert failed.error.kind is ErrorKind.WORKER_LOST
     assert failed.finished_at == 400.5
 
 
 def test_a_request_that_was_to_be_cancelled_is(
-    make_request: Make, dispatch: DispatchStore, link: Link
+    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, operation="launch", max_attempts=2)
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         submitting.cancel(connection, request.id, 300.5)
     [cancelled] = dispatch.recover(400.5, idempotent=AGAIN).cancelled
     assert (cancelled.id, cancelled.state) == (request.id, RequestState.CANCELLED)

@@ -14,7 +14,7 @@ import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import sqlite
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import (
     DatabaseBusy,
@@ -26,6 +26,7 @@ from openenvd.requests_db.errors import (
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
 
 SMALL_DISK_BYTES = 2 * 2**20
@@ -179,30 +180,30 @@ def test_a_damaged_file_is_named(path: Path) -> None:
 
 
 def test_another_process_that_holds_the_file_too_long_is_named(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
 ) -> None:
-    holder = sqlite.create_engine(sqlite.database_url(path), writes=True)
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_SECONDS", 0.0)
-    store = DispatchStore(path)
-    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
-        store.running()
-    assert store.running() == []
-    store.close()
+    holder = sqlite.create_engine(path, 0.0)
+    writer = WriteConnection(path, busy_timeout_seconds=0.0)
+    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"), writer.transaction():
+        pass
+    with writer.transaction() as connection:
+        assert queries.running().run(connection) == []
+    writer.close()
 
 
 def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(path: Path) -> None:
-    link = Link(path, writes=True)
+    writer = WriteConnection(path)
 
     def fail() -> None:
-        with link.transaction() as connection:
+        with writer.transaction() as connection:
             connection.exec_driver_sql("UPDATE tally SET last_event = 7")
             connection.exec_driver_sql("SELECT * FROM songs")
 
     with pytest.raises(DatabaseError, match="no such table"):
         fail()
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         assert connection.exec_driver_sql("SELECT last_event FROM tally").scalar() == 0
-    link.close()
+    writer.close()
 
 
 def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:

@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 from sqlalchemy import insert, select, update
 
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError, InvalidTransition
 from openenvd.requests_db.records import Environment, Outcome, Request
-from openenvd.requests_db.sql.rows import environment_values
+from openenvd.requests_db.sql.rows import ENVIRONMENTS
 from openenvd.requests_db.sql.tables import environments, replicas, requests
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
 from openenvd.requests_db.transactions import observing, submitting
@@ -27,8 +27,8 @@ PAIRS = list(product(RequestState, RequestState))
 NAMES = [f"{before}-{after}" for before, after in PAIRS]
 
 
-def state_of(link: Link, request_id: str) -> RequestState:
-    with link.transaction() as connection:
+def state_of(writer: WriteConnection, request_id: str) -> RequestState:
+    with writer.transaction() as connection:
         query = select(requests.c.state).where(requests.c.id == request_id)
         return RequestState(connection.execute(query).scalar_one())
 
@@ -39,7 +39,7 @@ def test_the_sql_moves_a_request_exactly_where_the_table_allows(
     after: RequestState,
     make_request: Callable[..., Request],
     dispatch: DispatchStore,
-    link: Link,
+    writer: WriteConnection,
 ) -> None:
     request = make_request(before)
     if after is RequestState.PENDING:
@@ -47,12 +47,12 @@ def test_the_sql_moves_a_request_exactly_where_the_table_allows(
     elif after is RequestState.RUNNING:
         dispatch.claim(Schedule.SHORT, 10, 400.5)
     else:
-        dispatch.record_outcomes([Outcome(request.id, after, 400.5)])
+        dispatch.record(outcomes=[Outcome(request.id, after, 400.5)])
         if after is RequestState.CANCELLED and before is RequestState.PENDING:
-            with link.transaction() as connection:
+            with writer.transaction() as connection:
                 submitting.cancel(connection, request.id, 400.5)
     moves = before is not after and after in REQUEST_TRANSITIONS[before]
-    assert state_of(link, request.id) is (after if moves else before)
+    assert state_of(writer, request.id) is (after if moves else before)
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
@@ -73,7 +73,7 @@ def test_a_final_state_never_changes() -> None:
 
 @pytest.mark.parametrize("state", [*RequestState, "LIMBO"])
 def test_the_table_of_requests_takes_the_enum_states_and_no_other(
-    state: str, make_request: Callable[..., Request], link: Link
+    state: str, make_request: Callable[..., Request], writer: WriteConnection
 ) -> None:
     request = make_request()
     final = state in [s for s in RequestState if s.is_final]
@@ -81,31 +81,31 @@ def test_the_table_of_requests_takes_the_enum_states_and_no_other(
     values["finished_at"] = 2.5 if final else None
     change = update(requests).where(requests.c.id == request.id).values(values)
     if state in list(RequestState):
-        with link.transaction() as connection:
+        with writer.transaction() as connection:
             connection.execute(change)
-        assert state_of(link, request.id) == state
+        assert state_of(writer, request.id) == state
     else:
-        with pytest.raises(DatabaseError, match="ck_requests_state"), link.transaction() as c:
+        with pytest.raises(DatabaseError, match="ck_requests_state"), writer.transaction() as c:
             c.execute(change)
 
 
 @pytest.mark.parametrize("state", list(RequestState))
 def test_only_a_final_request_has_finished_at(
-    state: RequestState, make_request: Callable[..., Request], link: Link
+    state: RequestState, make_request: Callable[..., Request], writer: WriteConnection
 ) -> None:
     request = make_request(state)
     wrong = None if state.is_final else 2.5
     change = update(requests).where(requests.c.id == request.id).values(finished_at=wrong)
-    with pytest.raises(DatabaseError, match="ck_requests_finished_at"), link.transaction() as c:
+    with pytest.raises(DatabaseError, match="ck_requests_finished_at"), writer.transaction() as c:
         c.execute(change)
 
 
 def test_only_a_failed_request_has_an_error(
-    make_request: Callable[..., Request], link: Link
+    make_request: Callable[..., Request], writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.SUCCEEDED)
     change = update(requests).where(requests.c.id == request.id).values(error="{}")
-    with pytest.raises(DatabaseError, match="ck_requests_error"), link.transaction() as c:
+    with pytest.raises(DatabaseError, match="ck_requests_error"), writer.transaction() as c:
         c.execute(change)
 
 
@@ -116,11 +116,11 @@ def test_only_a_failed_request_has_an_error(
 def test_an_environment_moves_exactly_where_the_table_allows(
     before: EnvironmentState,
     after: EnvironmentState,
-    link: Link,
+    writer: WriteConnection,
     make_environment: Callable[..., Environment],
 ) -> None:
-    values = environment_values(make_environment("trial")) | {"state": before.value}
-    with link.transaction() as connection:
+    values = ENVIRONMENTS.values(make_environment("trial")) | {"state": before.value}
+    with writer.transaction() as connection:
         connection.execute(insert(environments).values(values))
         event = observing.set_environment_state(connection, "trial", after, None, None, None, 400.5)
         found = connection.execute(select(environments.c.state)).scalar_one()
@@ -131,11 +131,11 @@ def test_an_environment_moves_exactly_where_the_table_allows(
 
 @pytest.mark.parametrize("table", [environments, replicas], ids=lambda table: table.name)
 def test_environments_and_replicas_take_the_enum_states_alone(
-    table: object, link: Link, make_environment: Callable[..., Environment]
+    table: object, writer: WriteConnection, make_environment: Callable[..., Environment]
 ) -> None:
     if table is environments:
         states: list[str] = list(EnvironmentState)
-        row = environment_values(make_environment())
+        row = ENVIRONMENTS.values(make_environment())
         key = "name"
     else:
         states = list(ReplicaState)
@@ -143,8 +143,8 @@ def test_environments_and_replicas_take_the_enum_states_alone(
         row |= {"ordinal": 0, "restarts": 0, "started_at": 1.5}
         key = "id"
     target = environments if table is environments else replicas
-    with link.transaction() as connection:
+    with writer.transaction() as connection:
         for state in states:
             connection.execute(insert(target).values({**row, key: state, "state": state}))
-    with pytest.raises(DatabaseError, match="_state"), link.transaction() as connection:
+    with pytest.raises(DatabaseError, match="_state"), writer.transaction() as connection:
         connection.execute(insert(target).values({**row, key: "x", "state": "LIMBO"}))

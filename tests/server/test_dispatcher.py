@@ -16,7 +16,7 @@ from openenvd.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
@@ -77,7 +77,7 @@ class Bench:
         self.paths = Paths(home)
         self.paths.request_logs.mkdir(parents=True)
         open_database(self.paths.database)
-        self.link = Link(self.paths.database, writes=True)
+        self.writer = WriteConnection(self.paths.database)
         self.store = DispatchStore(self.paths.database)
         self.executor = Executor(free_mb=320)
         self.events: list[Event] = []
@@ -99,15 +99,15 @@ class Bench:
         schedule = Schedule.LONG if operation == "launch" else Schedule.SHORT
         payload = fields.pop("payload", {"source": "echo"})
         new = NewRequest(operation, schedule, payload, max_attempts=3, **fields)
-        with self.link.transaction() as connection:
+        with self.writer.transaction() as connection:
             result = submitting.submit(connection, new, None, time.time(), None)
         assert isinstance(result, Submitted)
         self.dispatcher.submitted(schedule)
         return result.request.id
 
     def read(self, request_id: str) -> Request:
-        with self.link.transaction() as connection:
-            found = queries.get(connection, request_id)
+        with self.writer.transaction() as connection:
+            found = queries.get(request_id).run(connection)
         assert isinstance(found, Request)
         return found
 
@@ -134,7 +134,7 @@ class Bench:
     def close(self) -> None:
         self.dispatcher.stop()
         self.store.close()
-        self.link.close()
+        self.writer.close()
 
 
 @pytest.fixture
@@ -331,7 +331,9 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
         request_id = bench.submit()
         [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
-        bench.store.record_outcomes([Outcome(request_id, RequestState.SUCCEEDED, time.time())])
+        bench.store.record(
+            outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())]
+        )
         log = bench.paths.request_log(request.id)
         log.write_text("done\n")
         bench.dispatcher.start()

@@ -98,7 +98,7 @@ class World:
 
     async def progresses(self, request: Request, data: dict[str, Any]) -> None:
         row = (request.id, data, time.time())
-        self.bus.publish(await asyncio.to_thread(self.dispatch.record_progress, [row]))
+        self.bus.publish(await asyncio.to_thread(self.dispatch.record, progress=[row]))
 
     async def _run(
         self, operation: str, schedule: Schedule, name: str, environment: Environment | None

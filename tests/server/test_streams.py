@@ -68,7 +68,7 @@ async def rest_of(stream: AsyncIterator[bytes]) -> list[tuple[str, str, Json]]:
 
 
 def progress(dispatch: DispatchStore, request: Request, count: int) -> None:
-    dispatch.record_progress([(request.id, {"step": step}, 3.0) for step in range(count)])
+    dispatch.record(progress=[(request.id, {"step": step}, 3.0) for step in range(count)])
 
 
 def succeed(dispatch: DispatchStore, request: Request) -> Outcome:

@@ -13,7 +13,6 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
-_SEQUENCE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _FINAL = "state IN ('SUCCEEDED', 'FAILED', 'CANCELLED')"
 
 
@@ -29,7 +28,7 @@ def upgrade() -> None:
 def _create_requests() -> None:
     op.create_table(
         "requests",
-        sa.Column("seq", _SEQUENCE, primary_key=True, autoincrement=True),
+        sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
         sa.Column("id", sa.String(16), nullable=False),
         sa.Column("operation", sa.Text, nullable=False),
         sa.Column("schedule", sa.Text, nullable=False),
@@ -98,7 +97,6 @@ def _create_index(
         columns,
         unique=unique,
         sqlite_where=condition,
-        postgresql_where=condition,
     )
 
 
@@ -145,7 +143,7 @@ def _create_replicas() -> None:
 def _create_events() -> None:
     op.create_table(
         "events",
-        sa.Column("seq", _SEQUENCE, primary_key=True, autoincrement=False),
+        sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("request_id", sa.String(16)),

@@ -25,7 +25,6 @@ def upgrade() -> None:
         "requests",
         ["schedule", "rank", "seq"],
         sqlite_where=is_pending,
-        postgresql_where=is_pending,
     )
     op.create_table(
         "expectations",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that share a transaction: nobody pays for another's failure, and order is kept."""
+"""Calls that share a transaction: none fails because of another, and order is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.link import Link
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import QueueFull, Submitted
 from openenvd.requests_db.sql import queries
@@ -32,12 +32,14 @@ def break_down(connection: Connection) -> str:
     raise RuntimeError("broken")
 
 
-async def test_a_call_that_raises_is_undone_and_harms_no_other(store: AsyncStore) -> None:
+async def test_a_call_that_raises_is_rolled_back_and_the_others_of_its_group_are_written(
+    store: AsyncStore,
+) -> None:
     calls = [
-        store._write.run(submit, "first"),
-        store._write.run(submit, "second"),
-        store._write.run(break_down),
-        store._write.run(submit, "third"),
+        store._writer.run(submit, "first"),
+        store._writer.run(submit, "second"),
+        store._writer.run(break_down),
+        store._writer.run(submit, "third"),
     ]
     first, second, broken, third = await asyncio.gather(*calls, return_exceptions=True)
     assert [first, second, third] == ["first", "second", "third"]
@@ -46,7 +48,7 @@ async def test_a_call_that_raises_is_undone_and_harms_no_other(store: AsyncStore
     assert [request.idempotency_key for request in found] == ["third", "second", "first"]
 
 
-async def test_calls_that_arrive_while_the_lane_is_busy_share_a_transaction(
+async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
     store: AsyncStore,
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -61,9 +63,9 @@ async def test_calls_that_arrive_while_the_lane_is_busy_share_a_transaction(
     def note(connection: Connection) -> None:
         transactions.append(connection.get_transaction())
 
-    held = asyncio.ensure_future(store._write.run(hold))
+    held = asyncio.ensure_future(store._writer.run(hold))
     await asyncio.to_thread(begun.wait)
-    others = [asyncio.ensure_future(store._write.run(note)) for _ in range(5)]
+    others = [asyncio.ensure_future(store._writer.run(note)) for _ in range(5)]
     await asyncio.sleep(0)  # they begin, and wait
     go_on.set()
     await asyncio.gather(held, *others)
@@ -78,22 +80,6 @@ async def test_a_limit_holds_within_a_shared_transaction(store: AsyncStore) -> N
     assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
 
 
-async def test_patient_calls_let_others_pass_but_never_stand_still(store: AsyncStore) -> None:
-    order: list[str] = []
-
-    async def name(by: AsyncStore, label: str) -> None:
-        await by.names()
-        order.append(label)
-
-    patient = [asyncio.ensure_future(name(store.patient(), "patient")) for _ in range(100)]
-    await asyncio.sleep(0)
-    hurried = [asyncio.ensure_future(name(store, "hurried")) for _ in range(200)]
-    await asyncio.gather(*patient, *hurried)
-    passed = order[: 200 + order[:200].count("patient")]
-    assert 0 < passed.count("patient") < 100
-    assert order.index("hurried") < 16
-
-
 async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
     calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -102,7 +88,7 @@ async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
     assert [type(result) for result in results] == [Submitted, asyncio.CancelledError, Submitted]
 
 
-async def test_what_waits_is_finished_before_a_store_is_closed(path: Path) -> None:
+async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
     store = AsyncStore(path)
     calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(100)]
     await asyncio.sleep(0)
@@ -116,17 +102,11 @@ async def test_an_answer_is_given_after_the_commit(path: Path) -> None:
     store = AsyncStore(path)
     result = await store.submit(CHECK, now=1.5)
     assert isinstance(result, Submitted)
-    other = Link(path, writes=False)
+    other = WriteConnection(path)
     with other.transaction() as connection:
-        assert queries.get(connection, result.request.id) == result.request
+        assert queries.get(result.request.id).run(connection) == result.request
     other.close()
     await store.close()
-
-
-async def test_reading_never_waits_for_a_writer(store: AsyncStore, link: Link) -> None:
-    with link.transaction():
-        assert await store.counts() == dict.fromkeys(await store.counts(), 0)
-        assert await store.list_requests() == []
 
 
 @pytest.mark.parametrize("calls", [1, 200])

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GroupWriter`: an event loop's transactions, several in one commit, on one thread.
+
+    loop ──await──▶ thread ──▶ one transaction, from BEGIN to COMMIT ──▶ back to the loop
+
+A call crosses to the thread once, with a whole transaction. An asynchronous driver would cross for
+every statement, and hold SQLite's write lock across each crossing, that is for as long as the loop
+is busy with something else; the dispatcher would wait for the loop.
+
+Calls that arrive while the thread is busy share its next transaction (group commit), one after
+another in the order of arrival; if one of them raises, the transaction is rolled back and each call
+is repeated alone, so that no call fails because of another. An answer is given only after the
+commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from .write_connection import WriteConnection
+
+MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One transaction's work, and the future of its answer."""
+
+    work: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+
+
+class GroupWriter:
+    """One thread with one connection. All state is the loop's; the thread runs `_perform`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._connection = WriteConnection(path)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="requests-db-writer")
+        self._waiting: deque[_Call] = deque()
+        self._performing: asyncio.Future[list[Any]] | None = None
+
+    async def run(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `work` with a connection in a transaction; returns its result after the commit.
+
+        Raises:
+            DatabaseError: nothing of the transaction has been done.
+        """
+        loop = asyncio.get_running_loop()
+        call = _Call(lambda connection: work(connection, *args, **kwargs), loop.create_future())
+        self._waiting.append(call)
+        if self._performing is None:
+            self._perform_next(loop)
+        result: R = await call.future
+        return result
+
+    async def close(self) -> None:
+        """Finish the calls that wait, then close the connection; safe to call twice."""
+        while self._performing is not None:
+            await asyncio.wait([self._performing])
+        await asyncio.to_thread(self._thread.shutdown)
+        self._connection.close()
+
+    def _perform_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
+        if not group:
+            self._performing = None
+            return
+        self._performing = loop.run_in_executor(self._thread, self._perform, group)
+        self._performing.add_done_callback(lambda done: self._deliver(group, done.result(), loop))
+
+    def _deliver(
+        self, group: list[_Call], answers: list[Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._perform_next(loop)  # first: the thread works while the answers are delivered
+        for call, answer in zip(group, answers, strict=True):
+            if call.future.cancelled():
+                continue  # its client has gone; the transaction is committed all the same
+            if isinstance(answer, Exception):
+                call.future.set_exception(answer)
+            else:
+                call.future.set_result(answer)
+
+    def _perform(self, group: list[_Call]) -> list[Any]:
+        """On the thread: the answer, or the exception, of each call."""
+        if len(group) > 1:
+            with suppress(Exception), self._connection.transaction() as connection:
+                return [call.work(connection) for call in group]
+            # One of them raised, so the transaction was rolled back: each is run alone.
+        return [self._perform_alone(call) for call in group]
+
+    def _perform_alone(self, call: _Call) -> Any:
+        try:
+            with self._connection.transaction() as connection:
+                return call.work(connection)
+        except Exception as exc:
+            return exc

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WriteConnection`: a connection that lives as long as its store, and the lock of all that write.
+
+The connection is opened when first used and again after an error, for whichever single thread uses
+it at the moment. Errors of the driver leave here as ours.
+
+The lock: all connections that write to one file within this process share one `threading.Lock`,
+held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
+loop: a transaction is one function that runs on one thread from end to end.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from . import sqlite
+from .checkpoints import Checkpointer
+
+
+class _WriteLock:
+    """The right to write to one file, and what belongs to whoever holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()
+        self.checkpointer = Checkpointer(path)
+        self.open_connections = 0
+
+
+# Weakly held by path, so that a lock goes with the last connection that shares it.
+_locks: weakref.WeakValueDictionary[Path, _WriteLock] = weakref.WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+def _lock_of(path: Path) -> _WriteLock:
+    with _locks_guard:
+        return _locks.setdefault(path, _WriteLock(path))
+
+
+class WriteConnection:
+    """One connection that writes; any thread may use it, one at a time."""
+
+    def __init__(
+        self, path: Path | str, busy_timeout_seconds: float = sqlite.BUSY_TIMEOUT_SECONDS
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            path: the database's file.
+            busy_timeout_seconds: how long to wait for another process that writes.
+        """
+        self._path = Path(path).resolve()
+        self._engine = sqlite.create_engine(self._path, busy_timeout_seconds)
+        self._shared = _lock_of(self._path)
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing: committed at the end of the block, rolled back when it raises.
+
+        Raises:
+            DatabaseError: SQLite refused; the next transaction opens another connection.
+        """
+        with self._shared.lock:
+            try:
+                connection = self._open()
+                with connection.begin():
+                    yield connection
+                self._shared.checkpointer.committed()
+            except (DBAPIError, sqlite.DriverError) as exc:
+                self._drop()  # what an error leaves of a connection is not worth guessing
+                orig = exc.orig if isinstance(exc, DBAPIError) else exc
+                raise sqlite.error_of(orig, self._path) from exc
+
+    def close(self) -> None:
+        """Close the connection; the next transaction would open another."""
+        with self._shared.lock:
+            self._drop()
+            if self._shared.open_connections == 0:
+                self._shared.checkpointer.close()
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+            self._shared.open_connections += 1
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._shared.open_connections -= 1
+            with suppress(DBAPIError):
+                connection.close()
