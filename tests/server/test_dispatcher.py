@@ -331,9 +331,7 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
         request_id = bench.submit()
         [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
-        bench.store.record(
-            outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())]
-        )
+        bench.store.record(outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())])
         log = bench.paths.request_log(request.id)
         log.write_text("done\n")
         bench.dispatcher.start()
