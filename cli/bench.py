@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from .following import async_option, follow, leave
 from .options import connect, json_option
 from .output import Output, good
-from .queued import follow, leave
 from .source import working_folder
 
 _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
@@ -34,7 +34,7 @@ _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
     "--output-dir", type=click.Path(file_okay=False, path_type=Path),
     help="Where results go; by default below OPENENV_HOME.",
 )  # fmt: skip
-@click.option("--async", "is_async", is_flag=True, help="Print the request's id, and return.")
+@async_option
 @json_option
 def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     """Measure how many sessions an environment holds at once, and how long they take.

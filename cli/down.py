@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv down`: take environments down, their names and ports free afterwards."""
+"""`openenv down` and `prune`: free what environments hold, and what was installed for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
-from . import exit_codes
+from . import exit_codes, phrases
 from .failures import error_lines, request_failure
-from .following import wait_quietly
+from .following import run, wait_quietly
 from .options import connect, json_option
 from .output import Output, good
 
@@ -44,6 +44,26 @@ def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool
         _tell(request, output)
     output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
+
+
+@click.command()
+@json_option
+def prune(as_json: bool) -> int:
+    """Remove virtual environments of projects that no environment uses.
+
+    The next launch of such a project installs its dependencies again.
+    """
+    output = Output(as_json=as_json)
+    result = run(connect(output), "prune", {})["result"]
+    output.json(result)
+    for venv in result["removed"]:
+        made_for = venv["project"] or "a launch that was not finished"
+        output.result(f"removed {phrases.size(venv['freed_bytes'])} of {made_for}")
+    if not result["removed"]:
+        output.result("nothing to remove: what there is is in use, or was within the last minute")
+    else:
+        output.result(f"{phrases.size(result['freed_bytes'])} are free again")
+    return exit_codes.OK
 
 
 def _submit(

@@ -16,7 +16,7 @@ UNREACHABLE = 3  # the daemon cannot be reached or started
 NOT_FOUND = 4  # no such request or environment
 INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as shells say it
 OUT_OF_MEMORY = 137  # the request ran out of memory: 128 + SIGKILL, as shells say it
-BROKEN_PIPE = 141  # whoever read our output went away: 128 + SIGPIPE, as shells say it
+BROKEN_PIPE = 141  # stdout was closed early (SIGPIPE)
 
 
 def of_error(error: ClientError) -> int:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request's log with a spinner, until it is final; and what Ctrl-C does to it.
+"""Queue a LONG request, and leave it or follow its log until it is final.
 
-The first Ctrl-C detaches: the request goes on, and we say how to come back. A second one within
-`SECOND_CHANCE_SECONDS` cancels it. Log lines and spinner are on stderr: stdout is for the result.
+    submit ──▶ leave     (`--async`) print the request's id
+           └─▶ follow    log, spinner and progress bar on stderr; then the result on stdout
+
+The first Ctrl-C detaches: the request goes on, and the command says how to come back. A second one
+within `SECOND_CHANCE_SECONDS` cancels it.
 """
 
 from __future__ import annotations
@@ -15,17 +18,106 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import click
+
 from ..client import following
 from ..client.api import DaemonClient
 from ..requests_db.states import RequestState
-from . import phrases
+from . import exit_codes, phrases
 from .failures import request_failure
-from .options import reconnect
+from .options import Command, reconnect
 from .output import Output, is_coloured, new_console
-from .progress_bar import bar
+
+Json = dict[str, Any]
+# Of a final request: what `--json` prints beside id and error, and the lines for people.
+Conclusion = Callable[[Json], tuple[Json, list[str]]]
 
 SECOND_CHANCE_SECONDS = 2.0
+BAR_WIDTH = 24  # characters
 _REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
+
+
+def submit_options(command: Command) -> Command:
+    """Give a command the options of a request, whatever its operation is."""
+    for decorate in (
+        click.option("--idempotency-key", metavar="KEY",
+                     help="The same key again is the same request."),
+        click.option("--priority", type=click.IntRange(-100, 100), help="Higher runs earlier."),
+        click.option("--retry-oom", is_flag=True,
+                     help="Killed for memory, run again with what it needed."),
+        click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                     help="Longest the whole request may run, once it runs."),
+    ):  # fmt: skip
+        command = decorate(command)
+    return async_option(command)
+
+
+def async_option(command: Command) -> Command:
+    """`--async`, as the argument `is_async`."""
+    text = "Print the request's id, and return."
+    return click.option("--async", "is_async", is_flag=True, help=text)(command)
+
+
+def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
+    """Queue a request with the values of `submit_options`; returns the request."""
+    return client.submit(
+        operation,
+        payload,
+        idempotency_key=options["idempotency_key"],
+        priority=options["priority"],
+        timeout_seconds=options["timeout"],
+        retry_oom=options["retry_oom"] or None,
+    )
+
+
+def leave(request: Json, output: Output) -> int:
+    """Print the request's id, by which it is found again; returns the exit code."""
+    if not output.as_json:
+        click.echo(request["id"])
+    output.json({"request_id": request["id"]})
+    return exit_codes.OK
+
+
+def follow(
+    client: DaemonClient,
+    request: Json,
+    output: Output,
+    conclude: Conclusion,
+    *,
+    is_told_later: Callable[[str], bool] = lambda _: False,
+) -> int:
+    """Show the request's log until it is final, then its result; returns the exit code.
+
+    Args:
+        client: The daemon that has the request.
+        request: The request as it was queued.
+        output: Where log and result go.
+        conclude: Makes the result of the final request.
+        is_told_later: Whether a log line is left out, because the result says the same.
+    """
+    try:
+        final = follow_request(client, request, output, is_told_later=is_told_later)
+    except Detached:
+        output.json({"request_id": request["id"]})
+        return exit_codes.INTERRUPTED
+    result, lines = conclude(final)
+    answer = {"request_id": final["id"], **result}
+    if final.get("error") is not None:
+        answer["error"] = final["error"]
+    output.json(answer)
+    for line in lines:
+        output.result(line)
+    return exit_codes.of_request(final)
+
+
+def bar(progress: Json) -> str:
+    """Draw `━━━━━╌╌╌╌╌ 50 % `, with a space after it; nothing where no total is known."""
+    done, total = progress.get("done"), progress.get("total")
+    if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
+        return ""
+    share = min(1.0, max(0.0, done / total))
+    filled = round(BAR_WIDTH * share)
+    return f"{'━' * filled}{'╌' * (BAR_WIDTH - filled)} {100 * share:.0f} % "
 
 
 class Detached(Exception):

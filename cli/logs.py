@@ -14,8 +14,7 @@ from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
 from . import exit_codes, phrases
 from .failures import environment_failure, request_failure
-from .lookup import find_target
-from .options import connect, json_option
+from .options import connect, find_target, json_option
 from .output import Output
 
 _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen already

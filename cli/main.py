@@ -32,14 +32,14 @@ COMMANDS = {
     "cancel": ("requests", "Cancel requests at once."),
     "bench": ("bench", "Measure how many sessions an environment holds."),
     "down": ("down", "Take environments down."),
-    "prune": ("prune", "Remove what was installed, and nothing uses."),
+    "prune": ("down", "Remove what was installed, and nothing uses."),
     "stop": ("up", "Stop the daemon; environments go on."),
     "check": ("up", "Check this machine."),
     "info": ("up", "The daemon: limits, plan, workers, settings."),
 }
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
-    "130 interrupted, 137 out of memory, 141 nobody read the output."
+    "130 interrupted, 137 out of memory, 141 stdout was closed early."
 )
 
 
@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
     """One command line; its exit code.
 
     Raises:
-        BrokenPipeError: whoever read our output went away.
+        BrokenPipeError: stdout was closed early.
     """
     if arguments and arguments[0] in passthrough.COMMANDS:
         return passthrough.run(arguments)
@@ -176,7 +176,7 @@ def _unknown(name: str) -> str:
 
 
 def _leave_quietly() -> int:
-    """Nobody reads us any more; the interpreter must not complain when it flushes."""
+    """Point the closed stdout at /dev/null, so that flushing it at exit is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return exit_codes.BROKEN_PIPE
 

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands share: `--json`, the connection, and values people write."""
+"""What several commands share: options, the connection, and how targets and sizes are written."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..client import daemon
+from ..client.errors import ApiRefused
 from ..server.settings import Paths
 from .output import Output
+from .source import read_variables
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
+    from ..system.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,14 +64,121 @@ def megabytes(text: str) -> int:
     return int(count)
 
 
-def count_or_auto(text: str) -> int:
-    """A number from 1, or 0 for `auto`.
+def count_or_auto(text: str) -> int | None:
+    """Read a number from 1, or `auto`, which is None.
 
     Raises:
-        click.BadParameter: it is neither.
+        click.BadParameter: It is neither.
     """
     if text.strip().lower() == "auto":
-        return 0
+        return None
     if not text.isdecimal() or int(text) < 1:
         raise click.BadParameter(f"{text!r} is neither a number from 1 nor `auto`")
     return int(text)
+
+
+def declared_options(declaration: type) -> Callable[[Command], Command]:
+    """Give a command a Click option for each option that a dataclass declares."""
+    from ..system.options import options_of
+
+    def decorate(command: Command) -> Command:
+        for item in reversed(options_of(declaration)):
+            if item.flag != "":
+                command = _click_option(item)(command)
+        return command
+
+    return decorate
+
+
+def given_options(declaration: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declared options that were given on the command line, and no others."""
+    from ..system.options import options_of
+
+    given: dict[str, Any] = {}
+    for item in options_of(declaration):
+        value = values.get(item.name)
+        if item.kind is dict:
+            value = read_variables(value or (), os.environ) or None
+        elif item.kind is list:
+            value = list(value or ()) or None
+        elif item.kind is bool and value == item.default:
+            continue
+        if value is not None:
+            given[item.name] = value
+    return given
+
+
+def _click_option(item: Option) -> Callable[[Command], Command]:
+    word = item.name.removesuffix("_seconds").removesuffix("_mb").replace("_", "-")
+    flags = [item.flag or f"--{word}"]
+    more: dict[str, Any] = {"default": None}
+    if item.kind is bool:
+        flags = [f"--{word}/--no-{word}"] if item.default is None else flags
+        more["is_flag"] = True
+    elif item.kind is dict:
+        flags = [f"-{word[0]}", *flags]
+        more = {"multiple": True, "metavar": "KEY[=VALUE]"}
+    elif item.kind is list:
+        more = {"multiple": True, "metavar": item.metavar}
+    else:
+        kind, metavar = _type_of(item)
+        more |= {"type": kind, "metavar": item.metavar or metavar}
+    return click.option(*flags, item.name, help=_help_of(item), **more)
+
+
+def _help_of(item: Option) -> str:
+    """Return the help of an option, with its default, if that is a number or a word."""
+    if not item.default or item.kind not in (int, float, str):
+        return item.help
+    unit = "M" if item.name.endswith("_mb") else ""
+    default = f"{item.default:g}" if item.kind is float else item.default
+    return f"{item.help.rstrip('.')} [{default}{unit}]."
+
+
+def _type_of(item: Option) -> tuple[Any, str | None]:
+    """Return Click's type of an option, and what its help page shows for the value."""
+    if item.auto:
+        return count_or_auto, "N|auto"
+    if item.choices:
+        return click.Choice(item.choices), None
+    if item.name.endswith("_mb"):
+        return megabytes, "SIZE"
+    if item.kind is float:
+        least = item.least if item.above is None else item.above
+        return click.FloatRange(min=least, min_open=item.above is not None), "SECONDS"
+    if item.kind is int:
+        bounds: dict[str, Any] = {"min": item.least, "max": item.most}
+        return click.IntRange(**bounds) if set(bounds.values()) != {None} else int, "N"
+    return str, None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What `NAME|REQUEST_ID` means: an environment or a request, one of the two."""
+
+    environment: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
+
+
+def find_target(client: DaemonClient, text: str) -> Target:
+    """Find the environment of this name, or else the request whose id begins so.
+
+    Raises:
+        ApiRefused: `not_found` with near matches, or `ambiguous`.
+    """
+    try:
+        return Target(environment=client.environment(text))
+    except ApiRefused as exc:
+        if exc.kind != "not_found":
+            raise
+        unknown = exc
+    try:
+        return Target(request=client.request(text))
+    except ApiRefused as exc:
+        if exc.kind != "not_found":
+            raise
+    near = unknown.details.get("near") or []
+    hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists both"
+    message = f"no environment and no request is called {text!r}"
+    details = {**unknown.details, "message": message, "hint": hint}
+    raise ApiRefused(unknown.status, details) from None

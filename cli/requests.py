@@ -12,8 +12,7 @@ from . import exit_codes, phrases
 from .failures import request_failure
 from .following import wait_quietly
 from .options import connect, json_option
-from .output import Output, good
-from .tables import requests_table
+from .output import Output, good, requests_table
 
 DEFAULT_LIMIT = 50
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)

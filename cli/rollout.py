@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from ..operations.options import RolloutOptions
 from ..requests_db.states import RequestState
-from .options import connect, json_option, megabytes
+from .following import follow, leave, submit, submit_options
+from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, good
-from .queued import follow, leave
-from .source import read_variables, working_folder
+from .source import working_folder
 
 CHAT_PREFIX = "openai:"
 CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
@@ -21,64 +22,12 @@ CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are
 KEPT = "  what has finished is kept: the same command again plays what is missing"
 SHOWN_CHARACTERS = 200  # of what a failed episode says
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
-
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--out", required=True, metavar="DIR", help="Where the episodes are written.")
-@click.option("--episodes", type=click.IntRange(min=1), help="How many [256].")
-@click.option("--concurrency", type=click.IntRange(min=1), help="How many at once [64].")
-@click.option("--policy", metavar="POLICY", help="module:function, openai:URL, or random [random].")
-@click.option("--async", "is_async", is_flag=True, help="Print the request's id, and return.")
-@click.option("--max-steps", type=click.IntRange(min=1), help="Most steps of an episode [100].")
-@click.option("--step-timeout", type=_SECONDS, metavar="SECONDS", help="Longest step [60].")
-@click.option(
-    "--policy-timeout", type=_SECONDS, metavar="SECONDS", help="Longest call of the policy."
-)
-@click.option("--episode-timeout", type=_SECONDS, metavar="SECONDS", help="Longest episode.")
-@click.option(
-    "--retries", type=click.IntRange(min=0), help="Further attempts at an episode that fails [2]."
-)
-@click.option("--seed", type=int, help="Of the first episode; each further one, or group, adds 1.")
-@click.option(
-    "--group", type=click.IntRange(min=2), metavar="N",
-    help="N episodes begin alike, and are compared with each other.",
-)  # fmt: skip
-@click.option(
-    "--advantages", metavar="HOW",
-    help="group-normalised (the default with --group), leave-one-out, centred, module:function.",
-)  # fmt: skip
-@click.option(
-    "--filter", "filters", multiple=True, metavar="FILTER",
-    help="Keep min-steps=N, max-steps=N, min-reward=R, max-reward=R; drop failed, zero-advantage, "
-    "or what module:function says. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--format", "form", type=click.Choice(["jsonl", "parquet", "arrow"]), help="Of the files."
-)
-@click.option("--keep-failed", is_flag=True, help="Write episodes that failed, too.")
-@click.option(
-    "--keep-cached", is_flag=True,
-    help="Leave large files in the page cache, to be read at once.",
-)  # fmt: skip
-@click.option(
-    "--buffer", type=megabytes, metavar="SIZE",
-    help="Most memory between sessions and disk [256M].",
-)  # fmt: skip
-@click.option(
-    "--max-loop-lag", type=_SECONDS, metavar="SECONDS",
-    help="Fail when the event loop was held for longer.",
-)  # fmt: skip
-@click.option(
-    "-e", "--env", "variables", multiple=True, metavar="KEY[=VALUE]",
-    help="A variable for the policy; without a value, the one it has here. Repeatable.",
-)  # fmt: skip
-@click.option("--memory", type=megabytes, metavar="SIZE", help="Most memory of the rollout.")
-@click.option("--timeout", type=_SECONDS, metavar="SECONDS", help="Longest it may run altogether.")
-@click.option("--retry-oom", is_flag=True, help="Killed for memory, go on with what it needed.")
-@click.option("--priority", type=click.IntRange(-100, 100), help="Higher runs earlier.")
-@click.option("--idempotency-key", metavar="KEY", help="The same key again is the same request.")
+@declared_options(RolloutOptions)
+@submit_options
 @json_option
 def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: Any) -> int:
     """Run many episodes at environments of this daemon, or at the URLs of any.
@@ -92,14 +41,7 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
     for name in names:
         if "://" not in name:  # one that does not exist is told at once, with what is near
             client.environment(name)
-    request = client.submit(
-        "rollout",
-        payload,
-        idempotency_key=options["idempotency_key"],
-        priority=options["priority"],
-        timeout_seconds=options["timeout"],
-        retry_oom=options["retry_oom"] or None,
-    )
+    request = submit(client, "rollout", payload, options)
     if is_async:
         return leave(request, output)
     kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
@@ -109,34 +51,13 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
 def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """What the operation is given. Only what was said is sent."""
     here = working_folder()
-    policy = options["policy"] or ""
-    chat = [name for name in CHAT_VARIABLES if name in os.environ]
-    variables = [*(chat if policy.startswith(CHAT_PREFIX) else ()), *options["variables"]]
-    said = {
-        "more_names": list(names[1:]) or None,
-        "policy": options["policy"],
-        "env": read_variables(tuple(variables), os.environ) or None,
-        "episodes": options["episodes"],
-        "concurrency": options["concurrency"],
-        "max_steps": options["max_steps"],
-        "step_timeout_seconds": options["step_timeout"],
-        "policy_timeout_seconds": options["policy_timeout"],
-        "episode_timeout_seconds": options["episode_timeout"],
-        "retries": options["retries"],
-        "seed": options["seed"],
-        "group": options["group"],
-        "advantages": options["advantages"],
-        "filters": list(options["filters"]) or None,
-        "format": options["form"],
-        "keep_failed": options["keep_failed"] or None,
-        "keep_cached": options["keep_cached"] or None,
-        "buffer_mb": options["buffer"],
-        "memory_mb": options["memory"],
-        "max_loop_lag_seconds": options["max_loop_lag"],
-    }
-    given = {key: value for key, value in said.items() if value is not None}
+    given = given_options(RolloutOptions, options)
+    if given.get("policy", "").startswith(CHAT_PREFIX):
+        chat = {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}
+        given |= {"env": chat | given.get("env", {})} if chat else {}
+    more = {"more_names": list(names[1:])} if names[1:] else {}
     out = (here / Path(options["out"]).expanduser()).resolve()
-    return {"name": names[0], "out": str(out), "cwd": str(here), **given}
+    return {"name": names[0], **more, "out": str(out), "cwd": str(here), **given}
 
 
 def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -19,10 +19,8 @@ from ..client.errors import ApiRefused, ClientError, ConnectionLost
 from ..requests_db.states import RequestState
 from . import exit_codes, phrases
 from .failures import environment_failure, request_failure
-from .lookup import find_target
-from .options import connect, json_option, reconnect
-from .output import Output, faint, new_console
-from .tables import environments_table, requests_table
+from .options import connect, find_target, json_option, reconnect
+from .output import Output, environments_table, faint, new_console, requests_table
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has a line of each

@@ -215,7 +215,7 @@ def _serve_as_child(
     from .startup import gpus
     from .startup.event_loop import run_loop
 
-    gpus.pin(own.index, config.gpus)
+    gpus.pin(own.index, config.gpus or 0)
 
     try:
         run_loop(_run_child(config, definition, own, scoreboard, head), _exit_soon)

@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..system.options import option
 from ..system.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
@@ -39,7 +40,7 @@ HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
-DEFAULT_ADMISSION_TIMEOUT_SECONDS = 5.0  # how long a client waits for a slot when all are taken
+LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
 MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
@@ -51,28 +52,58 @@ class Serving(StrEnum):
     AS_IS = "as_is"  # the project's own app, untouched
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How sessions are served. Each option is declared here and nowhere else."""
+
+    max_sessions: int | None = option(
+        None, "Most sessions at once, all replicas together.", least=1, most=1_000_000
+    )
+    shards: int | None = option(
+        None,
+        "Processes that serve each replica's sessions; `auto`, the default: one per core.",
+        least=1,
+        most=256,
+        auto=True,
+    )
+    isolate: bool | None = option(
+        None, "A process for each session; by default where the class needs it."
+    )
+    session_memory_mb: int | None = option(
+        None, "Most memory of one isolated session: 64M.", least=LEAST_SESSION_MEMORY_MB
+    )
+    admission_timeout_seconds: float = option(
+        5.0, "How long a client waits for a session when all are taken.", least=0
+    )
+    step_timeout_seconds: float | None = option(
+        None, "Longest reset or step; past it the client gets an error.", above=0
+    )
+    gpus: int | None = option(
+        None, "GPUs of each replica; its shards take them in turn.", least=0, most=64
+    )
+    serve_as_is: bool = option(False, "Run the project's own app, untouched.")
+
+    @property
+    def session_memory_bytes(self) -> int | None:
+        """The memory limit of one isolated session."""
+        return None if self.session_memory_mb is None else self.session_memory_mb * MB
+
+
 @dataclass(frozen=True, slots=True)
-class HostConfig:
-    """What the env host is to serve.
+class HostConfig(ServeOptions):
+    """What the env host is to serve, and how.
 
     Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
     imported with `import_paths` in front of `sys.path`) or `env_class` (`module:Class`).
+    `max_sessions` is this replica's share; None: `DEFAULT_SESSIONS` if the class allows, else 1.
     """
 
     name: str
     app_candidates: tuple[str, ...] = ()
     env_class: str | None = None
     import_paths: tuple[str, ...] = ()
-    max_sessions: int | None = None  # None: `DEFAULT_SESSIONS` if the class allows, otherwise 1
-    step_timeout_seconds: float | None = None
     idle_timeout_seconds: float | None = None
-    serve_as_is: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
-    shards: int | None = None  # processes that serve sessions; None: as many as there are cores
-    admission_timeout_seconds: float = DEFAULT_ADMISSION_TIMEOUT_SECONDS
-    isolate: bool | None = None  # a process for each session; None: where the class needs it
-    gpus: int = 0  # devices; shard i is given device i modulo gpus
-    session_memory_bytes: int | None = None  # of one isolated session
     memory_bytes: int | None = None  # what all of it may use, where it is known
     cores: int | None = None  # the same; None: as many as it may run on
 

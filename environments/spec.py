@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """`EnvironmentSpec`: what a user asked for when launching an environment.
 
-Plain data with a JSON form; it crosses the queue, the database and the worker's pipe. How a
-source becomes something that runs stands in `sources.py`; who runs it, in `providers/`.
+    ServeOptions (env_host.protocol)   how sessions are served
+    └── LaunchOptions                  and how replicas are started: flags of `openenv launch`,
+        │                              fields of the launch's payload
+        └── EnvironmentSpec            and what is launched, under which name
+
+How a source becomes something that runs stands in `sources/`; what runs it, in `providers/`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ..env_host.protocol import DEFAULT_ADMISSION_TIMEOUT_SECONDS
+from ..env_host.protocol import ServeOptions
+from ..system.options import option
+from ..system.units import MB
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What one replica may use; None means "not said".
-
-    From `openenv.yaml`'s `validation.resources`, overridden by the command line.
-    """
+    """What one replica may use, from `validation.resources` of `openenv.yaml`; None: not said."""
 
     cpu: float | None = None
     memory_bytes: int | None = None
@@ -27,40 +29,57 @@ class ResourceRequest:
     episode_timeout_seconds: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions(ServeOptions):
+    """How an environment is started. Each option is declared here and nowhere else."""
+
+    provider: str = option("local", "What runs the replicas.", metavar="NAME")
+    replicas: int = option(1, "Env servers behind one address.", least=1, most=1000)
+    env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
+        dict, "A variable for the environment; without a value, the one it has here. Repeatable."
+    )
+    host: str = option("127.0.0.1", "The address to listen on.", flag="")
+    port: int | None = option(None, "Its port; by default a free one.", least=1, most=65535)
+    memory_mb: int | None = option(
+        None,
+        "Most memory of the launch, and of each replica: 512M, 2G.",
+        least=32,  # the launch itself holds about 25
+    )
+    ready_timeout_seconds: float = option(600.0, "Give up when it is not ready by then.", above=0)
+
+    def check(self) -> None:
+        """Check the options against each other.
+
+        Raises:
+            ValueError: Two of them contradict each other.
+        """
+        if self.session_memory_mb is not None and self.isolate is False:
+            raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
+        if self.serve_as_is and (self.isolate or self.shards is not None):
+            raise ValueError("serve_as_is runs the project's own server: one process, no shards")
+
+
 @dataclass(frozen=True, slots=True)
-class EnvironmentSpec:
+class EnvironmentSpec(LaunchOptions):
     """One environment as it is wanted.
 
-    `source` is a bundled name, an absolute folder with `openenv.yaml`, or `module:Class`.
+    Attributes:
+        name: The environment's name; a path, a label and part of an address.
+        source: A bundled name, an absolute folder with `openenv.yaml`, or `module:Class`.
     """
 
     name: str
     source: str
-    provider: str = "local"
-    replicas: int = 1
-    max_sessions: int | None = None  # per environment; None lets the class and the plan decide
-    env: dict[str, str] = field(default_factory=dict)
-    port: int | None = None  # None: the first free one of the environments' range
-    host: str = "127.0.0.1"
-    ready_timeout_seconds: float = 600.0
-    step_timeout_seconds: float | None = None
-    serve_as_is: bool = False
-    resources: ResourceRequest = field(default_factory=ResourceRequest)
-    shards: int | None = None  # processes of each replica; None: as many as it has cores
-    admission_timeout_seconds: float = DEFAULT_ADMISSION_TIMEOUT_SECONDS
-    isolate: bool | None = None  # a process for each session; None: where the class needs it
-    session_memory_bytes: int | None = None  # of each isolated session
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; `from_json` reads it back."""
-        return asdict(self)
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit of each replica."""
+        return None if self.memory_mb is None else self.memory_mb * MB
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> EnvironmentSpec:
-        """The spec that `to_json` wrote; unknown keys of a newer daemon are ignored."""
-        known = {item.name for item in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
-        resources = values.pop("resources", None) or {}
-        allowed = {item.name for item in fields(ResourceRequest)}
-        picked = {key: value for key, value in resources.items() if key in allowed}
-        return cls(resources=ResourceRequest(**picked), **values)
+    def with_manifest(self, asked: ResourceRequest) -> EnvironmentSpec:
+        """This spec, with what its manifest asks for wherever the user said nothing."""
+        return replace(
+            self,
+            gpus=asked.gpus if self.gpus is None else self.gpus,
+            step_timeout_seconds=self.step_timeout_seconds or asked.episode_timeout_seconds,
+        )

@@ -13,12 +13,34 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+
+from ..system.options import Option, options_of
 
 MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
+MAX_MB = 2**30  # a petabyte: what is more was not meant
 MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
+MAX_ITEMS = 64  # of a list
+LIGHT_BYTES = 30 * 2**20  # what a SHORT operation is expected to use until it has been measured
+
+
+def _absolute(value: str) -> str:
+    if not Path(value).is_absolute():
+        raise ValueError(f"{value!r} is not an absolute path")
+    return value
+
+
+def _variables(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(f"{name!r} cannot be an environment variable")
+    return value
+
+
+AbsolutePath = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_absolute)]
+Variables = Annotated[dict[str, str], AfterValidator(_variables)]
 
 
 class Payload(BaseModel):
@@ -35,6 +57,35 @@ class Payload(BaseModel):
         except UnicodeEncodeError as exc:
             raise ValueError("there is text in it that is not Unicode") from exc
         return data
+
+
+def payload_of(declaration: type) -> Any:
+    """Make the base class of a payload: a field for each option that `declaration` declares."""
+    declared: dict[str, Any] = {item.name: _field(item) for item in options_of(declaration)}
+    return create_model(f"{declaration.__name__}Payload", __base__=Payload, **declared)
+
+
+def _field(item: Option) -> tuple[Any, Any]:
+    bounds: dict[str, Any] = {"ge": item.least, "gt": item.above, "le": item.most or _most(item)}
+    annotation = item.annotation
+    if item.choices:
+        bounds["pattern"] = f"^({'|'.join(item.choices)})$"
+    elif item.kind is str:
+        bounds |= {"min_length": 1, "max_length": MAX_TEXT}
+    elif item.kind is list:
+        annotation = list[Annotated[str, Field(max_length=MAX_TEXT)]]
+        bounds["max_length"] = MAX_ITEMS
+    elif item.name == "env":
+        annotation = Variables
+    given = {name: value for name, value in bounds.items() if value is not None}
+    return annotation, Field(item.default, description=item.help, **given)
+
+
+def _most(item: Option) -> float | None:
+    """The upper bound that follows from the unit."""
+    if item.name.endswith("_seconds"):
+        return MAX_SECONDS
+    return MAX_MB if item.name.endswith("_mb") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ..bench.errors import InvalidPlan
 from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
@@ -56,18 +56,10 @@ class BenchmarkPayload(base.Payload):
     generators: int | None = Field(
         None, ge=1, le=256, description="Processes that make the load; by the cores if left out."
     )
-    output_dir: str | None = Field(
+    output_dir: base.AbsolutePath | None = Field(
         None,
-        max_length=base.MAX_TEXT,
         description="Where results go, an absolute path; below the daemon's home if left out.",
     )
-
-    @field_validator("output_dir")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is not an absolute path")
-        return value
 
     @model_validator(mode="after")
     def _measurable(self) -> Self:

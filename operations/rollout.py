@@ -17,9 +17,10 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -28,20 +29,15 @@ from ..environments.http_get import address_by_name
 from ..environments.layout import Layout
 from ..system.units import MB
 from . import base
+from .options import RolloutOptions
 
 if TYPE_CHECKING:
     from ..rollouts.run import Order, Report
 
-MAX_EPISODES = 10_000_000
-MAX_CONCURRENCY = 10_000
-MAX_GROUP = 10_000
-MAX_FILTERS = 64
-LEAST_BUFFER_MB = 4
-MAX_BUFFER_MB = 2**20
 LOG_SECONDS = 10.0  # between two lines about how far it is
 
 
-class RolloutPayload(base.Payload):
+class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
     """What is to be rolled out, and how."""
 
     name: str = Field(
@@ -50,88 +46,10 @@ class RolloutPayload(base.Payload):
     more_names: list[str] = Field(
         default_factory=list, description="Further environments, which take turns with it."
     )
-    out: str = Field(
-        min_length=1, max_length=base.MAX_TEXT, description="The folder to write to; absolute."
+    out: base.AbsolutePath = Field(min_length=1, description="The folder to write to; absolute.")
+    cwd: base.AbsolutePath | None = Field(
+        None, description="The folder that the policy's module is looked for in; an absolute path."
     )
-    policy: str = Field(
-        "random",
-        min_length=1,
-        max_length=base.MAX_TEXT,
-        description="`package.module:function`, `openai:URL` or `random`.",
-    )
-    cwd: str | None = Field(
-        None,
-        max_length=base.MAX_TEXT,
-        description="The folder that the policy's module is looked for in; an absolute path.",
-    )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables of the policy."
-    )
-    episodes: int = Field(256, ge=1, le=MAX_EPISODES, description="How many, altogether.")
-    concurrency: int = Field(64, ge=1, le=MAX_CONCURRENCY, description="How many at once.")
-    max_steps: int = Field(100, ge=1, description="Most steps of an episode.")
-    step_timeout_seconds: float = Field(
-        60.0, gt=0, le=base.MAX_SECONDS, description="Longest reset or step."
-    )
-    policy_timeout_seconds: float | None = Field(
-        None, gt=0, le=base.MAX_SECONDS, description="Longest call of the policy."
-    )
-    episode_timeout_seconds: float | None = Field(
-        None, gt=0, le=base.MAX_SECONDS, description="Longest episode."
-    )
-    retries: int = Field(2, ge=0, le=1000, description="Further attempts at an episode that fails.")
-    seed: int | None = Field(None, description="Of the first episode; each further one adds 1.")
-    reset: dict[str, Any] = Field(default_factory=dict, description="More for every reset.")
-    group: int | None = Field(
-        None,
-        ge=2,
-        le=MAX_GROUP,
-        description="How many episodes begin alike, and are compared with each other.",
-    )
-    advantages: str | None = Field(
-        None,
-        max_length=base.MAX_TEXT,
-        description="`group-normalised`, `leave-one-out`, `centred` or `package.module:function`.",
-    )
-    filters: list[Annotated[str, Field(max_length=base.MAX_TEXT)]] = Field(
-        default_factory=list,
-        max_length=MAX_FILTERS,
-        description="What is not kept: `min-steps=3`, `zero-advantage`, `package.module:function`.",
-    )
-    format: str = Field(
-        "jsonl", pattern="^(jsonl|parquet|arrow)$", description="jsonl, parquet or arrow."
-    )
-    keep_failed: bool = Field(False, description="Write episodes that failed, too.")
-    keep_cached: bool = Field(
-        False, description="Leave large files in the page cache, to be read at once."
-    )
-    buffer_mb: int = Field(
-        256,
-        ge=LEAST_BUFFER_MB,
-        le=MAX_BUFFER_MB,
-        description="Most memory for what is under way between sessions and disk, in MB.",
-    )
-    memory_mb: int | None = Field(
-        None, ge=32, le=2**30, description="Memory limit of the rollout, in MB."
-    )
-    max_loop_lag_seconds: float | None = Field(
-        None, gt=0, description="Fail when the event loop was ever held for longer."
-    )
-
-    @field_validator("out", "cwd")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not Path(value).is_absolute():
-            raise ValueError(f"{value!r} is not an absolute path")
-        return value
-
-    @field_validator("env")
-    @classmethod
-    def _possible_variables(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, text in value.items():
-            if not name or "=" in name or "\0" in name + text:
-                raise ValueError(f"{name!r} cannot be an environment variable")
-        return value
 
     # Each looks at what is declared, and so was found right or not, before it.
 
@@ -178,25 +96,15 @@ class RolloutPayload(base.Payload):
         from ..rollouts.stages.chosen import Stages
 
         named = {} if self.advantages is None else {"advantages": self.advantages}
+        same = {item.name for item in fields(Order)} & set(type(self).model_fields)
         return Order(
+            **{name: getattr(self, name) for name in same - {"seed"}},
             environments=addresses,
-            policy=self.policy,
             folder=Path(self.out),
-            episodes=self.episodes,
-            concurrency=self.concurrency,
-            max_steps=self.max_steps,
-            step_timeout_seconds=self.step_timeout_seconds,
-            policy_timeout_seconds=self.policy_timeout_seconds,
-            episode_timeout_seconds=self.episode_timeout_seconds,
-            retries=self.retries,
             seed=self.first_seed,
-            reset=self.reset,
             stages=Stages(self.group, filters=tuple(self.filters), **named),
             form=self.format,
-            keep_failed=self.keep_failed,
-            keep_cached=self.keep_cached,
             buffer_bytes=self.buffer_mb * MB,
-            max_loop_lag_seconds=self.max_loop_lag_seconds,
         )
 
 

@@ -75,7 +75,6 @@ class Provider(Protocol):
         program: Program,
         *,
         launch_id: str,
-        memory_limit_bytes: int | None,
         on_started: OnReplica,
     ) -> Replicas:
         """Start all replicas; each is written down where the daemon finds it before it is started.

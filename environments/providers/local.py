@@ -78,7 +78,6 @@ class LocalProvider:
         program: Program,
         *,
         launch_id: str,
-        memory_limit_bytes: int | None,
         on_started: OnReplica,
     ) -> LocalReplicas:
         """Start a shim per replica.
@@ -94,7 +93,7 @@ class LocalProvider:
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
         replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
-        plan = _Plan(self._layout, spec, program, launch_id, memory_limit_bytes, replicas.port)
+        plan = _Plan(self._layout, spec, program, launch_id, replicas.port)
         try:
             for ordinal, share in enumerate(shares):
                 data = plan.run_file(ordinal, share, devices[ordinal])
@@ -203,14 +202,12 @@ class _Plan:
         spec: EnvironmentSpec,
         program: Program,
         launch_id: str,
-        memory_limit_bytes: int | None,
         port: int,
     ) -> None:
         self._layout = layout
         self._spec = spec
         self._program = program
         self._launch_id = launch_id
-        self._memory_limit_bytes = memory_limit_bytes
         self._port = port
         # Which the env host cannot find out: it stands alone, and knows no cgroups.
         self._available_bytes = available_memory_bytes()
@@ -239,7 +236,7 @@ class _Plan:
             "socket_path": str(self._layout.replica_socket(replica_id)),
             "host": self._spec.host,
             "port": self._port,
-            "memory_limit_bytes": self._memory_limit_bytes,
+            "memory_limit_bytes": self._spec.memory_bytes,
             "max_log_bytes": _max_log_bytes(),
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
             "created_at": time.time(),
@@ -254,7 +251,7 @@ class _Plan:
             config,
             max_sessions=max_sessions,
             import_paths=(*links, *config.import_paths),
-            memory_bytes=self._memory_limit_bytes or self._available_bytes,
+            memory_bytes=self._spec.memory_bytes or self._available_bytes,
             cores=self._cores,
         )
         environ = child_environment(
@@ -313,7 +310,7 @@ def _devices(spec: EnvironmentSpec) -> list[Devices]:
     Raises:
         InvalidSpec: there are too few.
     """
-    count = spec.resources.gpus or 0
+    count = spec.gpus or 0
     if not count:
         return [()] * spec.replicas
     found = gpus.find_gpus({**os.environ, **spec.env})

@@ -7,11 +7,11 @@ Decided once per launch, the same for all replicas; `providers/` turns it into p
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...env_host.protocol import HostConfig
+from ...env_host.protocol import HostConfig, ServeOptions
 from ..errors import InvalidSpec
 from ..spec import EnvironmentSpec
 from .manifest import Manifest
@@ -105,9 +105,8 @@ def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> P
         name=project.manifest.name,
         app_candidates=app_candidates(package, project.manifest.app),
         import_paths=paths,
-        serve_as_is=spec.serve_as_is,
         manifest=_plain(project.manifest.data),
-        **_wishes(spec),
+        **_serve_options(spec),
     )
     links = {} if is_importable else {str(package): project.folder}
     return Program(python, project.folder, config, links)
@@ -126,20 +125,12 @@ def _class_config(
         env_class=reference,
         import_paths=paths,
         manifest={} if manifest is None else _plain(manifest.data),
-        **_wishes(spec),
+        **_serve_options(spec),
     )
 
 
-def _wishes(spec: EnvironmentSpec) -> dict[str, Any]:
-    """What the user said of how sessions are served."""
-    return {
-        "step_timeout_seconds": spec.step_timeout_seconds or spec.resources.episode_timeout_seconds,
-        "shards": spec.shards,
-        "admission_timeout_seconds": spec.admission_timeout_seconds,
-        "isolate": spec.isolate,
-        "gpus": spec.resources.gpus or 0,
-        "session_memory_bytes": spec.session_memory_bytes,
-    }
+def _serve_options(spec: EnvironmentSpec) -> dict[str, Any]:
+    return {item.name: getattr(spec, item.name) for item in fields(ServeOptions)}
 
 
 def _import_paths(folder: Path) -> tuple[str, ...]:

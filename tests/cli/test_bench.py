@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.cli.progress_bar import WIDTH, bar
+from openenvd.cli.following import BAR_WIDTH, bar
 
 from .conftest import Command
 
@@ -34,8 +34,8 @@ def test_nonsense_is_refused_without_a_daemon(
     ("progress", "filled", "words"),
     [
         ({"done": 0, "total": 4}, 0, "0 %"),
-        ({"done": 1, "total": 4}, WIDTH // 4, "25 %"),
-        ({"done": 9, "total": 4}, WIDTH, "100 %"),
+        ({"done": 1, "total": 4}, BAR_WIDTH // 4, "25 %"),
+        ({"done": 9, "total": 4}, BAR_WIDTH, "100 %"),
     ],
 )
 def test_the_bar_is_as_long_as_the_work_is_done(

@@ -14,13 +14,7 @@ from openenvd.cli.rollout import _conclude, _payload, _summary
 from ..client.fake_daemon import FakeDaemon
 from .conftest import Command
 
-NOTHING = {
-    "policy": None, "variables": (), "episodes": None, "concurrency": None, "max_steps": None,
-    "step_timeout": None, "episode_timeout": None, "retries": None, "seed": None, "form": None,
-    "keep_failed": False, "keep_cached": False, "buffer": None, "memory": None,
-    "max_loop_lag": None, "out": "out",
-    "policy_timeout": None, "group": None, "advantages": None, "filters": (),
-}  # fmt: skip
+NOTHING: dict[str, Any] = {"out": "out"}
 
 
 def test_only_what_was_said_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +55,7 @@ def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.Monke
 
 def test_stages_are_sent_as_they_were_said() -> None:
     said = {"group": 4, "advantages": "leave-one-out", "filters": ("min-steps=3", "failed")}
-    sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout": 2.5})
+    sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout_seconds": 2.5})
     assert {key: sent[key] for key in said} == {**said, "filters": ["min-steps=3", "failed"]}
     assert sent["policy_timeout_seconds"] == 2.5
 

@@ -237,7 +237,7 @@ def eats_too_much(host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_session_over_its_cap_is_killed_by_the_kernel_alone(start: StartHost) -> None:
     if (why := one_group()) is not None:
         pytest.skip(f"no memory cgroups: {why}")
-    host = start("Single", max_sessions=2, session_memory_bytes=64 * MEGABYTE)
+    host = start("Single", max_sessions=2, session_memory_mb=64)
     answer, told = eats_too_much(host)
     assert "killed for memory" in answer["data"]["message"]
     assert "64 MB" in answer["data"]["message"]
@@ -248,7 +248,7 @@ def test_a_session_over_its_cap_is_killed_by_the_kernel_alone(start: StartHost) 
 
 def test_without_cgroups_a_watchdog_kills_sessions_over_their_cap(start: StartHost) -> None:
     host = start(
-        "Single", max_sessions=2, session_memory_bytes=64 * MEGABYTE,
+        "Single", max_sessions=2, session_memory_mb=64,
         env={"NO_CGROUPS": "1"},
     )  # fmt: skip
     answer, told = eats_too_much(host)

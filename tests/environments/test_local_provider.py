@@ -33,7 +33,7 @@ from openenvd.environments.providers.local import (
 )
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
+from openenvd.environments.spec import EnvironmentSpec
 from openenvd.processes.resources.limits import read_limits
 from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.shim.client import ShimClient, read_status_file
@@ -48,7 +48,6 @@ def start(home: Path, source: str = "echo", *, cwd: Path = Path("/"), **fields: 
         spec,
         program_of(spec, resolve(source, cwd), None),
         launch_id=LAUNCH_ID,
-        memory_limit_bytes=None,
         on_started=lambda _: None,
     )
 
@@ -110,7 +109,7 @@ def test_gpus_that_are_not_there_are_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InvalidSpec, match="there is no GPU here"):
-        start(home, resources=ResourceRequest(gpus=1))
+        start(home, gpus=1)
     assert run_files.all_of(layout.runs) == []
 
 
@@ -154,7 +153,7 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
 
 def test_each_replica_is_told_its_gpus(home: Path, layout: Layout) -> None:
     given = {"CUDA_VISIBLE_DEVICES": "2,3,4,5"}
-    replicas = start(home, replicas=2, env=given, resources=ResourceRequest(gpus=2))
+    replicas = start(home, replicas=2, env=given, gpus=2)
     try:
         environs = [run_file.data["env"] for run_file in run_files.all_of(layout.runs)]
         assert [e["CUDA_VISIBLE_DEVICES"] for e in environs] == ["2,3", "4,5"]

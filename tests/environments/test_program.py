@@ -115,10 +115,10 @@ def test_the_session_limit_reaches_the_projects_convention() -> None:
 
 def test_what_was_said_of_serving_reaches_the_host(tmp_path: Path) -> None:
     resources = ResourceRequest(gpus=2, episode_timeout_seconds=7.0)
-    spec = EnvironmentSpec(
-        "x", "echo", resources=resources, shards=3, admission_timeout_seconds=0.5, isolate=True,
-        session_memory_bytes=2**26,
-    )  # fmt: skip
+    said = EnvironmentSpec(
+        "x", "echo", shards=3, admission_timeout_seconds=0.5, isolate=True, session_memory_mb=64
+    )
+    spec = said.with_manifest(resources)
     sources: tuple[str | Project, ...] = ("echo", "module:Class", project(tmp_path / "p"))
     for source in sources:
         found = resolve(source, tmp_path) if isinstance(source, str) else source
@@ -131,5 +131,5 @@ def test_what_was_said_of_serving_reaches_the_host(tmp_path: Path) -> None:
 
 def test_a_step_timeout_that_was_said_wins_over_the_manifests() -> None:
     resources = ResourceRequest(episode_timeout_seconds=7.0)
-    spec = EnvironmentSpec("x", "echo", resources=resources, step_timeout_seconds=2.0)
+    spec = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0).with_manifest(resources)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0
