@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -38,7 +37,6 @@ class Dependencies:
     logs: LogWatcher
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
-    stop: Callable[[], None]
 
 
 # Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,

@@ -84,7 +84,7 @@ async def health(deps: Injected) -> Json:
 @router.post("/stop", status_code=202)
 async def stop(deps: Injected) -> Json:
     """End the daemon. Environments go on; queued requests wait for the next one."""
-    deps.stop()
+    deps.stopping.set()
     return {"stopping": True, "pid": deps.identity["pid"]}
 
 

@@ -24,7 +24,7 @@ SANSIO = "uvicorn.protocols.websockets.websockets_sansio_impl"
 USED = {  # what: who uses it
     "uvicorn.protocols.http.auto:AutoHTTPProtocol": "env_host/serving",
     f"{SANSIO}:WebSocketsSansIOProtocol": "env_host/serving",
-    "uvicorn.server:Server.capture_signals": "server/daemon.py",
+    "uvicorn.server:Server.capture_signals": "server/listening.py",
     "uvicorn.server:Server.on_tick": "env_host/serving",
     "uvicorn.server:Server.startup": "env_host/serving",
     "uvicorn.server:Server.shutdown": "env_host/serving",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.daemon import VITAL_THREADS, _Daemon, _hold_lock
+from openenvd.server.daemon import VITAL_THREADS, Daemon
+from openenvd.server.home_lock import hold_lock
 from openenvd.server.settings import Paths, Settings
 
 
@@ -18,33 +19,33 @@ def fail() -> None:
     raise ValueError("a defect")
 
 
-def run_to_its_death(name: str) -> None:
+def run_until_it_fails(name: str) -> None:
     thread = threading.Thread(target=fail, name=name)
     thread.start()
     thread.join()
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Daemon]:
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
     paths = Paths(tmp_path)
-    with _hold_lock(paths) as lock:
-        yield _Daemon(paths, Settings(), None, None, lock)
+    with hold_lock(paths) as lock:
+        yield Daemon(paths, Settings(), None, None, lock)
 
 
 @pytest.mark.parametrize("name", sorted(VITAL_THREADS))
-async def test_a_daemon_ends_when_it_could_only_pretend_to_work(
-    daemon: _Daemon, name: str, caplog: pytest.LogCaptureFixture
+async def test_a_daemon_stops_when_a_vital_thread_dies(
+    daemon: Daemon, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    daemon._mind_threads()
-    run_to_its_death(name)
-    await asyncio.wait_for(daemon._stopping.wait(), 10)
+    daemon.watch_threads()
+    run_until_it_fails(name)
+    await asyncio.wait_for(daemon.stopping.wait(), 10)
     assert f"the thread {name} died" in caplog.text
     assert "a defect" in caplog.text
 
 
-async def test_a_daemon_lives_on_without_a_thread_that_is_not_vital(daemon: _Daemon) -> None:
-    daemon._mind_threads()
-    run_to_its_death("log-watcher")
+async def test_a_daemon_goes_on_without_a_thread_that_is_not_vital(daemon: Daemon) -> None:
+    daemon.watch_threads()
+    run_until_it_fails("log-watcher")
     await asyncio.sleep(0.05)
-    assert not daemon._stopping.is_set()
+    assert not daemon.stopping.is_set()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's parts: made, connected, started, and stopped in the opposite order.
+
+    database (migrate, recover) ──▶ plan, memory estimates ──▶ executor ◀──▶ dispatcher
+                                └─▶ stores ──▶ reconciler, submitter ──▶ `Dependencies` ──▶ API
+
+Requests that an earlier daemon left RUNNING are recovered before anything is made that could claim
+them: queued again when their operation is idempotent, failed as lost otherwise. Environments of an
+earlier daemon are adopted before the API answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from ..executor import BurstableExecutor, FirstZygote, Plan, settle_leftovers, sweep_orphans
+from ..operations import registry
+from ..processes.resources.limits import Limits
+from ..requests_db.async_store import AsyncStore
+from ..requests_db.dispatch_store import DispatchStore
+from ..requests_db.errors import DatabaseError
+from ..requests_db.migrate import open_database
+from ..requests_db.states import Schedule
+from ..system.loop_lag import EventLoopLagMonitor
+from .api.dependencies import Dependencies
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.memory_estimates import MOST_KEPT, Declared, MemoryEstimates
+from .dispatch.planning import plan_for
+from .dispatch.submission import Submitter
+from .errors import DaemonError
+from .events.bus import EventBus
+from .events.log_files import LogWatcher
+from .reconcile.reconciler import Reconciler
+from .settings import Paths, Settings
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def running_parts(
+    paths: Paths,
+    settings: Settings,
+    limits: Limits,
+    identity: dict[str, Any],
+    zygote: FirstZygote | None,
+    stopping: asyncio.Event,
+) -> AsyncIterator[Dependencies]:
+    """Run everything but HTTP within the block.
+
+    Args:
+        paths: the daemon's home, whose lock is held.
+        settings: those in force.
+        limits: what this machine gives.
+        identity: the contents of `daemon.json`.
+        zygote: the workers' fork server, when it was forked before the daemon's imports.
+        stopping: set when the block ends; the API's streams end with it.
+
+    Raises:
+        DaemonError: the database cannot be used, or a daemon does not fit on this machine.
+    """
+    loop = asyncio.get_running_loop()
+    bus = EventBus(loop)
+    with _database_failure_as_reason():
+        open_database(paths.database)
+        dispatch_store, store = DispatchStore(paths.database), AsyncStore(paths.database)
+        _recover(dispatch_store, paths)
+        plan, estimates = _learned_plan(limits, settings, dispatch_store)
+    executor, dispatcher = _queue_side(
+        paths, settings, plan, estimates, dispatch_store, bus, zygote
+    )
+    reconciler = Reconciler(store, bus, paths)
+    logs = LogWatcher(loop)
+    lag = EventLoopLagMonitor("the daemon's loop")
+    try:
+        with _database_failure_as_reason():
+            await reconciler.start()
+        executor.start()
+        dispatcher.start()
+        lag.start()
+        yield Dependencies(
+            paths=paths,
+            settings=settings,
+            identity=identity,
+            limits=asdict(limits),
+            store=store,
+            executor=executor,
+            reconciler=reconciler,
+            dispatcher=dispatcher,
+            submitter=Submitter(store, dispatcher, bus, settings),
+            bus=bus,
+            logs=logs,
+            lag=lag,
+            stopping=stopping,
+        )
+    finally:
+        stopping.set()
+        await reconciler.stop()
+        await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
+        await asyncio.to_thread(executor.stop, settings.cancel_grace_seconds)
+        lag.stop()
+        logs.close()
+        await store.close()
+        dispatch_store.close()
+
+
+def _queue_side(
+    paths: Paths,
+    settings: Settings,
+    plan: Plan,
+    estimates: MemoryEstimates,
+    store: DispatchStore,
+    bus: EventBus,
+    zygote: FirstZygote | None,
+) -> tuple[BurstableExecutor, Dispatcher]:
+    dispatcher: Dispatcher
+    executor = BurstableExecutor(
+        plan,
+        preload=registry.PRELOAD,
+        home=str(paths.home),
+        on_event=lambda event: dispatcher.deliver(event),
+        cancel_grace_seconds=settings.cancel_grace_seconds,
+        first_zygote=zygote,
+    )
+    dispatcher = Dispatcher(
+        store,
+        executor,
+        publish=bus.publish_from_thread,
+        operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
+        paths=paths,
+        settings=settings,
+        estimates=estimates,
+        budget_bytes=plan.budget_bytes,
+    )
+    return executor, dispatcher
+
+
+def _recover(store: DispatchStore, paths: Paths) -> None:
+    """End what is left of an earlier daemon's workers, and settle their requests."""
+    running = store.running()
+    workers = [(r.worker_pid, r.worker_started_at) for r in running]
+    survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
+    if survivors:
+        log.warning("ended %d workers of an earlier daemon", len(survivors))
+    ran = [(r.worker, r.worker_pid, str(paths.request_log(r.id))) for r in running]
+    settle_leftovers(paths.request_logs, [(w, p, path) for w, p, path in ran if w and p])
+    idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
+    recovery = store.recover(time.time(), idempotent=idempotent)
+    if recovery.requeued or recovery.failed:
+        log.warning(
+            "recovered: %d requests queued again, %d failed as lost",
+            len(recovery.requeued),
+            len(recovery.failed),
+        )
+
+
+def _learned_plan(
+    limits: Limits, settings: Settings, store: DispatchStore
+) -> tuple[Plan, MemoryEstimates]:
+    """Plan by what peaks have taught; by what operations declare, where that leaves no room."""
+    declared = {
+        op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
+        for op in registry.OPERATIONS
+    }
+    known = store.expectations(MOST_KEPT)
+    plan = plan_for(limits, settings, registry.expected_bytes())
+    estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
+    shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}
+    with contextlib.suppress(DaemonError):
+        plan = plan_for(limits, settings, shares)
+    return plan, estimates
+
+
+@contextmanager
+def _database_failure_as_reason() -> Iterator[None]:
+    """A database that cannot be read or written is a reason not to start."""
+    try:
+        yield
+    except DatabaseError as exc:
+        raise DaemonError("database", str(exc), getattr(exc, "hint", None)) from exc

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the daemon answers: two sockets, uvicorn on them, and the files by which it is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from .. import __version__
+from ..system.process_identity import ProcessIdentity
+from .api.security import ensure_token
+from .errors import DaemonError
+from .home_lock import state_unwritable
+from .housekeeping.runtime_dir import held
+from .settings import Paths, Settings
+
+LISTEN_BACKLOG = 2048
+SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
+
+
+def bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket]:
+    """Bind and listen on the TCP port and the Unix socket.
+
+    Raises:
+        DaemonError: the port is in use, or the folder of sockets cannot be written.
+    """
+    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        tcp.bind(("127.0.0.1", settings.port))
+        tcp.listen(LISTEN_BACKLOG)  # this too fails when another process was first
+    except OSError as exc:
+        tcp.close()
+        raise DaemonError(
+            "port_in_use",
+            f"port {settings.port} cannot be bound: {_who_listens(settings.port)}",
+            "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
+        ) from exc
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with held(paths.sockets):
+            paths.socket.unlink(missing_ok=True)  # ours: we hold the home's lock
+            unix.bind(str(paths.socket))
+            paths.socket.chmod(0o600)
+            unix.listen(LISTEN_BACKLOG)
+    except OSError as exc:
+        unix.close()
+        tcp.close()
+        raise state_unwritable(paths, exc) from exc
+    return tcp, unix
+
+
+def identity_of(paths: Paths, tcp: socket.socket) -> dict[str, Any]:
+    """Describe this daemon for `daemon.json`."""
+    port = tcp.getsockname()[1]
+    return {
+        "pid": os.getpid(),
+        "pid_started_at": time.time() - ProcessIdentity.of(os.getpid()).age_seconds(),
+        "version": __version__,
+        "address": f"http://127.0.0.1:{port}",
+        "port": port,
+        "socket": str(paths.socket),
+        "home": str(paths.home),
+        "started_at": time.time(),
+    }
+
+
+def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
+    """Write `daemon.json`, by which clients find the daemon; return the token that they need.
+
+    Raises:
+        DaemonError: the home cannot be written.
+    """
+    try:
+        token = ensure_token(paths.token)
+        _write_private(paths.daemon_file, identity)
+    except OSError as exc:
+        raise state_unwritable(paths, exc) from exc
+    return token
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: the daemon has its own."""
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        """Configure uvicorn for `app`; it listens on sockets that are bound already."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level=settings.log_level,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def _who_listens(port: int) -> str:
+    from ..environments.providers.ports import holder_of, name_of
+
+    holder = holder_of(port)
+    if holder is None:
+        return "another process listens there"
+    return f"pid {holder.pid} ({name_of(holder)}) listens there"
+
+
+def _write_private(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
