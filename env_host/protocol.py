@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The env host's doors, as plain constants and values: standard library alone.
+"""The env host's interface to the shim, as plain constants and values: standard library alone.
 
-Two doors. Towards clients: OpenEnv's WebSocket protocol, whose error codes are below
-(source: upstream `openenv` 0.10.0, `core/env_server/types.py`, `WSErrorCode`).
-Towards whoever started it (a shim): the environment variables it reads, and the *notify pipe*,
-one JSON object a line, host to shim:
+The shim sets environment variables, and reads the *notify pipe*, one JSON object a line:
 
     {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
      "shards": 4, "isolate": false}
@@ -16,12 +13,12 @@ one JSON object a line, host to shim:
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
      "peak_bytes", "isolated": false, "out_of_memory": null, "detector": null,
      "limit_bytes": null}}
-                                                                 a process below it has died;
-     with "shared_state": true and no shard: the one that held the shared state
+                                                                 a child has exited; with
+     "shared_state": true and no shard: the process that held the shared state
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
 
-`serving` is a `Serving`; `max_sessions` is null when nobody counts them (`as_is`: there are no
-shards then). `sessions` of a `shard_exit` is how many ended with it.
+`serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is`: there
+are no shards then). `sessions` of a `shard_exit`: how many ended with it. Error codes: `errors.py`.
 """
 
 from __future__ import annotations
@@ -39,14 +36,14 @@ CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
-DEFAULT_SESSIONS = 1024  # at once, when nobody said and the class supports concurrent sessions
+DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
 MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 
 class Serving(StrEnum):
-    """Who answers the sessions."""
+    """Which application answers the sessions."""
 
     SESSIONS = "sessions"  # the env host
     AS_IS = "as_is"  # the project's own app, untouched
@@ -91,7 +88,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig(ServeOptions):
-    """What the env host is to serve, and how.
+    """What the env host serves, and how.
 
     Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
     imported with `import_paths` in front of `sys.path`) or `env_class` (`module:Class`).
@@ -108,12 +105,12 @@ class HostConfig(ServeOptions):
     cores: int | None = None  # the same; None: as many as it may run on
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; `from_json` reads it back."""
+        """Return plain JSON, which `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostConfig:
-        """The configuration that `to_json` wrote."""
+        """Read the configuration that `to_json` wrote."""
         values = dict(data)
         for key in ("app_candidates", "import_paths"):
             values[key] = tuple(values.get(key, ()))

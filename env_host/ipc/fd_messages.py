@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages with descriptors between the processes of one replica, and how connections travel.
 
-    host ◀──link i──▶ shard i         one SEQPACKET pair each: what begins, ends, fails
+    supervisor ◀──link i──▶ shard i         one SEQPACKET pair each: what begins, ends, fails
     shard a ──inbox b──▶ shard b      one SEQPACKET pair each, every shard has all writing ends;
                                       they outlive the shard, so that nothing sent is lost with it
 
@@ -48,13 +48,13 @@ class Post:
             self._loop.add_reader(end.fileno(), self._read)
 
     def send(self, message: Message) -> None:
-        """Send it now, or as soon as there is room."""
+        """Send a message now, or as soon as there is room."""
         self._unsent.append(message)
         if len(self._unsent) == 1:
             self._flush()
 
     def close(self) -> None:
-        """Neither read nor send any more; the socket stays its owner's."""
+        """Stop reading and sending; the socket stays open."""
         if self._closed:
             return
         self._closed = True
@@ -68,7 +68,7 @@ class Post:
                 if not send_message(self._end, self._unsent[0]):
                     self._watch_for_room()
                     return
-            except OSError:  # the reader's end tells of it
+            except OSError:  # reading reports it
                 pass
             close_all(self._unsent.popleft().fds)
         if self._is_writing and not self._closed:

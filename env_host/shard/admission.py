@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets the next slot, and how long one waits for it: one `Admission` in each shard.
+"""Decides which connection gets the next slot, and how long it waits: one `Admission` a shard.
 
     arrival, wants a session ──▶ `consider` ──room──▶ promised a slot, served here
                                      │ none
@@ -10,11 +10,11 @@
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
 A client waits before its handshake is answered: until then a connection is its descriptor and the
-bytes of its head, and can go to whichever shard has room first. Only what would outlast a client's
-patience for a handshake, and sessions that are begun over HTTP, waits here (`wait_for_room`).
+bytes of its head, and can go to whichever shard has room first. After the handshake wait only
+sessions that would exceed a client's handshake timeout, or begin over HTTP (`wait_for_room`).
 
-A promise is kept until the session begins, in the same turn or the next. One that comes to nothing
-(the client left, the handshake was none) is forgotten after `PROMISE_SECONDS`.
+A promise is kept until the session begins, in the same iteration or the next. One that is not used
+(the client left, the handshake was invalid) is dropped after `PROMISE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .acceptor import Arrival
 
 HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
 PROMISE_SECONDS = 1.0
-LOOK_SECONDS = 0.01  # while somebody waits
-FAIR_SECONDS = 0.05  # who waits for this much longer than another goes first
+CHECK_SECONDS = 0.01  # while a connection waits
+FAIR_SECONDS = 0.05  # a connection that waits this much longer than another goes first
 
 
 @dataclass(slots=True)
 class _Ticket:
-    """What was decided of a connection, for the moment when it asks for its slot."""
+    """What was decided about a connection before it asks for its slot."""
 
-    given_at: int
+    issued_at: int
     rest_seconds: float | None  # that it may still wait; None: it was promised a slot
 
 
 class Admission:
-    """The waiting room of one shard. On the event loop only."""
+    """The connections of one shard that wait for a slot; on the event loop only."""
 
     def __init__(
         self,
@@ -55,8 +55,17 @@ class Admission:
         refuse: Callable[[Arrival], None] | None = None,
         hand_over: Callable[[Arrival, int], None],
     ) -> None:
-        """`refuse` is given where `serve` does not come to ask for its slot here: then whom it
-        serves counts at once, and nothing is promised."""
+        """Wait for `changed` and for timers.
+
+        Args:
+            scoreboard: Where the room of all shards is read.
+            index: This shard's row.
+            timeout_seconds: How long a connection may wait.
+            serve: Serves a connection here.
+            refuse: Answers a connection that gets no slot; given where sessions run in other
+                processes: then a served connection counts at once, and no slot is promised.
+            hand_over: Sends a connection to another shard.
+        """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]
         self._others = scoreboard.others(index) if index < scoreboard.shards else []
@@ -74,25 +83,25 @@ class Admission:
     # Before the handshake
 
     def consider(self, arrival: Arrival) -> None:
-        """Serve it, hand it over, or let it wait."""
+        """Serve a connection, hand it over, or let it wait."""
         bisect.insort(self._waiting, arrival, key=lambda a: a.since)
-        self._look()
+        self._check()
 
     def forget(self, arrival: Arrival) -> None:
-        """It has left."""
+        """Drop a connection whose client has left."""
         if arrival in self._waiting:
             self._waiting.remove(arrival)
-            self._tell()
+            self._publish()
 
     def changed(self) -> None:
-        """A slot may have become free."""
+        """Look again soon: a slot may have become free."""
         if self._waiting or self._local:
-            self._look_in(0.0)
+            self._check_in(0.0)
 
     # After the handshake
 
     def take_promise(self) -> bool:
-        """Whether the next session was promised a slot; it is taken at once then."""
+        """Take the slot that the next session was promised; False when it was promised none."""
         self._drop_stale_tickets()
         if not self._tickets or self._tickets[0].rest_seconds is not None:
             return False
@@ -100,7 +109,7 @@ class Admission:
         return True
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
-        """Return True when there is room, False when it has been waited for long enough."""
+        """Wait for room; False when the time to wait is over."""
         rest = self._take_ticket()
         if rest is None:
             return has_room()
@@ -116,27 +125,27 @@ class Admission:
 
     @property
     def totals(self) -> tuple[int, int]:
-        """Sessions and slots of all shards together."""
+        """The sessions and the slots of all shards together."""
         slots = self._scoreboard.shard_counters()
         counts = [(counters[Field.SESSIONS], counters[Field.MAX_SESSIONS]) for counters in slots]
         return sum(taken for taken, _ in counts), sum(most for _, most in counts)
 
     def stop(self) -> None:
-        """Nobody waits any more: each is served, and told why not."""
+        """Serve all that wait, so that each is refused with the reason."""
         self._stopped = True
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
-            self._pass(arrival, 0.0)
+            self._admit(arrival, 0.0)
         for future in list(self._local):
             _settle(future)
-        self._tell()
+        self._publish()
 
     def _take_ticket(self) -> float | None:
         self._drop_stale_tickets()
         if not self._tickets:
             return self._timeout_seconds
         ticket = self._tickets.popleft()
-        self._tell()
+        self._publish()
         return ticket.rest_seconds
 
     async def _wait_locally(self, deadline: float) -> None:
@@ -150,33 +159,33 @@ class Admission:
             if future in self._local:
                 self._local.remove(future)
 
-    # Looking
+    # Placement
 
-    def _look_in(self, seconds: float) -> None:
+    def _check_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._drop_stale_tickets()
         self._place()
         self._expire()
         self._wake()
-        self._tell()
+        self._publish()
         if self._waiting or self._tickets:
-            self._look_in(LOOK_SECONDS if self._waiting else PROMISE_SECONDS)
+            self._check_in(CHECK_SECONDS if self._waiting else PROMISE_SECONDS)
 
     def _place(self) -> None:
-        given: Counter[int] = Counter()  # the others' slots do not show yet what they were sent
+        sent: Counter[int] = Counter()  # the others' counters do not show it yet
         while self._waiting:
             now = now_microseconds()
             index = place_of(self._waiting[0].since, self._counters, self._others, now)
             if index is None:
                 return
             if index == self._counters.index:
-                self._pass(self._waiting.pop(0), None)
-            elif given[index] < self._scoreboard[index].room:
-                given[index] += 1
+                self._admit(self._waiting.pop(0), None)
+            elif sent[index] < self._scoreboard[index].room:
+                sent[index] += 1
                 self._hand_over(self._waiting.pop(0), index)
             else:
                 return
@@ -188,27 +197,27 @@ class Admission:
             before = min(before, HANDSHAKE_SECONDS)
         rest = self._timeout_seconds - before
         while self._waiting and now - self._waiting[0].since >= before * MICROSECONDS:
-            self._pass(self._waiting.pop(0), rest)
+            self._admit(self._waiting.pop(0), rest)
 
-    def _pass(self, arrival: Arrival, rest_seconds: float | None) -> None:
+    def _admit(self, arrival: Arrival, rest_seconds: float | None) -> None:
         if self._refuse is not None and rest_seconds is None:
             self._serve(arrival)
             return
         self._tickets.append(_Ticket(now_microseconds(), rest_seconds))
-        self._tell()
+        self._publish()
         (self._refuse or self._serve)(arrival)
 
     def _wake(self) -> None:
-        """Let those who wait here look again, as many as there is room for."""
+        """Wake as many local waiters as there is room for."""
         for future in list(self._local)[: self._counters.room]:
             _settle(future)
 
     def _drop_stale_tickets(self) -> None:
         oldest = now_microseconds() - int(PROMISE_SECONDS * MICROSECONDS)
-        while self._tickets and self._tickets[0].given_at < oldest:
+        while self._tickets and self._tickets[0].issued_at < oldest:
             self._tickets.popleft()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         counters = self._counters
         counters[Field.PROMISED] = sum(ticket.rest_seconds is None for ticket in self._tickets)
         counters[Field.WAITING] = len(self._waiting) + len(self._local)
@@ -216,7 +225,7 @@ class Admission:
 
 
 def place_of(since: int, own: Counters, others: Sequence[Counters], now: int) -> int | None:
-    """Which shard is to serve what has waited since then; None: it goes on waiting.
+    """Return the shard that is to serve a connection; None while it has to wait.
 
     The oldest of all goes first, as long as the shard that it waits in can do something about it.
     """

@@ -40,15 +40,18 @@ class ConnectionRegistry:
         self._is_over = asyncio.Event()
 
     def new_id(self) -> str:
+        """Return a new session id that names this process."""
         return new_session_id(self._owner)
 
     def on_change(self, count: int) -> None:
+        """Take note of the number of sessions."""
         self._count = count
         self._check_if_over()
         self._on_count()
         self._flush_soon()
 
     def on_begin(self, session: Session, socket: Attached) -> None:
+        """Report a session and a copy of its socket."""
         if socket.transport is None or (fd := duplicate(socket.transport)) is None:
             return
         token = self._tokens[session.id] = next(self._numbers)
@@ -56,6 +59,7 @@ class ConnectionRegistry:
         self._flush_soon()
 
     def on_end(self, session: Session) -> None:
+        """Report that a session has ended."""
         token = self._tokens.pop(session.id, None)
         self._check_if_over()
         if token is None:

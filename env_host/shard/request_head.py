@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first bytes of a connection say of where it belongs; and session ids that say it too.
+"""Routes a connection by its first bytes, and by session ids that name their process.
 
-Only as much of HTTP is understood as decides that; what answers the connection reads the same bytes
-again, with care.
+Only as much of HTTP is parsed as decides that; the server that answers the connection parses the
+same bytes again, with care.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from urllib.parse import parse_qs
 
 SESSION_PATHS = (b"/ws", b"/mcp")
 END_OF_HEAD = b"\r\n\r\n"
-MAX_HEAD_BYTES = 64 * 1024  # of what is longer nothing is understood
+MAX_HEAD_BYTES = 64 * 1024  # a longer head is not parsed
 
 _GENERATIONS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a connection wants to go."""
+    """What a connection asks for."""
 
-    wants_session: bool = False  # it will begin a session of its own
-    session_id: str | None = None  # it is for this one
-    is_upgrade: bool = False  # to a WebSocket: what follows is for the same session
+    wants_session: bool = False  # the connection begins a session of its own
+    session_id: str | None = None  # it is for this session
+    is_upgrade: bool = False  # to a WebSocket: all that follows is for the same session
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that a session is in."""
+    """The process that has a session."""
 
-    index: int  # its slot on the board
+    index: int  # its row of the scoreboard
     generation: int
 
 
 def read_head(data: bytes) -> Head:
-    """What a request's head says; nothing, when it is none."""
+    """Parse a request's head; an invalid one gives an empty `Head`."""
     line, _, rest = data.partition(b"\r\n")
     words = line.split(b" ")
     if len(words) != 3:
@@ -49,14 +49,14 @@ def read_head(data: bytes) -> Head:
 
 
 def new_session_id(owner: Owner) -> str:
-    """A random id that names its owner in its last digits."""
+    """Return a random id that names its owner in its last digits."""
     digits = uuid.uuid4().hex
     generation = owner.generation % _GENERATIONS
     return str(uuid.UUID(f"{digits[:24]}{owner.index:04x}{generation:04x}"))
 
 
 def owner_of(session_id: str) -> Owner | None:
-    """Who made this id; None when it is none of ours. It may be gone by now."""
+    """Return the owner of an id, which may have exited; None for an id from elsewhere."""
     try:
         digits = uuid.UUID(session_id).hex
     except ValueError:

@@ -5,10 +5,10 @@
                     ▲                            │
                     └── result, failure, loss ◀──┴── REPLY / FAILURE / EOF
 
-A call keeps its share of what may be in flight until its *reply* comes, not only while somebody
-waits for it: a state process that has stalled is not buried under calls that were given up.
+A call counts as in flight until its *reply* comes, not only while its caller waits: a stalled state
+process is not buried under calls that were given up.
 A reply finds its call by request id, which is never used twice, on a connection that belongs to
-one epoch; a reply that fits no call ends the connection. So no caller can get another's.
+one epoch; a reply that fits no call ends the connection. No caller can get the reply of another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from . import frames as wire
-from . import limits as limits
+from . import limits
 from .errors import (
     BodyTooLarge,
     WireError,
@@ -40,7 +40,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class Pending:
-    """One call, from being made until its reply; its future may be done long before."""
+    """A call from its start until its reply; its future may be done long before."""
 
     __slots__ = ("body", "deadline", "future", "method", "session", "value")
 
@@ -61,7 +61,7 @@ class Pending:
         self.deadline = deadline
 
     def fail(self, error: Exception) -> None:
-        """Tell the caller, if one is still there."""
+        """Raise an error in the caller, unless it has given up."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -91,23 +91,23 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def in_flight(self) -> int:
-        """How many calls have been sent and not been answered."""
+        """The number of calls sent and not answered."""
         return len(self._sent)
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for their turn."""
+        """The number of calls that wait to be sent."""
         return len(self._queue)
 
     def new_session(self) -> int:
-        """A number that no other session of this connection has or had."""
+        """Return a number that no other session of this connection has or had."""
         self._last_session += 1
         return self._last_session
 
     def call(
         self, session: int, method: str, value: bytes, body: wire.Buffer | None, deadline: float
     ) -> asyncio.Future[Any]:
-        """A future of the method's result; `deadline` is of the monotonic clock."""
+        """Return a future of the method's result; `deadline` is monotonic."""
         future = self._loop.create_future()
         pending = Pending(future, session, method, value, body, deadline)
         if self.lost is not None:
@@ -125,21 +125,21 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def leave(self, session: int) -> None:
-        """A session is over."""
+        """Tell the state process that a session is over."""
         self._outgoing.send(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
 
     def close(self) -> None:
-        """End it; what is in flight fails."""
+        """Close the connection; all calls in flight fail."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """HELLO was sent before there was a transport."""
+        """Attach the transport; HELLO was sent before there was one."""
         self._transport = cast(asyncio.Transport, transport)
         self._outgoing.attach(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
+        """Return the buffer to read into."""
         return self._incoming.room()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -147,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self._take(self._incoming.frames(nbytes))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail everything at once; nothing is sent again."""
+        """Fail all calls at once; none is sent again."""
         self._transport = None
         self._outgoing.detach()
         if self._timer is not None:
@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
     def _fail_all(self, lost: WorldLost) -> None:
         if not self.welcomed.done():
             self.welcomed.set_exception(lost)
-            self.welcomed.exception()  # it may be that nobody waits for it any more
+            self.welcomed.exception()  # its caller may have given up
         everything = [pending for pending, _ in self._sent.values()] + list(self._queue)
         self._sent.clear()
         self._queue.clear()
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             pending.fail(WorldLost(str(lost)))
 
     def _pump(self) -> None:
-        """Send what there is room for, in order; forget what has no caller any more."""
+        """Send the calls that there is room for, in order; drop those whose caller has given up."""
         while self._queue:
             pending = self._queue[0]
             size = 0 if pending.body is None else len(pending.body)
@@ -230,10 +230,10 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self, frame: Frame) -> None:
         pending, size = self._sent.get(frame.request_id, (None, 0))
         if pending is None or pending.session != frame.session:
-            raise WireError(f"a reply to call {frame.request_id}, which waits for none")
+            raise WireError(f"a reply to call {frame.request_id}, which is not in flight")
         del self._sent[frame.request_id]
         self._bytes -= size
-        if pending.future.done():  # nobody waits for it any more
+        if pending.future.done():  # its caller has given up
             return
         if frame.kind == Kind.REPLY:
             pending.future.set_result(decode_result(frame.flags, frame.value, frame.body))
@@ -241,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
             pending.future.set_exception(_failure(pending.method, frame.value))
 
     def _watch(self, deadline: float) -> None:
-        """One timer for all calls: it is set to the earliest deadline seen since it fired."""
+        """Set the one timer of all calls to the earliest deadline seen since it fired."""
         if deadline >= self._timer_at:
             return
         if self._timer is not None:
@@ -268,10 +268,10 @@ class Connection(asyncio.BufferedProtocol):
 async def open_connection(
     address: str, shard: str, on_lost: Callable[[WorldLost], None]
 ) -> Connection:
-    """A connection that was welcomed.
+    """Connect to the state process, and wait for its WELCOME.
 
     Raises:
-        OSError, TimeoutError, WorldLost: it was not.
+        OSError, TimeoutError, WorldLost: There was none.
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -291,7 +291,7 @@ async def open_connection(
 
 
 def socket_name(address: str) -> str:
-    """What the kernel calls an address; `@…` is one without a file (unix(7), abstract)."""
+    """Return the kernel's form of an address; `@…` has no file (unix(7), abstract)."""
     return "\0" + address[1:] if address.startswith("@") else address
 
 

@@ -17,17 +17,16 @@ HostError
 
 from __future__ import annotations
 
+from ...system.websocket import INTERNAL_ERROR_CLOSE
 from ..errors import HostError, SessionEnded, StartError
-
-LOST_CLOSE = 1011  # WebSocket: the server met a condition that prevents it from going on
 
 
 class WorldError(HostError):
-    """A call of the shared state did not succeed."""
+    """A call of the shared state failed."""
 
 
 class WorldCallFailed(WorldError):
-    """The method itself raised, or there is none of that name.
+    """The method itself raised, or there is no method of that name.
 
     `kind` is the name of the exception's type, as the state process knows it.
     """
@@ -39,27 +38,27 @@ class WorldCallFailed(WorldError):
 
 
 class WorldTimeout(WorldError):
-    """No reply within the call's time; it is not sent again, as it may have had effects."""
+    """There was no reply in time; the call is not sent again, as it may have had effects."""
 
 
 class WorldBusy(WorldTimeout):
-    """The call was not sent: those before it fill what may be in flight."""
+    """The call was not sent: too many or too large calls are in flight."""
 
 
 class BodyTooLarge(WorldError):
-    """More bytes than one call or one reply may carry."""
+    """A call or reply has more bytes than allowed."""
 
 
 class WorldLost(WorldError, SessionEnded):
     """The state process, or the way to it, is gone. Nothing is known of calls in flight."""
 
     def __init__(self, reason: str) -> None:
-        SessionEnded.__init__(self, reason, LOST_CLOSE)
+        SessionEnded.__init__(self, reason, INTERNAL_ERROR_CLOSE)
 
 
 class WireError(HostError):
-    """What arrived is not a frame of ours, or not one that may come here."""
+    """The peer sent no valid frame, or one that is not allowed here."""
 
 
 class StateFailed(StartError):
-    """The state process ended before it was ready."""
+    """The state process exited before it was ready."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames between a shard and the state process: bytes to frame, frame to bytes. Pure.
+"""The frames between a shard and the state process, encoded and decoded without I/O.
 
     header (40 bytes, little-endian) │ method name │ value, as JSON │ body, raw
 
@@ -20,9 +20,9 @@ from .errors import BodyTooLarge, WireError
 HEADER = struct.Struct("<IBBHIIIIQQ")
 MAX_VALUE_BYTES = 16 * MB  # of JSON in one frame
 MAX_BODY_BYTES = 256 * MB  # of one body; a WebSocket message of 100 MB fits
-READ_BYTES = 256 * 1024  # what is read at once
+READ_BYTES = 256 * 1024  # most bytes of one read
 
-# How a frame carries what it carries. Plain ints: an `IntFlag` costs a microsecond at each use.
+# Flags. Plain ints: an `IntFlag` costs a microsecond at each use.
 HAS_BODY = 1
 HAS_VALUE = 2
 
@@ -30,7 +30,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a frame says. C: client (a shard) to state process; S: the other way."""
+    """The kind of a frame; C: client (a shard) to state process, S: the other way."""
 
     HELLO = 1  # C  once: the shard's name
     WELCOME = 2  # S  once: the epoch that every later frame must carry
@@ -44,7 +44,7 @@ _FIRST_KIND, _LAST_KIND = int(Kind.HELLO), int(Kind.LEAVE)
 
 
 class Frame(NamedTuple):
-    """One frame; `body` is None when it has none."""
+    """A decoded frame; `body` is None when it has none."""
 
     kind: int
     flags: int
@@ -69,7 +69,7 @@ def encode(
     body: Buffer | None = None,
     flags: int = 0,
 ) -> bytes:
-    """Header, name, value and body as the bytes of one frame."""
+    """Return header, name, value and body as the bytes of one frame."""
     body_bytes = 0 if body is None else len(body)
     length = len(name) + len(value) + body_bytes
     if body is not None:
@@ -90,11 +90,11 @@ def encode(
 
 
 def encode_value(value: Any) -> bytes:
-    """`value` as JSON.
+    """Encode a value as JSON.
 
     Raises:
-        TypeError, ValueError: it has no JSON form.
-        BodyTooLarge: it is too long; large data belongs into the body.
+        TypeError, ValueError: The value has no JSON form.
+        BodyTooLarge: It is too long; large data belongs into the body.
     """
     data = _dump(value)
     if len(data) > MAX_VALUE_BYTES:
@@ -105,9 +105,9 @@ def encode_value(value: Any) -> bytes:
 
 
 class Incoming:
-    """Cuts what arrives into frames; the buffer of one connection.
+    """Splits received bytes into frames; the buffer of one connection.
 
-    Use: read into `room()`, then iterate over `frames(count)`.
+    Read into `room()`, then iterate over `frames(count)`.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Incoming:
         self._end = 0
 
     def room(self) -> memoryview:
-        """Where to read to; never empty."""
+        """Return the buffer to read into; never empty."""
         if self._start == self._end:
             self._start = self._end = 0
         if len(self._buffer) - self._end < READ_BYTES // 2:
@@ -124,17 +124,17 @@ class Incoming:
         return memoryview(self._buffer)[self._end :]
 
     def frames(self, count: int) -> Iterator[Frame]:
-        """The frames that are complete with `count` more bytes.
+        """Yield the frames that are complete with `count` more bytes.
 
         Raises:
-            WireError: the stream is broken; nothing after this can be trusted.
+            WireError: The stream is broken; nothing after this can be trusted.
         """
         self._end += count
         while (frame := self._next()) is not None:
             yield frame
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """As `frames`, for bytes that were read elsewhere."""
+        """Return the frames that are complete with bytes that were read elsewhere."""
         room = self.room()
         room[: len(data)] = data
         return self.frames(len(data))
@@ -152,7 +152,7 @@ class Incoming:
         return frame
 
     def _move(self) -> None:
-        """Bring what is unfinished to the front, of a buffer that holds all of it."""
+        """Move an unfinished frame to the front of a buffer that can hold all of it."""
         unfinished = self._buffer[self._start : self._end]
         size = READ_BYTES
         if len(unfinished) >= HEADER.size:
@@ -170,7 +170,7 @@ def _checked_length(header: tuple[int, ...]) -> int:
         or value_bytes > MAX_VALUE_BYTES
         or body_bytes > MAX_BODY_BYTES
     ):
-        raise WireError("what arrived is no frame")
+        raise WireError("the received bytes are no frame")
     return length
 
 
@@ -183,7 +183,7 @@ def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
         at += name_bytes
         value = _load(data[at : at + value_bytes]) if value_bytes else None
     except ValueError as exc:
-        raise WireError(f"a frame whose text is none: {exc}") from exc
+        raise WireError(f"a frame with invalid text: {exc}") from exc
     at += value_bytes
     body = None
     if flags & HAS_BODY:
@@ -192,7 +192,7 @@ def _decode(header: tuple[int, ...], data: bytearray, at: int) -> Frame:
 
 
 def _json_functions() -> tuple[Callable[[Any], bytes], Callable[[bytes | bytearray], Any]]:
-    """The quickest there are: a project's own Python has pydantic for certain, orjson perhaps."""
+    """Choose the fastest: a project's own Python has pydantic for certain, orjson perhaps."""
     try:
         import orjson
     except ImportError:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods of a state may be called, and how. Signatures are inspected once.
+"""Which methods of a state may be called, and how; signatures are inspected once.
 
     class Choir:                                    # what `create_state()` returns
         def mix(self, body: bytes, *, at: int, session: int) -> tuple[dict, bytes]: ...
         async def wait_for_song(self) -> dict: ...
-        def session_ended(self, session: int) -> None: ...   # called by us, once for each
-        def close(self) -> None: ...                         # called by us, at the orderly end
+        def session_ended(self, session: int) -> None: ...   # called here, once for each
+        def close(self) -> None: ...                         # called here, at the orderly end
 
-Every public method may be called. A parameter named `session` is filled in with who calls (an int,
-never given to two sessions); one named `body` with the call's bytes, when it has any. What comes
-back: None, a JSON value, bytes, or (JSON value, bytes).
+Every public method may be called. A parameter named `session` gets the number of the calling
+session (an int, never given to two sessions), one named `body` the call's bytes, when it has any.
+A method returns None, a JSON value, bytes, or (JSON value, bytes).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .frames import HAS_BODY, HAS_VALUE, encode_value
 SESSION_ENDED = "session_ended"
 CLOSE = "close"
 EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
-OURS = frozenset({SESSION_ENDED, CLOSE})  # called by us, never by a client
+RESERVED = frozenset({SESSION_ENDED, CLOSE})  # never called by a client
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of the state."""
+    """A method of the state that clients may call."""
 
     function: Callable[..., Any]
     is_async: bool
@@ -37,10 +37,10 @@ class Method:
     takes_body: bool
 
     def call(self, session: int, value: Any, body: bytes | None) -> Any:
-        """Its result, or an awaitable of it.
+        """Return the result of the method, or an awaitable of it.
 
         Raises:
-            TypeError: the arguments are not what it takes.
+            TypeError: The arguments are not what it takes.
         """
         arguments = value if value is not None else {}
         if self.takes_session:
@@ -53,17 +53,17 @@ class Method:
 
 
 def methods_of(state: Any) -> dict[str, Method]:
-    """The methods that clients may call, by name."""
+    """Return the methods that clients may call, by name."""
     names = (name for name in dir(type(state)) if not name.startswith("_"))
-    found = {name: getattr(state, name) for name in names if name not in OURS}
+    found = {name: getattr(state, name) for name in names if name not in RESERVED}
     return {name: _method(found[name]) for name in found if inspect.isroutine(found[name])}
 
 
 def encode_result(result: Any) -> tuple[bytes, bytes | None, int]:
-    """Value, body and flags of a reply.
+    """Return the value, body and flags of a reply.
 
     Raises:
-        TypeError, ValueError: it is none of what a method may return.
+        TypeError, ValueError: The result is not what a method may return.
     """
     if result is None:
         return b"", None, 0
@@ -75,7 +75,7 @@ def encode_result(result: Any) -> tuple[bytes, bytes | None, int]:
 
 
 def decode_result(flags: int, value: Any, body: bytes | None) -> Any:
-    """What the method returned."""
+    """Return what the method returned, from the parts of a reply."""
     if not flags & HAS_BODY:
         return value
     return (value, body) if flags & HAS_VALUE else body

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StateProcess`: the host's hold on the process that holds the state.
+"""`StateProcess`: the process that holds the shared state, as its supervisor sees it.
 
-The host has the listening socket, to which only its own user may connect, and forks the state
-process to serve it. When that dies (`reap`), the host forks the next (`start_if_due`) with the next
-epoch; connects of the meantime wait in the socket's queue. A state that dies at once again and
-again is started ever more slowly, but never given up: without it there is no session.
+The supervisor has the listening socket, to which only its own user may connect, and forks the state
+process to serve it. When that exits (`reap`), the supervisor forks the next (`start_if_due`) with
+the next epoch; connects of the meantime wait in the socket's queue. A state process that exits
+early again and again is restarted ever later, but never given up: without it there is no session.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from .server import StateServer
 BACKLOG = 128  # shards that connect at the same time
 READY_SECONDS = 60.0  # for `create_state`
 STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
-WATCH_SECONDS = 1.0  # how often it looks whether its host is still there
-LIVED_WELL_SECONDS = 10.0  # one that lived so long is replaced at once
+WATCH_SECONDS = 1.0  # how often it checks that its supervisor is alive
+LONG_LIFE_SECONDS = 10.0  # after such a life the next is started at once
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
-STATE_CONFIG = "shared_state"  # the key of a `StateOrders` in what a started process is told
+STATE_CONFIG = "shared_state"  # the key of a `StateOrders` in what a started process is values
 
-Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is told, descriptors: its pid
+Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is values, descriptors: its pid
 
 log = logging.getLogger("openenvd.env_host")
 
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """What the host tells a state process."""
+    """What the supervisor tells a state process."""
 
     epoch: int
-    host_pid: int
+    supervisor_pid: int
     listen_fd: int
     ready_fd: int
 
@@ -77,22 +77,22 @@ class StateExit:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The exit as a sentence for people."""
         how = f"killed by {self.signal_name}" if self.signal_name else f"exit {self.exit_code}"
         return (
-            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) ended "
-            f"after {self.seconds:.1f} s: {how}; its sessions are over"
+            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) exited "
+            f"after {self.seconds:.1f} s: {how}; its sessions have ended"
         )
 
 
-def restart_delay_seconds(seconds: float, short_lives: int) -> float:
-    """How long to wait before the next one; `short_lives` in a row, this one included."""
-    failures = 0 if seconds >= LIVED_WELL_SECONDS else short_lives - 1
+def restart_delay_seconds(seconds: float, early_exits: int) -> float:
+    """Return how long to wait before the next start, after so many early exits in a row."""
+    failures = 0 if seconds >= LONG_LIFE_SECONDS else early_exits - 1
     return backoff_seconds(failures, first=FIRST_DELAY_SECONDS, longest=MAX_DELAY_SECONDS)
 
 
 class StateProcess:
-    """The state process of one host. Used from the host alone, which is single-threaded."""
+    """The state process of one supervisor, which is single-threaded."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class StateProcess:
         with suppress(ImportError):
             importlib.import_module("uvloop")  # before a fork: to load a library is not for after
         self._folder: str | None = None
-        if sys.platform == "linux":  # a name without a file: nothing is left when we are killed
+        if sys.platform == "linux":  # a name without a file: nothing is left after a SIGKILL
             self.address = f"@openenvd-world-{secrets.token_hex(16)}"
         else:
             self._folder = tempfile.mkdtemp(prefix="oe-world-")  # 0700
@@ -115,21 +115,21 @@ class StateProcess:
         self._listener.bind(socket_name(self.address))
         self._listener.listen(BACKLOG)
         self._started_at = 0.0
-        self._short_lives = 0
+        self._early_exits = 0
         self.epoch = 0
         self.pid: int | None = None
         self.due: float | None = None  # when the next one is to be started
 
     @property
     def listen_fd(self) -> int:
-        """What shards need not keep."""
+        """The listening socket, which children must not keep."""
         return self._listener.fileno()
 
     def start(self, *, wait: bool = True) -> None:
-        """Fork the next one. `wait`: until it is ready.
+        """Start the next state process; with `wait`, return when it is ready.
 
         Raises:
-            StateFailed: it ended before it was ready.
+            StateFailed: It exited before it was ready.
         """
         assert self.pid is None
         self.epoch += 1
@@ -152,26 +152,26 @@ class StateProcess:
             os.close(reading)
 
     def reap(self) -> StateExit | None:
-        """How it ended, if it has; `due` says when the next one is to be started."""
+        """Return how the process exited, if it has; `due` says when the next is to be started."""
         if self.pid is None:
             return None
         ended, status, usage = os.wait4(self.pid, os.WNOHANG)
-        return self.died(status, usage.ru_maxrss * 1024) if ended else None
+        return self.record_exit(status, usage.ru_maxrss * 1024) if ended else None
 
     def start_if_due(self) -> None:
-        """Fork the next one, if it is time; does not wait until it is ready."""
+        """Start the next process, if one is due, without waiting until it is ready."""
         if self.due is not None and time.monotonic() >= self.due:
             try:
                 self.start(wait=False)
-            except OSError as exc:  # no room for a process: that must not be the host's end
+            except OSError as exc:  # no room for a process: the supervisor goes on
                 self.due = time.monotonic() + MAX_DELAY_SECONDS
                 log.warning("the shared state has no process yet: %s", exc)
 
-    def died(self, status: int, peak_bytes: int | None = None) -> StateExit:
-        """Take note of what `waitpid` said."""
+    def record_exit(self, status: int, peak_bytes: int | None = None) -> StateExit:
+        """Record the exit that `waitpid` reported, and when the next start is due."""
         assert self.pid is not None
         lived = time.monotonic() - self._started_at
-        self._short_lives = 0 if lived >= LIVED_WELL_SECONDS else self._short_lives + 1
+        self._early_exits = 0 if lived >= LONG_LIFE_SECONDS else self._early_exits + 1
         code, number = split_wait_status(status)
         found = StateExit(
             pid=self.pid,
@@ -180,7 +180,7 @@ class StateProcess:
             exit_code=code,
             signal_name=None if number is None else signal_name(number),
             seconds=round(lived, 3),
-            restart_in_seconds=restart_delay_seconds(lived, self._short_lives),
+            restart_in_seconds=restart_delay_seconds(lived, self._early_exits),
             peak_bytes=peak_bytes,
         )
         self.pid = None
@@ -188,7 +188,7 @@ class StateProcess:
         return found
 
     def stop(self) -> None:
-        """End it and remove the socket; returns when it has ended. Tolerates being called again."""
+        """Stop the process, and remove the socket; returns when it has exited. Idempotent."""
         self.due = None
         if self.pid is not None:
             _stop(self.pid)
@@ -207,7 +207,7 @@ class StateProcess:
 
 
 def shares_state(env_class: Any) -> bool:
-    """Whether a class asks for a shared state."""
+    """Return whether the sessions of a class share a state."""
     return bool(getattr(env_class, "SHARED_STATE", False))
 
 
@@ -216,35 +216,39 @@ def start_state_process(
     fds_to_close: Callable[[], Iterable[int]] = tuple,
     spawn: Spawn | None = None,
 ) -> StateProcess:
-    """Fork the state process; returns when it is ready. In the host, before the shards.
+    """Start the state process before the shards; return when it is ready.
 
-    `fds_to_close`: what the host has open and the state process must not keep. `spawn`: starts
-    it as a program of its own, where a fork is not safe.
+    Args:
+        env_class: A class that declares `SHARED_STATE = True`.
+        fds_to_close: Returns the descriptors that the state process must not keep.
+        spawn: Starts it as a new program, where a fork is not safe.
 
     Raises:
-        StateFailed: there is no `create_state`, or it raised.
+        StateFailed: There is no `create_state`, or it raised.
     """
     process = StateProcess(env_class, fds_to_close, spawn)
     process.start()
     return process
 
 
-def serve_as_program(env_class: Any, told: dict[str, Any]) -> Never:
-    """Be the state process of a host that could not fork; `told` is what `spawn` was given."""
-    orders = StateConfig(**told)
+def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
+    """Be the state process of a supervisor that could not fork; `values` is what `spawn` got."""
+    orders = StateConfig(**values)
     for fd in (orders.listen_fd, orders.ready_fd):
         os.set_inheritable(fd, False)
     _become(env_class, orders, ())
 
 
 def _become(env_class: Any, orders: StateConfig, to_close: Iterable[int]) -> Never:
-    """Serve and end the process: nothing of the host's may run in its child."""
+    """Serve, then exit: nothing of the supervisor's may run in its child."""
     code = EXIT_STATE_FAILED
     try:
-        gc.freeze()  # what the host had is not to be finalized here, with threads that are not
-        after_fork.leave_parent(orders.host_pid, f"state {env_class.__name__}", to_close)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's, which then stops us
-        state = _create_or_say(env_class, orders.ready_fd)
+        gc.freeze()  # the supervisor's objects must not be finalized here
+        after_fork.leave_parent(orders.supervisor_pid, f"state {env_class.__name__}", to_close)
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C reaches the supervisor, which then stops this process
+        state = _create_or_report(env_class, orders.ready_fd)
         run_loop(_serve(state, orders), lambda: _exit(0))
     except BaseException:
         traceback.print_exc()
@@ -252,33 +256,33 @@ def _become(env_class: Any, orders: StateConfig, to_close: Iterable[int]) -> Nev
 
 
 async def _serve(state: Any, orders: StateConfig) -> None:
-    """Serve until SIGTERM, or until the host is gone."""
+    """Serve until SIGTERM, or until the supervisor is gone."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     listener = socket.socket(fileno=orders.listen_fd)
     StateServer(state, orders.epoch).listen(listener)
-    _say(orders.ready_fd, {"ready": True})
+    _report(orders.ready_fd, {"ready": True})
     os.close(orders.ready_fd)
-    while os.getppid() == orders.host_pid and not asked.is_set():
+    while os.getppid() == orders.supervisor_pid and not asked.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
     if close := getattr(state, "close", None):
         close()
 
 
-def _create_or_say(env_class: Any, ready_fd: int) -> Any:
+def _create_or_report(env_class: Any, ready_fd: int) -> Any:
     try:
         return create_state(env_class)
     except BaseException as exc:
-        _say(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
+        _report(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
         raise
 
 
 def create_state(env_class: Any) -> Any:
-    """What `env_class.create_state()` returns.
+    """Return what `env_class.create_state()` returns.
 
     Raises:
-        StateFailed: it has none.
+        StateFailed: The class has no `create_state`.
     """
     create = getattr(env_class, "create_state", None)
     if create is None:
@@ -293,7 +297,7 @@ def _exit(code: int) -> Never:
     os._exit(code)
 
 
-def _say(fd: int, line: dict[str, Any]) -> None:
+def _report(fd: int, line: dict[str, Any]) -> None:
     with suppress(OSError):
         os.write(fd, json.dumps(line).encode() + b"\n")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`World`: what an environment sees of the shared state, as `self.world`.
+"""`StateProxy`: what an environment sees of the shared state, as `self.world`.
 
 observation = await self.world.look(x=3)                   # a method of the state
 facts, mixed = await self.world.mix(pcm, at=position)      # bytes in, (value, bytes) out
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class StateProxy:
-    """The shared state, for one session. Bound to one epoch of it from its first call on."""
+    """The shared state, for one session; bound to one epoch of it from its first call on."""
 
     def __init__(self, link: StateLink) -> None:
         self._link = link
@@ -36,16 +36,16 @@ class StateProxy:
 
     @property
     def epoch(self) -> int | None:
-        """How many state processes there have been, this one included; None before a call."""
+        """The number of the state process, counted from 1; None before the first call."""
         return self._connection.epoch if self._connection else None
 
     @property
     def blocking(self) -> BlockingProxy:
-        """The same for synchronous environments, whose calls run on a thread of the session."""
+        """The proxy for synchronous environments, whose calls run on a thread of the session."""
         return BlockingProxy(self)
 
     def within(self, seconds: float) -> DeadlineProxy:
-        """The same, with another deadline."""
+        """Return a proxy whose calls have another deadline."""
         return DeadlineProxy(self, seconds)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -62,11 +62,11 @@ class StateProxy:
         within_seconds: float = CALL_SECONDS,
         **arguments: Any,
     ) -> Any:
-        """What the state's `method` returns: None, a JSON value, bytes, or (value, bytes).
+        """Call a method of the state; returns None, a JSON value, bytes, or (value, bytes).
 
         Raises:
-            WorldError: see `shared_state_errors.py`.
-            TypeError, ValueError: an argument has no JSON form.
+            WorldError: See `errors.py`.
+            TypeError, ValueError: An argument has no JSON form.
         """
         deadline = time.monotonic() + within_seconds
         connection = self._connection or await self._bind(deadline)
@@ -74,11 +74,11 @@ class StateProxy:
         return await connection.call(self._session, method, value, body, deadline)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a coroutine that uses this world; from a thread, never on the loop."""
+        """Return the result of a coroutine of this proxy; from a thread, never on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._link.loop).result()
 
     def leave(self) -> None:
-        """The session is over; may be called from any thread, and again."""
+        """End the session; may be called from any thread, and again."""
         self._link.loop.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
@@ -95,7 +95,7 @@ class StateProxy:
 
 
 class DeadlineProxy:
-    """`World.within`."""
+    """The proxy that `StateProxy.within` returns."""
 
     def __init__(self, world: StateProxy, seconds: float) -> None:
         self._world = world
@@ -108,7 +108,7 @@ class DeadlineProxy:
 
 
 class BlockingProxy:
-    """`World.blocking`: waits for the reply; never to be used on the event loop."""
+    """The proxy that `StateProxy.blocking` returns; never to be used on the event loop."""
 
     def __init__(self, world: StateProxy) -> None:
         self._world = world
@@ -123,7 +123,7 @@ class BlockingProxy:
 
 
 class ProxyFactory:
-    """Makes environments that have a `world`: it is there before their constructor runs."""
+    """Makes environments that have a `world` before their constructor runs."""
 
     def __init__(self, factory: Callable[[], Any], link: StateLink) -> None:
         self.func = factory  # as in `functools.partial`: what this wraps
@@ -131,7 +131,7 @@ class ProxyFactory:
         functools.update_wrapper(self, factory, updated=())
 
     def __call__(self) -> Any:
-        """A new environment."""
+        """Return a new environment."""
         world = StateProxy(self._link)
         factory: Any = self.func
         if inspect.isclass(factory):
@@ -146,7 +146,7 @@ class ProxyFactory:
 
 
 def _closing(close: Callable[[], Any] | None, world: StateProxy) -> Callable[[], Any]:
-    """`close`, after which the session has left the world."""
+    """Return `close`, followed by the end of the session in the shared state."""
 
     def close_and_leave() -> Any:
         try:

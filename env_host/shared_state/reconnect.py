@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StateLink`: a shard's way to the state process, for the shard's whole life.
+"""`StateLink`: the connection of a shard to the state process, for the shard's whole life.
 
 It connects again when the state process was replaced. A `World` is bound to the connection of its
-first call, and never to a later one: what it did is in the state that is gone.
+first call, and never to a later one: what its session did is in the state that is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from . import limits as limits
+from . import limits
 from .connection import Connection, open_connection
 from .errors import WorldError, WorldLost
 
@@ -21,7 +21,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class StateLink:
-    """A shard's way to the state process, whichever that is at the time."""
+    """The connection of a shard to the current state process."""
 
     def __init__(
         self, address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
@@ -39,16 +39,16 @@ class StateLink:
         """Connect for the first time.
 
         Raises:
-            WorldError: there is no state process.
+            WorldError: There is no state process.
         """
         self._connect_again()
         await self.current(time.monotonic() + limits.CONNECT_SECONDS)
 
     async def current(self, deadline: float) -> Connection:
-        """The connection there is, or the next one.
+        """Return the connection, or wait for the next one.
 
         Raises:
-            WorldError: there was none before the deadline.
+            WorldError: There was none before the deadline.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -60,11 +60,11 @@ class StateLink:
 
     @property
     def connection(self) -> Connection | None:
-        """The connection there is."""
+        """The connection, if there is one now."""
         return self._connection
 
     async def close(self) -> None:
-        """Leave for good."""
+        """Close the connection, and do not connect again."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
@@ -72,7 +72,7 @@ class StateLink:
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed.wait()
-        self._tell()
+        self._announce()
 
     def _connect_again(self) -> None:
         self._again = self.loop.create_task(self._reconnect(), name="shared-state-connect")
@@ -85,7 +85,7 @@ class StateLink:
                 log.debug("shared state: not connected: %s", exc)
                 await asyncio.sleep(limits.RETRY_SECONDS)
             else:
-                self._tell()
+                self._announce()
                 return
 
     def _lost(self, lost: WorldLost) -> None:
@@ -96,7 +96,7 @@ class StateLink:
             self._connect_again()
             self.on_lost(lost)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -104,9 +104,9 @@ class StateLink:
 async def connect_state(
     address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
 ) -> StateLink:
-    """A shard's way to the state process. `on_lost` is called each time that one is lost.
+    """Connect a shard to the state process; `on_lost` is called each time a connection is lost.
 
-    When there is none just now, it is not waited for long: sessions will wait for it.
+    When there is no state process now, it is not waited for long: sessions wait for it.
     """
     link = StateLink(address, shard, on_lost)
     with contextlib.suppress(WorldError):

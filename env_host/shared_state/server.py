@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state process's half: takes connections, calls the state's methods, replies.
 
-    listener (the host's; outlives us) ─▶ _greet ─▶ StateConnection: one shard
+    listener (the supervisor's) ─▶ StateConnection: one shard
                                                       CALL ─▶ method ─▶ REPLY or FAILURE
 
 Plain methods run to their end on the loop, one after the other: that is what makes the state one.
 Asynchronous ones run beside each other. A connection's end is the end of its sessions: the state
 is told once for each (`session_ended`), after the last of its calls.
 
-What a peer sends is checked (length, kind, epoch, limits). One that breaks the protocol loses its
-connection; the others do not notice.
+Frames are checked (length, kind, epoch, limits). A peer that breaks the protocol loses its
+connection; the others are not affected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StateServer:
         self._opening: set[asyncio.Task[Any]] = set()
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept whoever connects to `listener`, from now on."""
+        """Accept connections of `listener` from now on."""
         listener.setblocking(False)
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
@@ -74,7 +74,7 @@ class StateServer:
 
 
 class StateConnection(asyncio.BufferedProtocol):
-    """One shard, as the state process sees it."""
+    """The connection of one shard to the state process."""
 
     def __init__(self, server: StateServer, number: int) -> None:
         self._server = server
@@ -97,7 +97,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._greeting = loop.call_later(GREETING_SECONDS, self._transport.abort)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
+        """Return the buffer to read into."""
         return self._incoming.room()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -105,17 +105,17 @@ class StateConnection(asyncio.BufferedProtocol):
         self._take(self._incoming.frames(nbytes))
 
     def pause_writing(self) -> None:
-        """A shard that does not read its replies is not listened to."""
+        """Stop reading from a shard that does not read its replies."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Read from the shard again."""
         if self._transport is not None:
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its sessions are over, once what still runs for them has finished."""
+        """End the shard's sessions, once their running calls have finished."""
         self._lost = True
         self._transport = None
         self._outgoing.detach()
@@ -239,16 +239,16 @@ class StateConnection(asyncio.BufferedProtocol):
             return
         self._sessions.discard(session)
         self._leaving.discard(session)
-        self._tell_end(session)
+        self._notify_end(session)
 
     def _end_sessions(self) -> None:
         if self._running:
             return
         sessions, self._sessions = self._sessions, set()
         for session in sorted(sessions):
-            self._tell_end(session)
+            self._notify_end(session)
 
-    def _tell_end(self, session: int) -> None:
+    def _notify_end(self, session: int) -> None:
         if self._server.session_ended is None:
             return
         try:
@@ -264,7 +264,7 @@ def _seconds_left(frame: Frame) -> float | None:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether a process of our own user has connected; elsewhere the socket's folder sees to it."""
+    """Return whether the peer is of this user; elsewhere the socket's folder keeps others out."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, uid, _ = _CREDENTIALS.unpack(

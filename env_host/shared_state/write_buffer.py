@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Outgoing`: frames of one turn of the loop leave in one write.
+"""`WriteBuffer`: frames of one iteration of the loop leave in one write.
 
-A write is a system call, and dearer than all else that a small call costs.
+A write is a system call, the largest part of the cost of a small call.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-_JOIN_BYTES = 16 * 1024  # larger frames are handed over as they are, uncopied
+_JOIN_BYTES = 16 * 1024  # larger frames are written as they are, uncopied
 
 
 class WriteBuffer:
-    """What one end of a connection has to say. Silent before `attach` and after `detach`."""
+    """The frames that one end of a connection sends; none before `attach` and after `detach`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -20,16 +20,16 @@ class WriteBuffer:
         self._frames: list[bytes] = []
 
     def attach(self, transport: asyncio.Transport) -> None:
-        """From here on it is heard."""
+        """Send to this transport from now on."""
         self._transport = transport
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """Drop all frames: the connection is gone."""
         self._transport = None
         self._frames.clear()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame with all others of this turn."""
+        """Send a frame with all others of this iteration."""
         if self._transport is None:
             return
         if not self._frames:

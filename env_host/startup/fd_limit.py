@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many descriptors a process may have, raised as far as it goes; what that is enough for."""
+"""How many descriptors a process may have, and for how many sessions they are enough."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one; how many descriptors there may be."""
+    """Raise the soft limit to the hard one, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
@@ -22,17 +22,17 @@ def raise_limit() -> int:
 
 
 def fitting_sessions(asked: int, limit: int, shards: int) -> int:
-    """As many of the sessions as the descriptors of `shards` processes are enough for."""
+    """Return how many of the sessions the descriptors of `shards` processes are enough for."""
     if limit == resource.RLIM_INFINITY:
         return asked
     return max(1, min(asked, (limit - SPARE_FDS) * shards))
 
 
 def warn_of_few(asked: int, fitting: int, limit: int, shards: int) -> None:
-    """Say that there will be fewer sessions than were asked for."""
+    """Warn that there will be fewer sessions than were asked for."""
     if fitting < asked:
         log.warning(
-            "%d sessions were asked for, and %d will be had: each needs a file descriptor, and "
+            "%d sessions were asked for, and %d are possible: each needs a file descriptor, and "
             "each of %d processes may have %d (ulimit -n). Raise the limit, or use more --shards.",
             asked, fitting, shards, limit,
         )  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPU a shard works on: `CUDA_VISIBLE_DEVICES`, set before its first session.
 
-Whoever starts the env host sees to it that the devices exist, and says which are this replica's in
-the same variable; where it does not, they are counted from 0.
+The caller of the env host makes sure that the devices exist, and may name those of this replica in
+the same variable; without it, they are counted from 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def device_of(index: int, gpus: int, visible: str | None) -> str:
-    """The device of the shard or session `index`, when a replica has `gpus`; shards take turns."""
+    """Return the device of the shard or session `index`; shards take turns."""
     named = [device.strip() for device in (visible or "").split(",") if device.strip()][:gpus]
     devices = named or [str(number) for number in range(gpus)]
     return devices[index % len(devices)]

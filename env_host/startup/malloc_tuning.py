@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the C library keeps of the memory that a message has taken, for the next one.
+"""Lets the C library keep the memory of a message for the next one.
 
-glibc gives a freed block of megabytes back to the kernel at once, and gets its pages anew for the
-next message, zeroed, one fault each: at 2 MB a message, that was two thirds of the time of a step.
+glibc returns a freed block of megabytes to the kernel at once, and gets zeroed pages for the next
+message, one page fault each: at 2 MB a message, that was two thirds of the time of a step.
 So blocks up to `LARGE_BYTES` come from the heap, whose top keeps `KEEP_BYTES`, until there are no
 sessions: then `give_back` returns it all. Elsewhere than on glibc, nothing happens.
 """
@@ -34,7 +34,7 @@ _malloc_trim = _function("malloc_trim")
 
 
 def keep_pages() -> None:
-    """From now on, in this process and those forked from it."""
+    """Keep freed pages from now on, in this process and those forked from it."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         _mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
@@ -42,19 +42,19 @@ def keep_pages() -> None:
 
 @contextmanager
 def kept_pages() -> Iterator[None]:
-    """Meanwhile; then as glibc has it, or as its environment variable says."""
+    """Keep freed pages in this context; then follow glibc, or its environment variable."""
     keep_pages()
     try:
         yield
     finally:
         if _mallopt is not None:
             _mallopt(_M_MMAP_THRESHOLD, _GLIBCS_BYTES)
-            told = os.environ.get(TRIM_VARIABLE, "")
-            _mallopt(_M_TRIM_THRESHOLD, int(told) if told.isdecimal() else _GLIBCS_BYTES)
+            setting = os.environ.get(TRIM_VARIABLE, "")
+            _mallopt(_M_TRIM_THRESHOLD, int(setting) if setting.isdecimal() else _GLIBCS_BYTES)
         give_back()
 
 
 def give_back() -> None:
-    """Return what is free to the kernel; takes milliseconds."""
+    """Return free pages to the kernel; takes milliseconds."""
     if _malloc_trim is not None:
         _malloc_trim(0)

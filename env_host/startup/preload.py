@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports what serves sessions, for a process that forks hosts (the fork server of bundled
-environments and of classes in our own Python). Importing starts no thread and makes no loop.
+"""Imports the modules that serve sessions, for the fork server, which forks env hosts.
 
-What is missing here costs every host its own copy, and is no fault otherwise.
+Importing them starts no thread and makes no loop. A module that is missing here costs each host a
+copy of its own, and is no fault otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODULES = (
 
 
 def preload() -> None:
-    """Each on its own: one that is not installed must not keep out the others."""
+    """Import each module on its own: one that is not installed must not keep out the others."""
     for module in MODULES:
         with suppress(ImportError):
             importlib.import_module(module)

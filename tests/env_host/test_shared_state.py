@@ -105,7 +105,7 @@ async def test_what_a_method_returns_is_what_the_call_returns(world: StateProxy)
 
 
 @pytest.mark.parametrize("size", [0, 1, READ_BYTES - 1, READ_BYTES, READ_BYTES + 1, 10 * MEGABYTE])
-async def test_a_body_of_any_size_comes_back_as_it_went(world: StateProxy, size: int) -> None:
+async def test_a_body_of_any_size_comes_back_unchanged(world: StateProxy, size: int) -> None:
     body = os.urandom(size)
     assert await world.echo(body) == body
 
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_too_large_fails_its_own_call(world: StateProxy)
     assert await world.echo(a=1) == {"a": 1}
 
 
-async def test_what_a_method_raises_is_told_to_its_caller_alone(world: StateProxy) -> None:
+async def test_what_a_method_raises_reaches_its_caller_alone(world: StateProxy) -> None:
     calls: list[Any] = [world.fail(), world.echo(a=1)]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert str(found[0]) == "world.fail: LookupError: there is nothing"
@@ -170,7 +170,7 @@ async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
     assert await asyncio.gather(*calls) == [f"{n % 10}/{n}" for n in range(2000)]
 
 
-async def test_sessions_have_numbers_of_their_own(state: StateProcess) -> None:
+async def test_no_two_sessions_have_the_same_number(state: StateProcess) -> None:
     links = [await connect_state(state.address, "shard", lambda lost: None) for _ in range(3)]
     numbers = [await StateProxy(link).who() for link in links for _ in range(3)]
     assert len(set(numbers)) == 9
@@ -278,7 +278,7 @@ async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: Sta
     link = await connect_state(state.address, "shard 0", lambda _: lost.set())
     old = StateProxy(link)
     assert await old.note(entry="of the first epoch") == 1
-    state.died(kill(state))
+    state.record_exit(kill(state))
     await lost.wait()
     waiting = asyncio.ensure_future(StateProxy(link).entries())  # waits for the next epoch
     state.start(wait=False)
@@ -291,28 +291,28 @@ async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: Sta
     await link.close()
 
 
-def test_how_the_state_process_ended_is_told(state: StateProcess) -> None:
+def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None:
     pid = state.pid
-    found = state.died(kill(state))
+    found = state.record_exit(kill(state))
     assert (found.pid, found.epoch, found.signal_name) == (pid, 1, "SIGKILL")
     assert f"(pid {pid}, epoch 1)" in found.sentence
     assert "SIGKILL" in found.sentence
 
 
 @pytest.mark.parametrize(
-    ("lived", "short_lives", "wanted"),
+    ("lived", "early_exits", "wanted"),
     [(60.0, 0, 0.0), (0.1, 1, 0.0), (0.1, 2, 0.1), (0.1, 3, 0.2), (0.1, 5, 0.8), (0.1, 50, 5.0)],
 )
-def test_a_state_that_dies_again_and_again_is_started_more_slowly(
-    lived: float, short_lives: int, wanted: float
+def test_early_exits_of_the_state_process_delay_its_restart(
+    lived: float, early_exits: int, wanted: float
 ) -> None:
-    assert restart_delay_seconds(lived, short_lives) == pytest.approx(wanted)
+    assert restart_delay_seconds(lived, early_exits) == pytest.approx(wanted)
 
 
-async def test_without_a_state_process_a_session_is_told_so(
+async def test_a_call_without_a_state_process_fails_and_says_so(
     state: StateProcess, link: StateLink
 ) -> None:
-    state.died(kill(state))
+    state.record_exit(kill(state))
     while link.connection is not None:
         await asyncio.sleep(0)
     with pytest.raises(WorldError, match="cannot be reached"):
@@ -409,7 +409,7 @@ async def test_an_asynchronous_method_is_ended_with_its_time(world: StateProxy) 
     assert await world.most_held() == 1
 
 
-async def test_more_calls_than_may_be_in_flight_wait_their_turn(
+async def test_more_calls_than_may_be_in_flight_wait_until_others_are_answered(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_CALLS", 4)
@@ -427,7 +427,7 @@ async def test_more_calls_than_may_be_in_flight_wait_their_turn(
     await other.close()
 
 
-async def test_more_bytes_than_may_be_in_flight_wait_their_turn(
+async def test_more_bytes_than_may_be_in_flight_wait_until_others_are_answered(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_BYTES", 250_000)
@@ -442,7 +442,7 @@ async def test_more_bytes_than_may_be_in_flight_wait_their_turn(
     assert [call.result() for call in held] == list(range(5))
 
 
-async def test_a_call_that_gets_no_turn_in_time_was_not_sent(
+async def test_a_call_that_waits_too_long_is_not_sent(
     link: StateLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = StateProxy(link)
