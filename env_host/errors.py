@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in the env host.
+"""The errors of the env host.
 
 HostError
 ├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
@@ -74,7 +74,7 @@ class SessionError(HostError):
     code = WSErrorCode.SESSION_ERROR
 
     def details(self) -> dict[str, Any]:
-        """What the frame says besides message and code."""
+        """Return what the error frame says besides message and code."""
         return {}
 
 
@@ -89,6 +89,7 @@ class CapacityReached(SessionError):
         self.max_sessions = max_sessions
 
     def details(self) -> dict[str, Any]:
+        """Return what the error frame says besides message and code."""
         return {"active_sessions": self.active_sessions, "max_sessions": self.max_sessions}
 
 
@@ -102,6 +103,7 @@ class FactoryFailed(SessionError):
         self.factory_name = factory_name
 
     def details(self) -> dict[str, Any]:
+        """Return what the error frame says besides message and code."""
         return {"factory_name": self.factory_name}
 
 
