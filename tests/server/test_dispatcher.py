@@ -277,6 +277,7 @@ def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [first])
     bench.end(Succeeded(first, None, 100 * MB, time.time()))
+    bench.eventually(lambda: bench.read(first).state is RequestState.SUCCEEDED)
     bench.submit()
     bench.eventually(lambda: bench.executor.tasks)
     assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
