@@ -244,8 +244,6 @@ async def _run_child(
     from .serving.uvicorn_server import Server
     from .shard.isolated_session import IsolatedSession
     from .shard.shard import Shard
-    from .shared_state.proxy import ProxyFactory
-    from .shared_state.reconnect import connect_state
 
     def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
         app = HostApp(
@@ -262,6 +260,9 @@ async def _run_child(
     if own.state_address is None:
         await kind(config, definition, own, scoreboard, make_server).run(head)
         return
+    from .shared_state.proxy import ProxyFactory
+    from .shared_state.reconnect import connect_state
+
     name = f"shard {own.index}.{own.generation}"
     link = await connect_state(own.state_address, name)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))

@@ -4,7 +4,7 @@
     header (40 bytes, little-endian) │ method name │ value, as JSON │ body, raw
 
 `length` counts what follows the header, and must agree with the three lengths it is made of: that,
-the kind and the limits are how garbage is told from a frame.
+the kind and the limits distinguish a frame from garbage.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ MODULES = (
     "openenvd.env_host.serving.uvicorn_server",
     "openenvd.env_host.shard.isolated_session",
     "openenvd.env_host.shard.shard",
+    "openenvd.env_host.startup.event_loop",
+    "openenvd.env_host.startup.gpus",
     "openenvd.env_host.supervisor.supervisor",
 )
 
