@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .connections.write_connection import WriteConnection
-from .records import Event, Expectation, Outcome, Request, Retry
+from .records import Event, MemoryEstimate, Outcome, Request, Retry
 from .results import Claim, Recovery
 from .sql import queries
 from .sql.queries import Query
@@ -62,7 +62,7 @@ class DispatchStore:
         progress: Sequence[ProgressRow] = (),
         outcomes: Sequence[Outcome] = (),
         retries: Sequence[Retry] = (),
-        learned: Sequence[Expectation] = (),
+        learned: Sequence[MemoryEstimate] = (),
     ) -> list[Event]:
         """Write everything that was reported, in one transaction.
 
@@ -70,10 +70,10 @@ class DispatchStore:
 
         Args:
             started: which worker took which request: (id, worker, pid, pid_started_at, at).
-            progress: what operations reported on their way: (id, data, at).
+            progress: what operations reported while they ran: (id, data, at).
             outcomes: how requests ended.
             retries: requests that go back to the queue.
-            learned: peaks of memory, in the place of those known before.
+            learned: memory estimates, in the place of those known before.
 
         Raises:
             InvalidTransition: an outcome's state is not final.
@@ -97,9 +97,9 @@ class DispatchStore:
         with self._connection.transaction() as connection:
             return recovery.recover(connection, now, idempotent)
 
-    def expectations(self, limit: int) -> list[Expectation]:
-        """What peaks have taught, the latest first."""
-        return self._read(queries.expectations(limit))
+    def memory_estimates(self, limit: int) -> list[MemoryEstimate]:
+        """The memory estimates, the latest first."""
+        return self._read(queries.memory_estimates(limit))
 
     def collect(self, now: float, keep_requests: int, keep_seconds: float) -> list[str]:
         """Remove ended requests beyond the newest `keep_requests`, or older than `keep_seconds`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tables hold, as frozen values that may cross threads.
+"""The rows of the tables as frozen values, which may cross threads.
 
 Times are seconds since the epoch (the durable clock), durations seconds, sizes bytes.
 """
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request as it is asked for, before it is written."""
+    """A request before it is written."""
 
     operation: str
     schedule: Schedule
@@ -26,7 +26,7 @@ class NewRequest:
     idempotency_key: str | None = None
     max_attempts: int = 1
     timeout_seconds: float | None = None
-    retry_oom: bool = False  # killed for memory, it runs again with more
+    retry_oom: bool = False  # run again with more memory after a kill for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Event:
     request_id: str | None = None
     environment: str | None = None
     data: Json = field(default_factory=dict)
-    # As it stood when its state changed so. Never stored: who hears of it need not look it up.
+    # The request when its state changed so; never stored, it saves subscribers a query.
     request: Request | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one running request ended: what the dispatcher writes, one guarded update each."""
+    """How one running request ended; written in one guarded update."""
 
     request_id: str
     state: RequestState  # SUCCEEDED, FAILED or CANCELLED
@@ -146,8 +146,8 @@ class PeakSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
-    """One row of `expectations`: the latest samples, oldest first."""
+class MemoryEstimate:
+    """One row of `expectations`: the latest samples of an operation's memory, oldest first."""
 
     operation: str
     source: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stores answer, by name. `events` are rows already written, ready to be pushed."""
+"""The stores' answers, by name. `events` are rows already written, ready to be published."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SubmitResult = Submitted | Duplicate | NameTaken | QueueFull
 
 @dataclass(frozen=True, slots=True)
 class CancelledPending:
-    """It had not begun, and never will."""
+    """The request was pending, and is cancelled."""
 
     request: Request
     events: Events
@@ -58,14 +58,14 @@ class CancelledPending:
 
 @dataclass(frozen=True, slots=True)
 class CancelRunning:
-    """It runs; that somebody wants it cancelled is written. Its worker has yet to be told."""
+    """The request runs, and is marked to be cancelled; its worker has yet to be ended."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyFinal:
-    """It had ended before; nothing was written."""
+    """The request had ended before; nothing was written."""
 
     request: Request
 
@@ -79,7 +79,7 @@ class NotFound:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """Several ids begin so; the newest of them."""
+    """Several ids have this prefix: the newest of them."""
 
     ids: tuple[str, ...]
 
@@ -93,7 +93,7 @@ GetResult = Request | NotFound | Ambiguous
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the dispatcher may now run, in the order in which it should."""
+    """Requests that are RUNNING now, in the order in which to start them."""
 
     requests: tuple[Request, ...]
     events: Events
@@ -101,9 +101,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What became of the requests that a lost daemon left running."""
+    """The requests that a lost daemon left running, by their new state."""
 
     requeued: tuple[Request, ...]
     failed: tuple[Request, ...]
-    cancelled: tuple[Request, ...]  # somebody had asked for it already
+    cancelled: tuple[Request, ...]  # this was asked for before
     events: Events

@@ -7,7 +7,7 @@
        │                            both counted against max_attempts)
        └── API (cancel) ──▶ CANCELLED
 
-Which transition is allowed stands in `transitions.py`; nobody else may decide it.
+`transitions.py` alone decides which transition is allowed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from enum import StrEnum
 
 
 class RequestState(StrEnum):
-    """Where a request stands."""
+    """The state of a request."""
 
     PENDING = "PENDING"  # written, waiting for a worker; the dispatcher moves it on
     RUNNING = "RUNNING"  # claimed for a worker; its outcome or its death moves it on
     SUCCEEDED = "SUCCEEDED"  # final: the operation returned
     FAILED = "FAILED"  # final: the operation raised, or its worker died; `error` says which
-    CANCELLED = "CANCELLED"  # final: somebody asked, and it did not finish
+    CANCELLED = "CANCELLED"  # final: cancelled before it finished
 
     @property
     def is_final(self) -> bool:
@@ -51,7 +51,7 @@ class ErrorKind(StrEnum):
 
 
 class EnvironmentState(StrEnum):
-    """Where an environment stands, observed by the reconciler."""
+    """The state of an environment, observed by the reconciler."""
 
     PENDING = "PENDING"  # its launch request waits in the queue
     STARTING = "STARTING"  # its launch request runs: prepared, started, not yet ready
@@ -68,7 +68,7 @@ class EnvironmentState(StrEnum):
 
 
 class ReplicaState(StrEnum):
-    """Where one replica stands, observed by the reconciler."""
+    """The state of one replica, observed by the reconciler."""
 
     STARTING = "STARTING"
     READY = "READY"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which state may follow which: the only place that decides it.
+"""The transitions that are allowed: the only place that decides it.
 
 The statements repeat each rule as their guard (`WHERE state = …`), so that the database refuses
 what this table refuses; a test walks the whole product of states and compares the two.
@@ -38,7 +38,7 @@ ENVIRONMENT_TRANSITIONS: Mapping[EnvironmentState, frozenset[EnvironmentState]] 
     EnvironmentState.READY: _OBSERVED - {EnvironmentState.READY} | _ENDS,
     EnvironmentState.DEGRADED: _OBSERVED - {EnvironmentState.DEGRADED} | _ENDS,
     EnvironmentState.FAILED: _ENDS,
-    # Whoever still observes replicas that go down must not bring the environment back to life.
+    # A late observation of its replicas must not revive a stopping environment.
     EnvironmentState.STOPPING: frozenset({EnvironmentState.STOPPED, EnvironmentState.FAILED}),
     EnvironmentState.STOPPED: frozenset(),
 }
@@ -50,10 +50,10 @@ def may_follow(before: EnvironmentState, after: EnvironmentState) -> bool:
 
 
 def check_transition(request_id: str, before: RequestState, after: RequestState) -> None:
-    """Refuse what a request may not do.
+    """Refuse a transition of a request that the table does not list.
 
     Raises:
-        InvalidTransition
+        InvalidTransition: the table does not list it.
     """
     if after not in REQUEST_TRANSITIONS[before]:
         raise InvalidTransition(f"request {request_id}", before.value, after.value)

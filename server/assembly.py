@@ -168,7 +168,7 @@ def _learned_plan(
         op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
         for op in registry.OPERATIONS
     }
-    known = store.expectations(MOST_KEPT)
+    known = store.memory_estimates(MOST_KEPT)
     plan = plan_for(limits, settings, registry.expected_bytes())
     estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
     shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}

@@ -83,7 +83,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that can only read, and sees each commit from its next statement on.
 
     Raises:
-        sqlite3.Error
+        sqlite3.Error: the file is missing, or cannot be opened.
     """
     address = f"{path.as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
@@ -93,7 +93,7 @@ def checkpoint(path: Path) -> None:
     """Move committed pages into the database, as far as no reader is in the way. Blocks.
 
     Raises:
-        sqlite3.Error
+        sqlite3.Error: the disk is full, or the file is damaged.
     """
     with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -103,7 +103,8 @@ def create_file(path: Path) -> None:
     """Make an empty file that nobody else may read; SQLite's own would follow the umask.
 
     Raises:
-        DatabaseUnwritable, DatabaseFull
+        DatabaseUnwritable: the folder is missing or cannot be written.
+        DatabaseFull: the disk is full.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -113,7 +114,7 @@ def create_file(path: Path) -> None:
 
 
 def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
-    """Ours for what the driver raised."""
+    """The `DatabaseError` for an error of the driver."""
     code = getattr(exc, "sqlite_errorcode", None)
     if code is None:
         return DatabaseError(f"{path}: {exc}")

@@ -25,7 +25,7 @@ from .checkpoints import Checkpointer
 
 
 class _WriteLock:
-    """The right to write to one file, and what belongs to whoever holds it."""
+    """The lock of all connections that write to one file, and what they share."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
-from ..records import Environment, Event, Expectation, Replica, Request
+from ..records import Environment, Event, MemoryEstimate, Replica, Request
 from ..results import Ambiguous, GetResult, NotFound
 from ..states import RequestState, Schedule
 from . import prepared, statements
 from .prepared import Parameters
-from .rows import ENVIRONMENTS, EVENTS, EXPECTATIONS, REPLICAS, REQUESTS, Row
+from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, REPLICAS, REQUESTS, Row
 
 ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
@@ -118,9 +118,9 @@ def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
     )
 
 
-def expectations(limit: int) -> Query[list[Expectation]]:
-    """What peaks have taught, the latest first."""
-    return Query(statements.LATEST_EXPECTATIONS, {"up_to": limit}, EXPECTATIONS.read_all)
+def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
+    """The memory estimates, the latest first."""
+    return Query(statements.LATEST_ESTIMATES, {"up_to": limit}, ESTIMATES.read_all)
 
 
 def environment(name: str) -> Query[Environment | None]:

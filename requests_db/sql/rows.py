@@ -16,7 +16,7 @@ from sqlalchemy import Table
 from ..records import (
     Environment,
     Event,
-    Expectation,
+    MemoryEstimate,
     NewRequest,
     PeakSample,
     Replica,
@@ -138,7 +138,7 @@ ENVIRONMENTS = RowFormat[Environment](
 )
 REPLICAS = RowFormat[Replica](Replica, replicas, state=_state(ReplicaState), exit=_JSON)
 EVENTS = RowFormat[Event](Event, events, data=_JSON)
-EXPECTATIONS = RowFormat[Expectation](Expectation, expectations, samples=_SAMPLES)
+ESTIMATES = RowFormat[MemoryEstimate](MemoryEstimate, expectations, samples=_SAMPLES)
 
 _ASKED_FOR = [field.name for field in fields(NewRequest)]
 

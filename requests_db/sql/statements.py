@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from ..states import FINAL_STATES, EnvironmentState, RequestState
-from .rows import ENVIRONMENTS, EVENTS, EXPECTATIONS, REPLICAS, REQUESTS
+from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, REPLICAS, REQUESTS
 from .tables import environments, events, expectations, replicas, requests, tally
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
@@ -159,17 +159,17 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
     _r.id.in_(bindparam("ids", expanding=True))
 )
 
-# What peaks have taught.
+# Memory estimates.
 
 _x = expectations.c
-LATEST_EXPECTATIONS = (
-    select(*EXPECTATIONS.columns).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
+LATEST_ESTIMATES = (
+    select(*ESTIMATES.columns).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
 )
-DELETE_EXPECTATION = delete(expectations).where(
+DELETE_ESTIMATE = delete(expectations).where(
     _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
-INSERT_EXPECTATION = insert(expectations)
-DELETE_OLD_EXPECTATIONS = delete(expectations).where(_x.updated_at < bindparam("before"))
+INSERT_ESTIMATE = insert(expectations)
+DELETE_OLD_ESTIMATES = delete(expectations).where(_x.updated_at < bindparam("before"))
 
 
 def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:

@@ -10,15 +10,15 @@ a daemon asks all day costs the same whether ten requests have ended or a millio
 Their conditions are literals, because a planner cannot match a bound parameter to them.
 
 `rank` is the place in the queue, smallest first: when the request arrived, moved ahead by
-`PRIORITY_STEP_SECONDS` for each step of its priority. Since all that wait age alike, who is ahead
-of whom never changes, and ageing costs an index instead of a sort (`rank_of` in `rows.py`).
+`PRIORITY_STEP_SECONDS` for each step of its priority. Since all that wait age alike, which is ahead
+of which never changes, and ageing costs an index instead of a sort (`rank_of` in `rows.py`).
 
-`expectations` holds what finished requests taught about memory: one row per operation and source,
-with the latest samples, so that it stays small whatever is collected elsewhere.
+`expectations` holds the estimates of memory that finished requests gave: one row per operation and
+source, with the latest samples, so that it stays small whatever is collected elsewhere.
 
-`tally` is one row: how many requests stand in each state, and the last event's number. Every
+`tally` is one row: how many requests are in each state, and the last event's number. Every
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
-given out in the order of commits: who resumes after number n has missed nothing below n.
+given out in the order of commits: a reader that resumes after number n has missed nothing below n.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from sqlalchemy import Connection
 
 from ..connections.sqlite import MAX_PARAMETERS
 from ..errors import InvalidTransition
-from ..records import Event, Expectation, Json, Outcome, Request, Retry
+from ..records import Event, Json, MemoryEstimate, Outcome, Request, Retry
 from ..results import Claim
 from ..sql import prepared, statements
-from ..sql.rows import EXPECTATIONS, REQUESTS, error_to_json, rank_of, to_json
+from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, rank_of, to_json
 from ..states import RequestState, Schedule
 from .journal import REQUEST_PROGRESS, CurrentRequest, Journal
 
@@ -78,12 +78,12 @@ def record(
     return journal.write(connection)
 
 
-def learn(connection: Connection, expectations: Sequence[Expectation]) -> None:
-    """Write what peaks have taught, in the place of what they had taught before."""
-    keys = [{"of_operation": e.operation, "of_source": e.source} for e in expectations]
-    prepared.each(connection, statements.DELETE_EXPECTATION, keys)
-    values = [EXPECTATIONS.values(expectation) for expectation in expectations]
-    prepared.each(connection, statements.INSERT_EXPECTATION, values)
+def learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
+    """Write memory estimates, in the place of the earlier ones."""
+    keys = [{"of_operation": e.operation, "of_source": e.source} for e in estimates]
+    prepared.each(connection, statements.DELETE_ESTIMATE, keys)
+    values = [ESTIMATES.values(estimate) for estimate in estimates]
+    prepared.each(connection, statements.INSERT_ESTIMATE, values)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is observed of environments and replicas: functions over a connection.
+"""Writes the observed states of environments and replicas: functions over a connection.
 
-The reconciler reads, thinks and writes later: what it asks for may be overtaken. A step that does
-not follow from how the row stands by then is dropped, as is one that changes nothing; both return
-None.
+The reconciler decides on what it read before, and the row may have changed since. A change of state
+that is no longer allowed is dropped, as is one that changes nothing; both return None.
 """
 
 from __future__ import annotations
@@ -32,13 +31,19 @@ def set_environment_state(
     request_id: str | None,
     now: float,
 ) -> Event | None:
-    """Move an environment on. What is None stays as it is; an error stays while it is FAILED."""
+    """Move an environment to a state. None keeps a value; an error stays while it is FAILED."""
     found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
     if found is None:
         return None
     before = ENVIRONMENTS.read(found)
     if before.state is not to_state and not may_follow(before.state, to_state):
-        log.debug("%s is %s by now, and does not become %s", name, before.state, to_state)
+        log.debug(
+            "environment %s: transition from %s to %s refused",
+            name,
+            before.state,
+            to_state,
+            extra={"environment": name},
+        )
         return None
     after = _after(before, to_state, address, error, request_id)
     if after == before:
@@ -49,7 +54,7 @@ def set_environment_state(
 
 
 def upsert_replica(connection: Connection, replica: Replica, now: float) -> Event | None:
-    """Write how a replica is."""
+    """Write the observed state of a replica."""
     found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
     values = REPLICAS.values(replica)
     if found is None:

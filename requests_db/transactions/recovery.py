@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of requests that a lost daemon left RUNNING: decided once, before a daemon claims.
+"""Settles the requests that a lost daemon left RUNNING: once, before a daemon claims.
 
 The caller first ends the workers that may still be alive (`DispatchStore.running` names them).
 """
@@ -20,8 +20,8 @@ from .dispatching import finish_values
 from .journal import Journal
 
 
-def fate(request: Request, idempotent: Set[str]) -> RequestState:
-    """PENDING again, FAILED or CANCELLED: where a request goes whose daemon was lost."""
+def next_state(request: Request, idempotent: Set[str]) -> RequestState:
+    """The state of a request whose daemon was lost: PENDING again, FAILED or CANCELLED."""
     if request.cancel_requested_at is not None:
         return RequestState.CANCELLED
     again = request.operation in idempotent and request.attempts < request.max_attempts
@@ -29,9 +29,9 @@ def fate(request: Request, idempotent: Set[str]) -> RequestState:
 
 
 def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recovery:
-    """Move every running request to its fate."""
+    """Move every running request to its next state."""
     running = [REQUESTS.read(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
-    moved = [_after(request, fate(request, idempotent), now) for request in running]
+    moved = [_after(request, next_state(request, idempotent), now) for request in running]
     journal = Journal()
     for request in moved:
         journal.moved(request, RequestState.RUNNING, request.state, now)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing what is old: ended requests with their events, environments that ended long ago."""
+"""Removes what is old: ended requests with their events, environments that ended long ago."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def collect(
 
 
 def collect_old(connection: Connection, now: float, keep_seconds: float) -> None:
-    """Remove old events of environments and replicas, and old expectations."""
+    """Remove old events of environments and replicas, and old memory estimates."""
     parameters = {"before": now - keep_seconds}
     connection.execute(statements.DELETE_OLD_EVENTS, parameters)
-    connection.execute(statements.DELETE_OLD_EXPECTATIONS, parameters)
+    connection.execute(statements.DELETE_OLD_ESTIMATES, parameters)
 
 
 def collect_environments(connection: Connection, now: float, keep_seconds: float) -> list[str]:

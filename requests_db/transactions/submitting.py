@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submitting and cancelling: functions over a connection, each one transaction's work."""
+"""Submits and cancels requests: functions over a connection, each one transaction's work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def submit(
 
 
 def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
-    """End a pending request; note the wish for a running one."""
+    """Cancel a pending request; note for a running one that it is to be cancelled."""
     row = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
     if row is None:
         return NotFound(request_id)
@@ -91,7 +91,7 @@ def _refusal(
     environment: Environment | None,
     max_pending: int | None,
 ) -> Duplicate | NameTaken | QueueFull | None:
-    """Why nothing is written. A request that exists already is told apart first."""
+    """The reason to write nothing; None if there is none. An existing request comes first."""
     if new.idempotency_key is not None:
         known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
         if known is not None:
@@ -121,7 +121,7 @@ def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
 
 
 def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
-    """Write the environment in the place of one that ended under the same name."""
+    """Write the environment in the place of an ended one of the same name."""
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...requests_db.records import Expectation, PeakSample, Request
+from ...requests_db.records import MemoryEstimate, PeakSample, Request
 from ...system.units import MB
 
 MOST_SAMPLES = 20
@@ -100,7 +100,7 @@ class MemoryEstimates:
     def __init__(
         self,
         declared: Mapping[str, Declared] | None = None,
-        known: Iterable[Expectation] = (),
+        known: Iterable[MemoryEstimate] = (),
         *,
         most_bytes: int = 2**62,
     ) -> None:
@@ -162,16 +162,16 @@ class MemoryEstimates:
 
     def learned(
         self, samples: Iterable[tuple[Request, PeakSample]], now: float
-    ) -> list[Expectation]:
+    ) -> list[MemoryEstimate]:
         """What these teach, to be written down; nothing changes until it is `accept`ed."""
         found: dict[Key, tuple[PeakSample, ...]] = {}
         for request, sample in samples:
             key = Key(request.operation, source_of(request))
             before = found.get(key) or self._samples.get(key, ())
             found[key] = (*before, sample)[-MOST_SAMPLES:]
-        return [Expectation(*key, kept, now) for key, kept in found.items()]
+        return [MemoryEstimate(*key, kept, now) for key, kept in found.items()]
 
-    def accept(self, expectations: Iterable[Expectation]) -> None:
+    def accept(self, expectations: Iterable[MemoryEstimate]) -> None:
         """These are known from now on."""
         for each in expectations:
             key = Key(each.operation, each.source)

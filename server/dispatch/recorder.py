@@ -32,7 +32,7 @@ from ...executor.messages import (
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Event, Expectation, Outcome, PeakSample, Request, Retry
+from ...requests_db.records import Event, MemoryEstimate, Outcome, PeakSample, Request, Retry
 from ...requests_db.states import Schedule
 from ..settings import Paths
 from .memory_estimates import MemoryEstimates, left_bytes
@@ -89,7 +89,9 @@ class Recorder:
         self._inbox: deque[ExecutorEvent] = deque()
         self._started: list[ExecutorEvent] = []  # not yet written
         self._started_due = math.inf
-        self._unwritten: dict[tuple[str, str], Expectation] = {}  # estimates, by operation, source
+        self._unwritten: dict[
+            tuple[str, str], MemoryEstimate
+        ] = {}  # estimates, by operation, source
         self._unwritten_due = math.inf
         self._estimates_written_at = -math.inf
         self._ended = Ended()
@@ -230,8 +232,8 @@ class Recorder:
             )
 
     def _estimates_to_write(
-        self, learned: Sequence[Expectation], *, has_died: bool
-    ) -> list[Expectation]:
+        self, learned: Sequence[MemoryEstimate], *, has_died: bool
+    ) -> list[MemoryEstimate]:
         """Those to write now: of quick requests not each on its own."""
         earliest = self._estimates_written_at + self._timing.learned_seconds
         if has_died or time.monotonic() >= min(self._unwritten_due, earliest):
@@ -239,7 +241,7 @@ class Recorder:
         return []
 
     def _estimates_were_written(
-        self, learned: Sequence[Expectation], written: Sequence[Expectation]
+        self, learned: Sequence[MemoryEstimate], written: Sequence[MemoryEstimate]
     ) -> None:
         if written:
             self._unwritten, self._unwritten_due = {}, math.inf
@@ -295,5 +297,5 @@ def sample_of(event: FinalEvent) -> PeakSample | None:
     return PeakSample(event.at, max(known), killed=True) if known else None
 
 
-def _by_key(learned: Iterable[Expectation]) -> dict[tuple[str, str], Expectation]:
+def _by_key(learned: Iterable[MemoryEstimate]) -> dict[tuple[str, str], MemoryEstimate]:
     return {(each.operation, each.source): each for each in learned}

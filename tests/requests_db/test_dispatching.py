@@ -15,7 +15,7 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import InvalidTransition
 from openenvd.requests_db.records import (
-    Expectation,
+    MemoryEstimate,
     Outcome,
     PeakSample,
     Request,
@@ -109,9 +109,9 @@ def test_two_connections_never_claim_the_same_request(make_request: Make, path: 
 
 
 def test_the_claim_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
-    told = plan_of(writer, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
-    assert "ix_requests_claim" in told
-    assert "TEMP B-TREE" not in told
+    plan = plan_of(writer, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
+    assert "ix_requests_claim" in plan
+    assert "TEMP B-TREE" not in plan
 
 
 def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(
@@ -149,7 +149,7 @@ def test_progress_of_an_ended_request_is_dropped(
     assert dispatch.record(progress=[(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == []
 
 
-def test_an_outcome_is_written_with_everything_it_says(
+def test_an_outcome_is_written_with_its_error_and_peak(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
@@ -164,7 +164,7 @@ def test_an_outcome_is_written_with_everything_it_says(
     assert (found.error, found.peak_bytes) == (error, 2**40)
 
 
-def test_a_second_outcome_comes_too_late(
+def test_a_second_outcome_is_dropped(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
@@ -181,7 +181,7 @@ def test_an_outcome_of_an_unknown_request_is_dropped(dispatch: DispatchStore) ->
     assert dispatch.record(outcomes=[outcome]) == []
 
 
-def test_an_outcome_that_is_no_end_is_refused_and_nothing_of_the_batch_is_written(
+def test_an_outcome_without_a_final_state_is_refused_with_its_whole_batch(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     good, bad = make_request(RequestState.RUNNING), make_request(RequestState.RUNNING)
@@ -194,7 +194,7 @@ def test_an_outcome_that_is_no_end_is_refused_and_nothing_of_the_batch_is_writte
     assert read(writer, good.id).state is RequestState.RUNNING
 
 
-def test_one_batch_tells_its_events_in_order(make_request: Make, dispatch: DispatchStore) -> None:
+def test_a_batch_returns_its_events_in_order(make_request: Make, dispatch: DispatchStore) -> None:
     request = make_request(RequestState.RUNNING)
     events = dispatch.record(
         started=[(request.id, "short-1", 1, 1.5, 201.5)],
@@ -210,7 +210,7 @@ def test_one_batch_tells_its_events_in_order(make_request: Make, dispatch: Dispa
     assert [event.seq for event in events] == list(range(events[0].seq, events[0].seq + 4))
 
 
-def test_a_batch_may_be_larger_than_sqlite_takes_parameters(
+def test_a_batch_may_be_larger_than_one_statement_takes_parameters(
     make_request: Make, dispatch: DispatchStore
 ) -> None:
     ids = [make_request().id for _ in range(1100)]
@@ -219,7 +219,7 @@ def test_a_batch_may_be_larger_than_sqlite_takes_parameters(
     assert len(dispatch.record(outcomes=outcomes)) == len(ids)
 
 
-def test_a_released_request_waits_again_in_its_old_place(
+def test_a_released_request_keeps_its_place_in_the_queue(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     first, second = make_request(), make_request()
@@ -231,7 +231,7 @@ def test_a_released_request_waits_again_in_its_old_place(
     assert [request.id for request in claim.requests] == [first.id, second.id]
 
 
-def test_a_request_cancelled_between_claim_and_release_ends_there(
+def test_release_cancels_a_request_that_is_to_be_cancelled(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)
@@ -242,31 +242,33 @@ def test_a_request_cancelled_between_claim_and_release_ends_there(
     assert read(writer, request.id).finished_at == 202.5
 
 
-def expectation(source: str, *peaks: int, at: float = 300.5) -> Expectation:
-    return Expectation("launch", source, tuple(PeakSample(at, peak) for peak in peaks), at)
+def estimate(source: str, *peaks: int, at: float = 300.5) -> MemoryEstimate:
+    return MemoryEstimate("launch", source, tuple(PeakSample(at, peak) for peak in peaks), at)
 
 
-def test_what_peaks_taught_is_found_again_the_latest_first(dispatch: DispatchStore) -> None:
-    early, late = expectation("a", 1, 2), expectation("b", 3, at=400.5)
+def test_memory_estimates_are_listed_latest_first(dispatch: DispatchStore) -> None:
+    early, late = estimate("a", 1, 2), estimate("b", 3, at=400.5)
     dispatch.record(learned=[early, late])
-    assert dispatch.expectations(10) == [late, early]
-    assert dispatch.expectations(1) == [late]
+    assert dispatch.memory_estimates(10) == [late, early]
+    assert dispatch.memory_estimates(1) == [late]
 
 
-def test_what_is_learned_anew_takes_the_place_of_the_old(dispatch: DispatchStore) -> None:
-    dispatch.record(learned=[expectation("a", 1)])
-    newer = Expectation("launch", "a", (PeakSample(400.5, 7, killed=True),), 400.5)
+def test_a_new_memory_estimate_replaces_the_old_one(dispatch: DispatchStore) -> None:
+    dispatch.record(learned=[estimate("a", 1)])
+    newer = MemoryEstimate("launch", "a", (PeakSample(400.5, 7, killed=True),), 400.5)
     dispatch.record(learned=[newer])
-    assert dispatch.expectations(10) == [newer]
+    assert dispatch.memory_estimates(10) == [newer]
 
 
-def test_what_has_not_run_for_long_is_forgotten(dispatch: DispatchStore) -> None:
-    dispatch.record(learned=[expectation("old", 1, at=1.5), expectation("new", 1, at=400.5)])
+def test_old_memory_estimates_are_removed(dispatch: DispatchStore) -> None:
+    dispatch.record(learned=[estimate("old", 1, at=1.5), estimate("new", 1, at=400.5)])
     dispatch.collect(401.5, 10, 100.0)
-    assert [e.source for e in dispatch.expectations(10)] == ["new"]
+    assert [e.source for e in dispatch.memory_estimates(10)] == ["new"]
 
 
-def test_waiting_makes_up_for_priority(make_request: Make, dispatch: DispatchStore) -> None:
+def test_a_long_wait_outweighs_a_higher_priority(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
     old = make_request(now=100.5)
     urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=1)
     more_urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=3)
@@ -275,15 +277,13 @@ def test_waiting_makes_up_for_priority(make_request: Make, dispatch: DispatchSto
     assert [r.id for r in claim.requests[1:]] == [old.id, urgent.id]
 
 
-def test_the_head_of_the_queue_is_looked_at_and_left_there(
-    make_request: Make, dispatch: DispatchStore
-) -> None:
+def test_first_pending_claims_nothing(make_request: Make, dispatch: DispatchStore) -> None:
     ids = [make_request().id for _ in range(3)]
     assert [r.id for r in dispatch.first_pending(Schedule.SHORT, 2)] == ids[:2]
     assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 3
 
 
-def test_what_was_chosen_is_claimed_unless_it_was_cancelled_meanwhile(
+def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     first, _, third = (make_request() for _ in range(3))
@@ -297,13 +297,13 @@ def test_what_was_chosen_is_claimed_unless_it_was_cancelled_meanwhile(
     assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 1
 
 
-def test_looking_at_the_head_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
-    told = plan_of(writer, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
-    assert "ix_requests_claim" in told
-    assert "TEMP B-TREE" not in told
+def test_first_pending_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
+    plan = plan_of(writer, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
+    assert "ix_requests_claim" in plan
+    assert "TEMP B-TREE" not in plan
 
 
-def test_a_retry_goes_back_to_the_queue_with_what_it_is_given(
+def test_a_retry_returns_to_the_queue_with_its_new_memory(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, retry_oom=True)
@@ -317,7 +317,7 @@ def test_a_retry_goes_back_to_the_queue_with_what_it_is_given(
     assert dispatch.claim(Schedule.SHORT, 1, 301.5).requests[0].attempts == 2
 
 
-def test_a_retry_of_what_is_to_be_cancelled_ends_it(
+def test_a_retry_of_a_request_that_is_to_be_cancelled_cancels_it(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)

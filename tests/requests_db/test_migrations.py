@@ -93,7 +93,7 @@ def test_a_database_at_an_earlier_revision_is_upgraded(
     assert upgraded == ["head"]
 
 
-def test_0002_gives_what_waits_its_place_in_the_queue(tmp_path: Path) -> None:
+def test_migration_0002_ranks_pending_requests(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     writer = WriteConnection(file)
     with writer.transaction() as connection:
@@ -115,7 +115,7 @@ def test_0002_gives_what_waits_its_place_in_the_queue(tmp_path: Path) -> None:
     store.close()
 
 
-def test_two_that_open_at_once_make_one_database(tmp_path: Path) -> None:
+def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     failures: list[BaseException] = []
 

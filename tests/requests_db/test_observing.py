@@ -35,7 +35,9 @@ async def trial(store: AsyncStore, make_environment: MakeEnvironment) -> Environ
     return found
 
 
-async def test_a_change_is_written_and_told(store: AsyncStore, trial: Environment) -> None:
+async def test_a_change_of_state_is_written_with_its_event(
+    store: AsyncStore, trial: Environment
+) -> None:
     event = await store.set_environment_state(
         "trial", EnvironmentState.READY, address="http://127.0.0.1:21000", now=200.5
     )
@@ -51,14 +53,14 @@ async def test_a_change_is_written_and_told(store: AsyncStore, trial: Environmen
 
 
 @pytest.mark.usefixtures("trial")
-async def test_what_changes_nothing_is_not_told(store: AsyncStore) -> None:
+async def test_an_unchanged_state_writes_no_event(store: AsyncStore) -> None:
     last = await store.last_seq()
     assert await store.set_environment_state("trial", EnvironmentState.PENDING, now=200.5) is None
     assert await store.last_seq() == last
 
 
 @pytest.mark.usefixtures("trial")
-async def test_a_late_observation_does_not_revive_what_is_going_down(store: AsyncStore) -> None:
+async def test_a_late_observation_does_not_revive_a_stopping_environment(store: AsyncStore) -> None:
     await store.set_environment_state("trial", EnvironmentState.STOPPING, now=200.5)
     assert await store.set_environment_state("trial", EnvironmentState.READY, now=300.5) is None
     environment = await store.environment("trial")
@@ -103,7 +105,9 @@ async def test_stopped_environments_are_listed_only_on_request(store: AsyncStore
 
 
 @pytest.mark.usefixtures("trial")
-async def test_names_are_of_environments_that_are_there_or_come_up(store: AsyncStore) -> None:
+async def test_names_lists_environments_that_are_neither_failed_nor_stopped(
+    store: AsyncStore,
+) -> None:
     assert await store.names() == ["trial"]
     await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
     assert await store.names() == []
@@ -111,7 +115,7 @@ async def test_names_are_of_environments_that_are_there_or_come_up(store: AsyncS
     assert await store.names() == []
 
 
-async def test_a_replica_is_written_once_and_told_on_every_change(store: AsyncStore) -> None:
+async def test_each_change_of_a_replica_writes_one_event(store: AsyncStore) -> None:
     assert await store.upsert_replica(REPLICA, now=2.5) is not None
     assert await store.upsert_replica(REPLICA, now=3.5) is None
     died = replace(

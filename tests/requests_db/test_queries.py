@@ -18,7 +18,7 @@ from openenvd.requests_db.states import RequestState
 Make = Callable[..., Request]
 
 
-async def test_a_unique_beginning_of_an_id_finds_its_request(
+async def test_a_unique_prefix_of_an_id_finds_its_request(
     store: AsyncStore, make_request: Make
 ) -> None:
     request = make_request()
@@ -27,7 +27,7 @@ async def test_a_unique_beginning_of_an_id_finds_its_request(
     assert await store.get(request.id[:5].upper()) == request
 
 
-async def test_a_beginning_that_fits_several_names_them(
+async def test_an_ambiguous_prefix_names_the_ids_that_have_it(
     store: AsyncStore, make_request: Make
 ) -> None:
     ids = [make_request().id for _ in range(17)]  # two of them begin with the same digit
@@ -37,7 +37,9 @@ async def test_a_beginning_that_fits_several_names_them(
     assert set(found.ids) == {id_ for id_ in ids if id_[0] == digit}
 
 
-async def test_what_cannot_be_an_id_is_not_found(store: AsyncStore, make_request: Make) -> None:
+async def test_a_text_that_cannot_be_an_id_is_not_found(
+    store: AsyncStore, make_request: Make
+) -> None:
     make_request()
     for text in ("", "xyz", "0" * 16, "%", "0" * 17, "'; --"):
         assert await store.get(text) == NotFound(text)
@@ -80,10 +82,10 @@ async def test_every_change_of_state_is_one_event_in_the_order_of_commits(
     for request in requests_:
         found = await store.get(request.id)
         assert isinstance(found, Request)
-        told = [e.data["state"] for e in events if e.request_id == request.id]
+        states = [e.data["state"] for e in events if e.request_id == request.id]
         expected = [RequestState.PENDING, RequestState.RUNNING, found.state]
-        assert told == expected[: len(told)]
-        assert told[-1] == found.state
+        assert states == expected[: len(states)]
+        assert states[-1] == found.state
 
 
 async def test_events_resume_after_a_number(store: AsyncStore, make_request: Make) -> None:

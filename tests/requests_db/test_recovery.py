@@ -13,7 +13,7 @@ from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
-from openenvd.requests_db.transactions.recovery import fate
+from openenvd.requests_db.transactions.recovery import next_state
 
 Make = Callable[..., Request]
 
@@ -43,8 +43,8 @@ def lost(**fields: object) -> Request:
     ],
     ids=["idempotent", "attempts spent", "not idempotent", "to be cancelled", "both"],
 )
-def test_the_fate_of_a_lost_request(request_: Request, expected: RequestState) -> None:
-    assert fate(request_, AGAIN) is expected
+def test_the_next_state_of_a_lost_request(request_: Request, expected: RequestState) -> None:
+    assert next_state(request_, AGAIN) is expected
 
 
 def test_running_names_the_workers_of_a_lost_daemon(
@@ -71,7 +71,7 @@ def test_an_idempotent_request_is_queued_again_and_forgets_its_worker(
     assert [event.data for event in recovery.events] == [{"state": "PENDING"}]
 
 
-def test_any_other_request_fails_as_lost(
+def test_a_request_that_is_not_idempotent_fails_as_lost(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, operation="down")
@@ -83,7 +83,7 @@ def test_any_other_request_fails_as_lost(
     assert failed.finished_at == 400.5
 
 
-def test_a_request_that_was_to_be_cancelled_is(
+def test_a_lost_request_that_was_to_be_cancelled_is_cancelled(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING, operation="launch", max_attempts=2)

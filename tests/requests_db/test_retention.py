@@ -28,7 +28,9 @@ def test_old_requests_are_collected_by_age(make_request: Make, dispatch: Dispatc
     assert dispatch.collect(NOW, KEEP_ALL, DAY) == []
 
 
-def test_the_newest_are_kept_by_number(make_request: Make, dispatch: DispatchStore) -> None:
+def test_the_newest_requests_are_kept_by_number(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
     ids = [make_request(RequestState.SUCCEEDED, ended_at=LATELY).id for _ in range(5)]
     assert dispatch.collect(NOW, 2, DAY) == ids[:3]
 
@@ -89,7 +91,7 @@ async def test_events_without_a_request_go_by_age(
     assert await store.events_after(0) == []
 
 
-def test_much_is_collected_in_several_transactions(
+def test_many_requests_are_collected_in_several_transactions(
     make_request: Make, dispatch: DispatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)

@@ -117,7 +117,7 @@ async def test_many_launches_at_once_under_one_name_yield_one(
     assert [type(result) for result in results].count(NameTaken) == 19
 
 
-async def test_an_ended_environment_gives_its_name_away(
+async def test_the_name_of_an_ended_environment_can_be_taken(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
     for state in EnvironmentState:
@@ -169,7 +169,7 @@ async def test_cancelling_a_running_request_leaves_it_running_and_marked(
     assert await store.get(request.id) == result.request
 
 
-async def test_the_first_wish_to_cancel_counts(
+async def test_cancelling_twice_keeps_the_first_time(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
     request = make_request(RequestState.RUNNING)
@@ -180,7 +180,7 @@ async def test_the_first_wish_to_cancel_counts(
     assert await store.get(request.id) == result.request
 
 
-async def test_cancelling_what_has_ended_changes_nothing(
+async def test_cancelling_an_ended_request_changes_nothing(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
     for state in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED):

@@ -282,7 +282,7 @@ def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
     bench.eventually(lambda: bench.executor.tasks)
     assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
     bench.dispatcher.stop()
-    [kept] = bench.store.expectations(10)
+    [kept] = bench.store.memory_estimates(10)
     assert (kept.operation, kept.source) == ("launch", "echo")
 
 
