@@ -5,7 +5,7 @@
       ├── PlanError          the machine is too small for one LONG and one SHORT worker
       ├── NoRoom             submitted although `room()` said 0
       ├── NotRunning         submitted before `start()` or after `stop()`
-      └── FrameError         the other end of a pipe does not speak our frames
+      └── FrameError         a pipe carried something that is no frame
 
     TaskCancelled            raised *inside* a worker, in the operation; not an ExecutorError
 

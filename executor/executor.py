@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BurstableExecutor`: runs tasks in guaranteed and burst workers, and tells what became of them.
+"""`BurstableExecutor` runs tasks in guaranteed and burst workers, and reports how each ended.
 
 The data flow, and who owns what:
 
@@ -8,24 +8,24 @@ The data flow, and who owns what:
     │ submit(task) ────┼─ frame ─┼──────────────────────────┼── pipe ──────▶ worker long-1
     │                  │         │                          │                  │
     │                  │ wake-up │  wait: wake-up           │◀─ pipe ──────────┘ progress, outcome
-    │ cancel(id) ──────┼────────▶│        every pipe        │◀─ pidfd ───────── its death
+    │ cancel(id) ──────┼────────▶│        every pipe        │◀─ pidfd ───────── its exit
     │   └─ SIGTERM ────┼─────────┼────────every sentinel────┼──────────────▶
     │                  │         │        the zygote's      │◀─ socket ────── zygote: forked, exited
     │                  │◀────────┼─ on_event(event)         │── "fork" ──────▶   └─ forks workers
     └──────────────────┘         └──────────────────────────┘
-                                                     lifeline (held open by the daemon, never
-                                                     written): its end ends every worker
+                                                     death pipe (held open by the daemon, never
+                                                     written): its end kills every worker
 
-* **The lock** (`Pools.lock`) guards the books: who is idle, who runs what, who waits. Whoever holds
-  it neither blocks nor calls out: under it a frame is sent without waiting, a signal is sent, and
-  that is all. `on_event` is called without it, so a sink may call `submit` or `cancel`.
-  A second lock, inside it, guards nothing but the time of the next alarm.
-* **The supervisor thread** alone reads pipes, buries workers, talks to the zygote and calls
+* **The lock** (`Pools.lock`) guards the bookkeeping: which workers are idle, which run what, which
+  tasks wait. A thread that holds it neither blocks nor calls out: it sends a frame without waiting,
+  or a signal, and that is all. `on_event` is called without it, so a sink may call `submit` or
+  `cancel`. A second lock, inside it, guards nothing but the time of the next wake-up.
+* **The supervisor thread** alone reads pipes, reaps workers, talks to the zygote and calls
   `on_event`. `submit` and `cancel` act at once on the caller's thread: the one writes the frame to
   an idle worker's pipe, the other signals; neither waits for the supervisor.
 * **A pipe** (a Unix socket pair) belongs to one worker and the daemon. Nothing is shared between
-  workers: whoever dies, no lock and no queue of another is left held.
-* **The zygote** is single-threaded and only forks. It reaps its children and tells their exit
+  workers: when one is killed, no lock and no queue of another is left held.
+* **The zygote** is single-threaded and only forks. It reaps its children and reports their exit
   status. The daemon never forks: it has threads.
 
 Failure cases, and what the executor makes of them:
@@ -53,7 +53,7 @@ Failure cases, and what the executor makes of them:
 | zygote finds threads in itself             | ended; workers are spawned from then on             |
 | zygote or workers cannot be started        | retried with back-off; after some attempts the      |
 |                                            | waiting tasks are `Died`, rather than hang          |
-| daemon is killed                           | the lifeline closes: the kernel kills every         |
+| daemon is killed                           | the death pipe closes: the kernel kills every       |
 |                                            | worker's process group, the zygote exits            |
 
 A worker that was told to stop is never given another task, so a signal that arrives late can only
@@ -75,14 +75,14 @@ from .policy.admission import FreeMemory
 from .policy.plan import Plan
 from .policy.timing import Timing
 from .spawning.source import FORK_IS_SAFE, SourceFactory, WorkerSource
-from .spawning.subprocess_source import Spawner
-from .spawning.zygote_client import ZygoteLink
+from .spawning.subprocess_source import SubprocessSource
+from .spawning.zygote_client import ZygoteClient
 from .supervisor.loop import Supervisor
 from .supervisor.memory import AvailableMemory
 from .supervisor.pool import Pools, Run, StopReason, task_frame
 
 if TYPE_CHECKING:
-    from .spawning.preforked_zygote import FirstZygote
+    from .spawning.preforked_zygote import PreforkedZygote
 
 
 class BurstableExecutor:
@@ -106,7 +106,7 @@ class BurstableExecutor:
         log_tail_lines: int = 20,
         use_zygote: bool = FORK_IS_SAFE,
         use_cgroups: bool = True,
-        first_zygote: FirstZygote | None = None,
+        preforked_zygote: PreforkedZygote | None = None,
         timing: Timing | None = None,
     ) -> None:
         """Make an executor, which `start` starts.
@@ -120,7 +120,8 @@ class BurstableExecutor:
             log_tail_lines: how many of a log's last lines `Died` carries.
             use_zygote: fork workers from a zygote; else each is a program of its own.
             use_cgroups: hold workers to their caps by cgroups; else by a watchdog.
-            first_zygote: was forked before there were threads; a later one is a program of its own.
+            preforked_zygote: the first zygote, forked before there were threads; a later one is a
+                program of its own.
             timing: how long to wait for what.
         """
         self._plan = plan
@@ -131,26 +132,26 @@ class BurstableExecutor:
         self._log_tail_lines = log_tail_lines
         self._use_zygote = use_zygote
         self._use_cgroups = use_cgroups
-        self._first_zygote = first_zygote
+        self._preforked_zygote = preforked_zygote
         self._pools = Pools(plan)
         self._timing = timing or Timing()
         self._available = AvailableMemory(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
         self._supervisor: Supervisor | None = None
-        self._lifeline: tuple[int, int] = (-1, -1)
+        self._death_pipe: tuple[int, int] = (-1, -1)
 
     def start(self) -> None:
-        """Start the zygote and the workers that are kept; returns before they are ready.
+        """Start the zygote and the thread; returns before the zygote is ready.
 
         Raises:
             OSError: this interpreter cannot be started a second time.
         """
-        # Nobody writes to it. The workers hold the reading end, we alone the writing one.
-        first = self._first_zygote
-        self._lifeline = os.pipe() if first is None else first.lifeline
+        # It is never written. Workers hold the reading end, the daemon alone the writing one.
+        first = self._preforked_zygote
+        self._death_pipe = os.pipe() if first is None else first.death_pipe
         self._supervisor = Supervisor(
             self._pools,
-            make_source=self._source_factory(self._lifeline[0]),
+            make_source=self._source_factory(self._death_pipe[0]),
             plan=self._plan,
             timing=self._timing,
             use_cgroups=self._use_cgroups,
@@ -163,12 +164,12 @@ class BurstableExecutor:
             self._running = True
 
     def room(self, schedule: str) -> int:
-        """How many tasks of `schedule` may be submitted right now."""
+        """Return how many tasks of `schedule` may be submitted right now."""
         with self._pools.lock:
             return self._pools.by_schedule[schedule].room() if self._running else 0
 
     def free_memory(self, schedule: str) -> FreeMemory:
-        """What tasks of `schedule` that are submitted now may take."""
+        """Return the memory that tasks of `schedule` may take if they are submitted now."""
         with self._pools.lock:
             pools = self._pools.by_schedule
             pool = pools[schedule]
@@ -185,7 +186,7 @@ class BurstableExecutor:
             )
 
     def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
-        """Whether some of `count` tasks, each of which needs no more than that, must wait."""
+        """Say whether some of `count` tasks, each of `largest_bytes` or less, must wait."""
         return not self.free_memory(schedule).fits_all(count, largest_bytes)
 
     def _held_bytes(self) -> int:
@@ -194,8 +195,10 @@ class BurstableExecutor:
         return sum(max(0, anonymous_bytes(w.pid) - w.inherited_bytes) for w in busy)
 
     def submit(self, task: Task) -> Started | None:
-        """Run `task`. `Started`, when an idle worker takes it: `on_event` is told of one that has
-        to be forked.
+        """Run a task.
+
+        Returns `Started` when an idle worker takes it. When a worker has to be forked, `on_event`
+        gets it later.
 
         Raises:
             NoRoom: `room` was 0.
@@ -214,7 +217,7 @@ class BurstableExecutor:
             return self._supervisor.tasks.place(run)
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel at once; False when no such task is waiting or running here."""
+        """Cancel a task at once; False when no such task waits or runs here."""
         with self._pools.lock:
             run = self._pools.runs.get(task_id)
             if run is None or self._supervisor is None:
@@ -227,7 +230,7 @@ class BurstableExecutor:
         return True
 
     def status(self) -> ExecutorStatus:
-        """Every worker with its memory, and the plan."""
+        """Describe every worker with its memory, and the plan."""
         with self._pools.lock:
             workers = [worker.status() for worker in self._pools.workers()]
         free = self.free_memory(LONG)
@@ -239,31 +242,31 @@ class BurstableExecutor:
         )
 
     def stop(self, grace_seconds: float = 5.0) -> None:
-        """End every task, worker, the zygote and the thread; returns when all are gone."""
+        """End every task and worker, the zygote and the thread; returns when all are gone."""
         with self._pools.lock:
             was_running, self._running = self._running, False
         if not was_running or self._supervisor is None:
             return
         self._supervisor.stop(grace_seconds)
-        for end in self._lifeline:
+        for end in self._death_pipe:
             os.close(end)
 
-    def _source_factory(self, lifeline: int) -> SourceFactory:
+    def _source_factory(self, death_pipe: int) -> SourceFactory:
         if self._use_zygote:
-            return partial(self._make_zygote, lifeline)
-        return partial(self._make_spawner, lifeline)
+            return partial(self._make_zygote, death_pipe)
+        return partial(self._make_subprocesses, death_pipe)
 
-    def _make_zygote(self, lifeline: int, may_preload: bool, may_fork: bool) -> WorkerSource:
+    def _make_zygote(self, death_pipe: int, may_preload: bool, may_fork: bool) -> WorkerSource:
         if not may_fork:
-            return self._make_spawner(lifeline)
-        first, self._first_zygote = self._first_zygote, None
+            return self._make_subprocesses(death_pipe)
+        first, self._preforked_zygote = self._preforked_zygote, None
         if first is not None:
-            return ZygoteLink.adopt(first)
+            return ZygoteClient.adopt(first)
         preload = self._preload if may_preload else ()
-        return ZygoteLink.start(lifeline=lifeline, home=self._home, preload=preload)
+        return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
 
-    def _make_spawner(self, lifeline: int, *_may: bool) -> WorkerSource:
-        return Spawner(lifeline=lifeline, home=self._home)
+    def _make_subprocesses(self, death_pipe: int, *_may: bool) -> WorkerSource:
+        return SubprocessSource(death_pipe=death_pipe, home=self._home)
 
 
 def _with_memory(worker: WorkerStatus) -> WorkerStatus:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON over a worker's pipe: four bytes of length, then the JSON.
 
-Both ends use it; what the frames say stands in `worker.py`. A length comes first, so that a
+Both ends use it; the frames are described in `worker/main.py`. A length comes first, so that a
 10 MB result is parsed once, when it is complete.
 """
 
@@ -24,7 +24,7 @@ MAX_RESULT_BYTES = MAX_FRAME_BYTES - MB  # leaves room for what is told around i
 
 
 def encode_frame(message: Any) -> bytes:
-    """`message` as one frame.
+    """Encode `message` as one frame.
 
     Raises:
         TypeError: it is not JSON.
@@ -38,7 +38,7 @@ def encode_frame(message: Any) -> bytes:
 
 
 def body_length(header: bytes | bytearray) -> int:
-    """How long the body after this header is.
+    """Return how long the body after this header is, in bytes.
 
     Raises:
         FrameError: no frame of ours is that long.
@@ -50,7 +50,7 @@ def body_length(header: bytes | bytearray) -> int:
 
 
 def encode_result(result: Any) -> orjson.Fragment:
-    """`result`, encoded once, to be put into a message as it is.
+    """Encode `result` once, to be put into a message as it is.
 
     Raises:
         TypeError: it is not JSON.
@@ -64,7 +64,7 @@ def encode_result(result: Any) -> orjson.Fragment:
 
 
 class FrameReader:
-    """Makes frames of what a pipe delivers, however it was cut."""
+    """Splits the bytes of a pipe into frames, however they arrive."""
 
     __slots__ = ("_buffer",)
 
@@ -72,10 +72,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """The frames that `data` completed.
+        """Return the frames that `data` completed.
 
         Raises:
-            FrameError: the other end does not speak our frames.
+            FrameError: the other end sent something else.
         """
         self._buffer += data
         frames = []
@@ -96,7 +96,7 @@ class FrameReader:
 
 
 def parse_body(body: bytes) -> Any:
-    """What the body of one frame says.
+    """Parse the body of one frame.
 
     Raises:
         FrameError: it is not JSON.

@@ -28,24 +28,24 @@ class Task:
     label: str = ""  # for people: `launch trial`
     timeout_seconds: float | None = None
     memory_bytes: int | None = None  # the cap asked for; None means the plan's
-    expected_bytes: int = 0  # what it is expected to need; what the books count with
+    expected_bytes: int = 0  # what it is expected to need; admission counts with it
 
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """What an operation raised, told without pickling it."""
+    """What an operation raised, as plain values instead of a pickle."""
 
     type: str  # the exception's qualified name
     message: str
     hint: str | None = None
     kind: str = "operation_error"  # an operation may say `invalid` (as `environments.errors` do)
     traceback: str = ""
-    evidence: dict[str, Any] | None = None  # of a death that failed it, as an `ExitReason`'s JSON
+    evidence: dict[str, Any] | None = None  # of an exit that failed it, as an `ExitReason`'s JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker took the task."""
+    """A worker has the task."""
 
     task_id: str
     worker: str
@@ -56,7 +56,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The operation reported something on its way."""
+    """The operation reported progress."""
 
     task_id: str
     data: dict[str, Any]
@@ -85,7 +85,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The worker died under the task; `exit` says how."""
+    """The worker exited under the task; `exit` says how."""
 
     task_id: str
     worker: str
@@ -114,9 +114,10 @@ ExecutorEvent = Started | Progressed | Succeeded | Raised | Died | Cancelled | R
 
 
 class EventSink(Protocol):
-    """Who hears of events: called on the supervisor thread; must return at once."""
+    """Receives events."""
 
-    def __call__(self, event: ExecutorEvent, /) -> None: ...
+    def __call__(self, event: ExecutorEvent, /) -> None:
+        """Take an event, on the supervisor thread; must return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,9 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatus:
-    """What the executor is doing now."""
+    """The executor's workers, plan and free memory."""
 
     workers: list[WorkerStatus] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
-    free_burst_bytes: int = 0  # by the books
-    available_bytes: int = 0  # by the machine, less the reserve
+    free_burst_bytes: int = 0  # by what tasks are expected to need
+    available_bytes: int = 0  # by what the machine has left, less the reserve

@@ -32,7 +32,7 @@ from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
 
 if TYPE_CHECKING:
-    from ..executor import FirstZygote
+    from ..executor import PreforkedZygote
 
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
 # the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
@@ -86,16 +86,16 @@ def _import_daemon() -> Callable[..., int]:
     return run
 
 
-def _fork_zygote(paths: Paths) -> FirstZygote | None:
+def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     """None where fork is not safe; the executor then finds another way."""
     if not FORK_IS_SAFE:
         return None
-    from ..executor.spawning.preforked_zygote import fork_first_zygote
+    from ..executor.spawning.preforked_zygote import prefork_zygote
     from ..operations.registry import PRELOAD
 
     with contextlib.suppress(OSError):  # told by `daemon.run`
         paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return fork_first_zygote(PRELOAD, str(paths.home))
+        return prefork_zygote(PRELOAD, str(paths.home))
     return None
 
 

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from ..executor import BurstableExecutor, FirstZygote, Plan, settle_leftovers, sweep_orphans
+from ..executor import BurstableExecutor, Plan, PreforkedZygote, settle_leftovers, sweep_orphans
 from ..operations import registry
 from ..processes.resources.limits import Limits
 from ..requests_db.async_store import AsyncStore
@@ -49,7 +49,7 @@ async def running_parts(
     settings: Settings,
     limits: Limits,
     identity: dict[str, Any],
-    zygote: FirstZygote | None,
+    zygote: PreforkedZygote | None,
     stopping: asyncio.Event,
 ) -> AsyncIterator[Dependencies]:
     """Run everything but HTTP within the block.
@@ -117,7 +117,7 @@ def _queue_side(
     estimates: MemoryEstimates,
     store: DispatchStore,
     bus: EventBus,
-    zygote: FirstZygote | None,
+    zygote: PreforkedZygote | None,
 ) -> tuple[BurstableExecutor, Dispatcher]:
     dispatcher: Dispatcher
     executor = BurstableExecutor(
@@ -126,7 +126,7 @@ def _queue_side(
         home=str(paths.home),
         on_event=lambda event: dispatcher.deliver(event),
         cancel_grace_seconds=settings.cancel_grace_seconds,
-        first_zygote=zygote,
+        preforked_zygote=zygote,
     )
     dispatcher = Dispatcher(
         store,

@@ -36,7 +36,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..executor import FirstZygote
+from ..executor import PreforkedZygote
 from ..processes.resources.limits import read_limits
 from ..processes.resources.pids_limit import is_no_room, no_room_text
 from ..shim.fork_server_client import end_fork_servers
@@ -57,7 +57,7 @@ VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 
 
 def run(
-    paths: Paths, settings: Settings, ready_fd: int | None, zygote: FirstZygote | None = None
+    paths: Paths, settings: Settings, ready_fd: int | None, zygote: PreforkedZygote | None = None
 ) -> int:
     """Run the daemon until it is stopped.
 
@@ -92,7 +92,7 @@ class Daemon:
         paths: Paths,
         settings: Settings,
         ready_fd: int | None,
-        zygote: FirstZygote | None,
+        zygote: PreforkedZygote | None,
         lock: HomeLock,
     ) -> None:
         self.stopping = asyncio.Event()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where workers come from: the interface that the zygote and its fallback share.
+"""The interface of a worker source, which the zygote and its fallback share.
 
-A source is asked for workers and tells, through one readable descriptor, what became of that. It
-is used by the supervisor thread alone, and never blocks it for longer than starting a program.
+Workers are requested of a source, which reports through one readable descriptor that they have
+started and exited. It is used by the supervisor thread alone, and never blocks it for longer than
+starting a program.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2  # linux/pidfd.h, since 6.9
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A worker exists. `sentinel` is readable once it is dead; None where there is none."""
+    """A worker has started. `sentinel` is readable once it has exited; None where there is none."""
 
     name: str
     pid: int
@@ -61,7 +62,7 @@ class Exited:
     pid: int
     status: int
     peak_bytes: int | None
-    was_alone: bool = False  # known never to have had a child: whatever happened was its own
+    was_alone: bool = False  # known never to have had a child that a kill may have met instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +83,29 @@ SourceEvent = Forked | Refused | Exited | Ready | Unsafe
 
 
 class WorkerSource(Protocol):
-    """What the supervisor needs of a zygote, or of what stands in for it."""
+    """A zygote, or what stands in for it."""
 
     def fileno(self) -> int:
-        """Readable when `read` has something to say."""
+        """Return the descriptor that is readable when `read` has events."""
 
     def request(self, name: str) -> None:
-        """Ask for a worker; `Forked` or `Refused` will follow, unless the source is lost."""
+        """Request a worker; `Forked` or `Refused` follows, unless the source is lost."""
 
     def read(self) -> list[SourceEvent] | None:
-        """What happened since; None when the source is lost and will say no more."""
+        """Return what has happened since; None when the source is lost."""
 
     def noticed_exit(self, pid: int) -> None:
-        """Somebody saw that the worker is dead, and wants to know how."""
+        """Report the status of a worker that is seen to have exited."""
 
     def close(self, grace_seconds: float) -> None:
-        """End the source; returns when it is gone."""
+        """End the source; returns when it has exited."""
 
 
-SourceFactory = Callable[[bool, bool], WorkerSource]  # told whether it may preload, and fork
+SourceFactory = Callable[[bool, bool], WorkerSource]  # called with may_preload, may_fork
 
 
 def threads_of_this_process() -> int:
-    """Those of C as well, which `threading` does not know of; 1 where nobody tells."""
+    """Count threads, those of C libraries as well; 1 where the system does not tell."""
     try:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
     except OSError:
@@ -112,20 +113,20 @@ def threads_of_this_process() -> int:
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with the thread caps that it does not set itself."""
+    """Return `environ` with the thread caps that it does not set itself."""
     added = {name: value for name, value in THREAD_CAPS.items() if name not in environ}
     return {**environ, **added, THREAD_CAPS_VARIABLE: ",".join(added)}
 
 
 def signal_group(leader: int, sentinel: int | None, number: signal.Signals) -> bool:
-    """Signal a worker's whole process group; False when nobody of it is left.
+    """Signal a worker's whole process group; False when no process of it is left.
 
-    By pidfd it can only reach that very group, even after the leader was reaped.
+    By pidfd the signal can only reach that very group, even after the leader was reaped.
     """
     try:
         _signal_group(leader, sentinel, number)
     except ProcessLookupError:
-        # Dead; or so young that it leads no group yet.
+        # It has exited, or has just started and leads no group yet.
         return _signal_leader(leader, sentinel, number)
     return True
 

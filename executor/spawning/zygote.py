@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zygote: a small, single-threaded process that has imported what operations need, and forks.
+"""The zygote is a small, single-threaded process that imports what operations need, and forks.
 
-It imports nothing of the daemon, and nothing it does can harm a worker: workers do not share a
-file, a lock or their fate with it. What it does:
+It imports nothing of the daemon, and nothing it does can harm a worker: they share no file and no
+lock, and a worker outlives it. What it does:
 
     on its control socket (one message each, SOCK_SEQPACKET, JSON):
         ◀ {"fork": name}            ▶ {"forked": name, "pid"} + the pipe and a pidfd
                                     ▶ {"refused": name, "error"}      the system will not fork
-        ◀ its end                   exits; the daemon is gone or does not want it any more
+        ◀ its end                   exits; the daemon is gone or has replaced it
     when a child ended:             ▶ {"exited": pid, "status", "peak_bytes", "was_alone"}
     once, after preloading:         ▶ {"ready": seconds it took}
                                     ▶ {"unsafe": threads}   or it ends: something that was imported,
@@ -19,11 +19,11 @@ Its memory is frozen (`gc.freeze`) before the first fork, so that workers share 
 long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
 it ends, also in a container whose pid 1 reaps nothing.
 
-There are two ways into it. The first zygote of a daemon is forked from the daemon itself while that
-has one thread and little memory (`first_zygote.py`), so that both share what both have imported.
-One that has to be replaced is run as `python -P -m openenvd.executor.spawning.zygote CONFIG`,
-since a daemon with threads must not fork; CONFIG is JSON: `control` and `lifeline` (descriptors),
-`home`, `preload` (modules).
+There are two ways into it. The first zygote of a daemon is forked from the daemon itself while the
+daemon has one thread and little memory (`preforked_zygote.py`), so that both share what both have
+imported. One that has to be replaced is run as
+`python -P -m openenvd.executor.spawning.zygote CONFIG`, since a daemon with threads must not fork;
+CONFIG is JSON: `control` and `death_pipe` (descriptors), `home`, `preload` (modules).
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from ...system.descriptors import Message, close_all, receive_message, send_mess
 from ...system.prctl import adopt_orphans
 from ...system.proc import children_of
 from ...system.signal_pipe import SignalPipe
-from ..worker.main import serve
+from ..worker.main import run_worker
 from .source import threads_of_this_process
 
 
 class Zygote:
-    """Waits on its control socket and on SIGCHLD; forks, reaps, tells."""
+    """Waits on its control socket and on SIGCHLD; forks, reaps, reports."""
 
-    def __init__(self, control: socket.socket, *, lifeline: int, home: str) -> None:
+    def __init__(self, control: socket.socket, *, death_pipe: int, home: str) -> None:
         self._control = control
-        self._lifeline = lifeline
+        self._death_pipe = death_pipe
         self._home = home
         self._workers: set[int] = set()  # those that were not reaped yet
         self._signals = SignalPipe((signal.SIGCHLD,))
 
     def serve(self) -> None:
-        """Until the control socket ends."""
+        """Handle requests until the control socket ends."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._signals, select.POLLIN)
@@ -71,15 +71,15 @@ class Zygote:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._signals.fileno() in ready:
                 self._reap()
-            if self._control.fileno() in ready and not self._obey():
+            if self._control.fileno() in ready and not self._handle_request():
                 return
 
-    def tell(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """One message to the daemon."""
+    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send one message to the daemon."""
         send_message(self._control, Message(message, fds=descriptors))
 
-    def _obey(self) -> bool:
-        """Do what one message says; False at the end."""
+    def _handle_request(self) -> bool:
+        """Handle one message; False at the end of the socket."""
         try:
             request = receive_message(self._control)
         except EOFError:
@@ -92,7 +92,7 @@ class Zygote:
         except OSError as exc:
             from ...processes.resources.pids_limit import why_not_started
 
-            self.tell({"refused": name, "error": why_not_started(exc)})
+            self.send({"refused": name, "error": why_not_started(exc)})
         return True
 
     def _fork(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Zygote:
             # Before it can be reaped, and so before its pid can be another's.
             pidfd = os.pidfd_open(pid)
             try:
-                self.tell({"forked": name, "pid": pid}, (ours.fileno(), pidfd))
+                self.send({"forked": name, "pid": pid}, (ours.fileno(), pidfd))
             finally:
                 os.close(pidfd)
 
@@ -119,9 +119,9 @@ class Zygote:
             self._control.close()
             close_all(self._signals.fds)
             gc.enable()
-            serve(name, pipe, lifeline=self._lifeline, home=self._home)
+            run_worker(name, pipe, death_pipe=self._death_pipe, home=self._home)
         finally:
-            # Never back into the zygote's loop, whatever happened.
+            # Never return into the zygote's loop, whatever happened.
             os._exit(70)
 
     def _reap(self) -> None:
@@ -132,7 +132,7 @@ class Zygote:
                 pid, status, usage = os.wait4(dead.si_pid, 0)
                 self._workers.discard(pid)
                 peak_bytes = usage.ru_maxrss * 1024
-                self.tell(
+                self.send(
                     {
                         "exited": pid,
                         "status": status,
@@ -142,16 +142,19 @@ class Zygote:
                 )
 
     def _was_alone(self, pid: int) -> bool:
-        """Whether a worker that waits to be reaped never had a child: then a kill for memory in
-        its cgroup was its own. What it had not collected has become our child by now.
+        """Say whether a worker that waits to be reaped never had a child.
+
+        Then a kill for memory in its cgroup was its own. Children that it had not reaped are
+        children of the zygote by now.
         """
         orphans = set(children_of(os.getpid())) - self._workers
         return not orphans and collected_no_child(pid)
 
 
 def preload(modules: list[str]) -> None:
-    """Import what operations need. One that cannot be imported must not keep the others waiting:
-    the task that needs it will say so.
+    """Import what operations need.
+
+    A module that cannot be imported is left out: the task that needs it will say so.
     """
     for module in modules:
         try:
@@ -161,7 +164,7 @@ def preload(modules: list[str]) -> None:
 
 
 def collected_no_child(pid: int) -> bool:
-    """Whether no page fault of a child was ever added to its own: a process cannot run without."""
+    """Say whether no page fault of a child was added to its own: no process runs without one."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -171,19 +174,19 @@ def collected_no_child(pid: int) -> bool:
     return int(minor) + int(major) == 0
 
 
-def become_zygote(control: socket.socket, *, lifeline: int, home: str, began: float) -> NoReturn:
+def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: float) -> NoReturn:
     """Fork workers from what has been imported so far, until the control socket ends."""
     setproctitle.setproctitle("openenvd: zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker is born with SIGTERM blocked and lets it in when it can answer it.
+    # A worker starts with SIGTERM blocked and unblocks it when it can handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     adopt_orphans()  # what a dead worker leaves behind is reaped here
-    zygote = Zygote(control, lifeline=lifeline, home=home)
+    zygote = Zygote(control, death_pipe=death_pipe, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
         if (threads := threads_of_this_process()) > 1:
-            zygote.tell({"unsafe": threads})
+            zygote.send({"unsafe": threads})
             os._exit(0)
-        zygote.tell({"ready": time.monotonic() - began})
+        zygote.send({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)
 
@@ -193,13 +196,13 @@ def main() -> NoReturn:
     began = time.monotonic()
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=config["control"])
-    for descriptor in (config["control"], config["lifeline"]):
+    for descriptor in (config["control"], config["death_pipe"]):
         os.set_inheritable(descriptor, False)
     gc.disable()
     preload(config["preload"])
     gc.collect()
     gc.freeze()
-    become_zygote(control, lifeline=config["lifeline"], home=config["home"], began=began)
+    become_zygote(control, death_pipe=config["death_pipe"], home=config["home"], began=began)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's end of the zygote: starts it, asks it for workers, hears of their deaths.
+"""The daemon's end of the zygote: starts it, requests workers, reads of their exits.
 
-A link is used once: when its zygote is lost, the supervisor makes another. What the messages say
-stands in `zygote.py`, how the first of a daemon came to be in `first_zygote.py`.
+A client is used once: when its zygote is lost, the supervisor makes another. The messages are
+described in `zygote.py`, the first zygote of a daemon in `preforked_zygote.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...system.descriptors import Json, Message, receive_message, send_message
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
-    from .preforked_zygote import FirstZygote
+    from .preforked_zygote import PreforkedZygote
 
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
@@ -31,16 +31,21 @@ class ZygoteProcess(Protocol):
     """A child that is a zygote: `subprocess.Popen`, or one that was forked."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The zygote's pid."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status. Raises `subprocess.TimeoutExpired`."""
+        """Return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it lives on.
+        """
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
 
 
-class ZygoteLink:
+class ZygoteClient:
     """A running zygote, as a `WorkerSource`."""
 
     def __init__(self, process: ZygoteProcess, control: socket.socket) -> None:
@@ -49,8 +54,8 @@ class ZygoteLink:
         self._socket = control
 
     @classmethod
-    def start(cls, *, lifeline: int, home: str, preload: Sequence[str]) -> ZygoteLink:
-        """A fresh program.
+    def start(cls, *, death_pipe: int, home: str, preload: Sequence[str]) -> ZygoteClient:
+        """Start a zygote as a fresh program.
 
         Raises:
             OSError: it cannot be started.
@@ -58,7 +63,7 @@ class ZygoteLink:
         ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "control": zygotes.fileno(),
-            "lifeline": lifeline,
+            "death_pipe": death_pipe,
             "home": home,
             "preload": list(preload),
         }
@@ -71,7 +76,7 @@ class ZygoteLink:
                     "openenvd.executor.spawning.zygote",
                     json.dumps(config),
                 ],
-                pass_fds=(zygotes.fileno(), lifeline),
+                pass_fds=(zygotes.fileno(), death_pipe),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=worker_environment(os.environ),
@@ -81,27 +86,27 @@ class ZygoteLink:
         return cls(process, ours)
 
     @classmethod
-    def adopt(cls, zygote: FirstZygote) -> ZygoteLink:
-        """The one that was forked before there was an executor."""
+    def adopt(cls, zygote: PreforkedZygote) -> ZygoteClient:
+        """Take over the zygote that was forked before there was an executor."""
         return cls(_ForkedProcess(zygote.pid), zygote.control)
 
     @property
     def pid(self) -> int:
-        """The zygote's."""
+        """Return the zygote's pid."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when `read` has something to say."""
+        """Return the descriptor that is readable when `read` has events."""
         return self._socket.fileno()
 
     def request(self, name: str) -> None:
-        """Ask for a worker."""
+        """Request a worker."""
         # A zygote that is gone is noticed by the end of its socket, and only there.
         with contextlib.suppress(OSError):
             send_message(self._socket, Message({"fork": name}))
 
     def read(self) -> list[SourceEvent] | None:
-        """What the zygote said; None when it is gone."""
+        """Return what the zygote reported; None when it is gone."""
         events: list[SourceEvent] = []
         while True:
             try:
@@ -110,13 +115,13 @@ class ZygoteLink:
                 return events or None  # the end is read again next time
             if message is None:
                 return events
-            events.append(_understand(message.head, message.fds))
+            events.append(_parse(message.head, message.fds))
 
     def noticed_exit(self, pid: int) -> None:
-        """The zygote reaps its children and tells, unasked."""
+        """Do nothing: the zygote reaps its children and reports by itself."""
 
     def close(self, grace_seconds: float) -> None:
-        """End the zygote; its workers are not its concern."""
+        """End the zygote; its workers go on."""
         self._socket.close()
         try:
             self._process.wait(grace_seconds)
@@ -126,13 +131,13 @@ class ZygoteLink:
 
 
 class _ForkedProcess:
-    """A child that `os.fork` made; nobody else collects it."""
+    """A child that `os.fork` made; nothing else reaps it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status.
+        """Return the exit status.
 
         Raises:
             subprocess.TimeoutExpired: it lives on.
@@ -147,11 +152,11 @@ class _ForkedProcess:
         return os.waitpid(self.pid, 0)[1]
 
     def kill(self) -> None:
-        """Its pid is its own until it has been waited for."""
+        """Send SIGKILL; the pid is its own until it has been waited for."""
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _understand(message: Json, descriptors: Sequence[int]) -> SourceEvent:
+def _parse(message: Json, descriptors: Sequence[int]) -> SourceEvent:
     if "forked" in message:
         pipe = socket.socket(fileno=descriptors[0])
         pipe.setblocking(False)

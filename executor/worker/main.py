@@ -19,11 +19,11 @@ the task's log by file descriptor, so that what it and its children wrote surviv
 (`task_log.py`).
 
 SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`
-in the main thread; a worker that is idle or still receiving dies of it; one that reports its
+in the main thread; a worker that is idle or still receiving is ended by it; one that reports its
 outcome finishes that. It is never given another task afterwards.
 
 A worker ends with its daemon in two ways: its pipe is at its end; and, should it be busy, the
-lifeline ends, on which the kernel sends SIGKILL to its whole process group (`lifeline.py`).
+death pipe ends, on which the kernel sends SIGKILL to its whole process group (`parent_death.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ...processes.resources.memory import private_bytes
 from ...system.units import MB
 from .. import frames
 from ..errors import FrameError, TaskCancelled
-from .parent_death import tie_to_lifeline
+from .parent_death import arm_parent_death_signal
 from .task_log import TaskLog
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
@@ -68,23 +68,26 @@ PEAK_RESOLUTION_BYTES = MB
 MOST_MESSAGE_CHARS = 10_000
 MOST_TRACEBACK_CHARS = 32_000
 
-EXIT_PIPE_LOST = 74  # the pipe cannot be used any more: nobody could be told anything (EX_IOERR)
+EXIT_PIPE_LOST = 74  # the pipe cannot be used any more, so nothing can be reported (EX_IOERR)
 
 
 class Phase(enum.Enum):
-    """What SIGTERM would meet."""
+    """What a worker is doing when SIGTERM arrives."""
 
-    IDLE = enum.auto()  # waiting for a task or receiving one: it dies of it
+    IDLE = enum.auto()  # waiting for a task or receiving one: SIGTERM ends it
     RUNNING = enum.auto()  # inside the operation: `TaskCancelled` is raised
     REPORTING = enum.auto()  # around the operation: what is under way is finished
 
 
-def serve(name: str, pipe: socket.socket, *, lifeline: int, home: str) -> NoReturn:
-    """Be the worker `name` until the pipe ends. SIGTERM is blocked until then; never returns."""
+def run_worker(name: str, pipe: socket.socket, *, death_pipe: int, home: str) -> NoReturn:
+    """Run tasks as the worker `name` until the pipe ends; never returns.
+
+    SIGTERM is blocked when it is called.
+    """
     exit_code = EXIT_PIPE_LOST
     try:
         os.setsid()
-        tie_to_lifeline(lifeline)
+        arm_parent_death_signal(death_pipe)
         with contextlib.suppress(OSError):  # not on macOS; and raising it is always allowed
             Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE_ADJ))
         Worker(name, pipe, home=home).run()
@@ -97,24 +100,24 @@ def serve(name: str, pipe: socket.socket, *, lifeline: int, home: str) -> NoRetu
 
 
 class Worker:
-    """One worker's life: receive, run, report."""
+    """Receives, runs and reports one task after another."""
 
     def __init__(self, name: str, pipe: socket.socket, *, home: str) -> None:
         self._name = name
         self._pipe = pipe
         self._home = home
         self._phase = Phase.IDLE
-        self._told_to_stop = False
+        self._was_stopped = False
         self._shielded = False  # the main thread is writing a frame, which must stay whole
         self._write_lock = threading.Lock()  # progress may come from the operation's threads
         self._main_thread = threading.get_ident()
         self._own_threads = threading.active_count()
-        self._gauge = MemoryGauge()
+        self._memory = MemoryUsage()
         self._folder = Path.cwd()
         self._log = TaskLog(name)
 
     def run(self) -> None:
-        """Serve until the pipe ends."""
+        """Run tasks until the pipe ends."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._show_title()
@@ -127,12 +130,12 @@ class Worker:
     def _serve(self, task: dict[str, Any]) -> None:
         self._show_title(task["label"])
         self._log.begin(task["log_path"])
-        self._gauge.begin()
+        self._memory.begin()
         outcome = self._outcome(task)
         self._log.end()
         with contextlib.suppress(OSError):
             os.chdir(self._folder)
-        usage = self._gauge.read() | {"retire": self._why_retire()}
+        usage = self._memory.read() | {"retire": self._why_retire()}
         self._send({"task": task["task"], **outcome, **usage})
         self._show_title()
 
@@ -141,7 +144,7 @@ class Worker:
             try:
                 self._phase = Phase.RUNNING
                 # After the phase: a signal that came before it has only left this mark.
-                if self._told_to_stop:
+                if self._was_stopped:
                     raise TaskCancelled
                 result = self._call(task)
             finally:
@@ -168,9 +171,9 @@ class Worker:
             return f"the operation left {left} threads running"
         if children_are_left():
             return "the operation left child processes running"
-        if self._gauge.is_blunt:
+        if self._memory.children_masked:
             return "the next children are to be measured anew"
-        return "it was told to stop" if self._told_to_stop else None
+        return "it was told to stop" if self._was_stopped else None
 
     def _receive(self) -> dict[str, Any] | None:
         header = self._read(frames.HEADER_BYTES)
@@ -200,7 +203,7 @@ class Worker:
             self._write(frame)
         finally:
             self._shielded = False
-        if self._told_to_stop and self._phase is Phase.RUNNING:
+        if self._was_stopped and self._phase is Phase.RUNNING:
             self._interrupt()
 
     def _write(self, frame: bytes) -> None:
@@ -208,9 +211,9 @@ class Worker:
             self._pipe.sendall(frame)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        first, self._told_to_stop = not self._told_to_stop, True
+        first, self._was_stopped = not self._was_stopped, True
         if self._phase is Phase.IDLE:
-            die_of(signal.SIGTERM)
+            exit_by_signal(signal.SIGTERM)
         if first and self._phase is Phase.RUNNING and not self._shielded:
             self._interrupt()
 
@@ -224,45 +227,45 @@ class Worker:
         setproctitle.setproctitle(f"openenvd: worker {self._name}{suffix}")
 
 
-class MemoryGauge:
+class MemoryUsage:
     """Peak and present memory of this process, per task.
 
-    The peak leaves out what is shared anyway, as a cgroup does: pages of files, and those born with
-    it, unless it has written them: that is looked at after tasks which took long enough for it to
-    be worth a millisecond. Of child processes the largest counts, once it was larger than this
-    process and any child before it: a child that has yet to become its own program looks as large
-    as we do.
+    The peak leaves out what is shared anyway, as a cgroup does: pages of files, and those inherited
+    from the zygote unless the worker has written them. What it has written costs a millisecond to
+    read, so that is done after tasks that took long enough. Of child
+    processes the largest counts, once it was larger than this process and any child before it: a
+    child that has yet to become its own program looks as large as the worker.
     """
 
     def __init__(self) -> None:
         self._floor_bytes = 0
         self._children_bytes = 0
-        self.is_blunt = False  # the children of a later task cannot be told from this one's
+        self.children_masked = False  # the children of a later task cannot be told from this one's
         self._statm: int | None = None
         with contextlib.suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes = resource.getpagesize()
         self._began_at = time.monotonic()
         resident, of_files = self._resident_bytes()
-        self._born_bytes = max(0, (resident or 0) - of_files)
+        self._inherited_bytes = max(0, (resident or 0) - of_files)
         self._restart()
 
     def begin(self) -> None:
-        """A task begins."""
+        """Begin to measure a task."""
         self._began_at = time.monotonic()
 
     def read(self) -> dict[str, int | None]:
-        """The peak since the last reading, and what is resident now; in bytes."""
+        """Return the peak since the last reading, and what is resident now; in bytes."""
         high = high_water_bytes()
         if high > self._floor_bytes + PEAK_RESOLUTION_BYTES:
             self._restart()
         resident, of_files = self._resident_bytes()
-        own = max(0, high - of_files - self._born_bytes)
+        own = max(0, high - of_files - self._inherited_bytes)
         if time.monotonic() - self._began_at >= WORTH_MEASURING_SECONDS:
             own = max(own, private_bytes(os.getpid()))
         children = high_water_bytes(resource.RUSAGE_CHILDREN)
-        self.is_blunt = children > max(high, self._children_bytes) + PEAK_RESOLUTION_BYTES
-        if self.is_blunt:
+        self.children_masked = children > max(high, self._children_bytes) + PEAK_RESOLUTION_BYTES
+        if self.children_masked:
             self._children_bytes = children
             own += children
         return {"peak_bytes": own, "rss_bytes": resident}
@@ -273,7 +276,7 @@ class MemoryGauge:
         self._floor_bytes = high_water_bytes()
 
     def _resident_bytes(self) -> tuple[int | None, int]:
-        """What is resident now, and how much of it is pages of files."""
+        """Return what is resident now, and how much of it is pages of files."""
         if self._statm is None:
             return None, 0
         try:
@@ -285,13 +288,13 @@ class MemoryGauge:
 
 
 def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
-    """The most that was ever resident (Linux, of ourselves: since the mark was last reset)."""
+    """Return the most that was ever resident (of this process on Linux: since the last reset)."""
     peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def find_operation(name: str) -> Operation:
-    """The callable that `package.module:callable` names; a dotted attribute will do.
+    """Import the callable that `package.module:callable` names; a dotted attribute will do.
 
     Raises:
         ImportError, AttributeError: it cannot be imported.
@@ -305,7 +308,7 @@ def find_operation(name: str) -> Operation:
 
 
 def checked_result(result: Any) -> Any:
-    """`result`, known to be JSON.
+    """Encode `result` as JSON.
 
     Raises:
         TypeError: naming what is not JSON.
@@ -318,8 +321,9 @@ def checked_result(result: Any) -> Any:
 
 
 def describe_error(exc: BaseException) -> dict[str, Any]:
-    """A `TaskError` as JSON. An exception may say more by its attributes `kind`, `hint` and
-    `evidence`.
+    """Describe an exception as a `TaskError` in JSON.
+
+    An exception may say more by its attributes `kind`, `hint` and `evidence`.
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
     message = message_of(exc)
@@ -336,7 +340,7 @@ def describe_error(exc: BaseException) -> dict[str, Any]:
 
 
 def message_of(exc: BaseException) -> str:
-    """What the exception says; exceptions that say nothing are named."""
+    """Return the exception's message; the type's name when it has none."""
     if isinstance(exc, SystemExit):
         return f"the operation called sys.exit({exc.code!r})"
     try:
@@ -346,13 +350,13 @@ def message_of(exc: BaseException) -> str:
 
 
 def qualified_name(kind: type) -> str:
-    """`ValueError`, `package.module.SomeError`."""
+    """Return a name such as `ValueError` or `package.module.SomeError`."""
     prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return f"{prefix}{kind.__qualname__}"
 
 
 def sendable(text: str, most_chars: int) -> str:
-    """`text` without lone surrogates, its middle cut out when it is too long."""
+    """Return `text` without lone surrogates, its middle cut out when it is too long."""
     if len(text) > most_chars:
         half = most_chars // 2
         text = f"{text[:half]}\n…\n{text[-half:]}"
@@ -360,7 +364,7 @@ def sendable(text: str, most_chars: int) -> str:
 
 
 def sendable_evidence(evidence: Any) -> Any:
-    """`evidence`, if it is a JSON object: anybody's exception may have such an attribute."""
+    """Return `evidence` if it is a JSON object: any exception may have such an attribute."""
     try:
         return frames.encode_result(evidence) if isinstance(evidence, dict) else None
     except (TypeError, FrameError):
@@ -368,14 +372,14 @@ def sendable_evidence(evidence: Any) -> Any:
 
 
 def print_traceback(exc: BaseException) -> None:
-    """Into the task's log, unless the exception is the operation's own way to say no."""
+    """Print it into the task's log, unless the operation refused the task by it."""
     if getattr(exc, "kind", None) is None:
         with contextlib.suppress(Exception):  # the log may be closed, or its disk full
             traceback.print_exception(exc)
 
 
 def children_are_left() -> bool:
-    """Whether a child process still runs; collects those that have ended."""
+    """Say whether a child process still runs; reaps those that have exited."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -384,19 +388,19 @@ def children_are_left() -> bool:
     return True
 
 
-def die_of(number: signal.Signals) -> None:
-    """End as if the signal had never been handled, so that the exit status tells the truth."""
+def exit_by_signal(number: signal.Signals) -> None:
+    """Exit as if the signal had never been handled, so that the exit status names it."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def main() -> NoReturn:
-    """Where fork is unsafe, a worker is a program of its own (`spawn.py`)."""
+    """Run a worker as a program of its own, where fork is unsafe (`subprocess_source.py`)."""
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pipe = socket.socket(fileno=config["pipe"])
     pipe.set_inheritable(False)
-    serve(config["name"], pipe, lifeline=config["lifeline"], home=config["home"])
+    run_worker(config["name"], pipe, death_pipe=config["death_pipe"], home=config["home"])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipe that says nothing: when its writing end closes, the daemon is dead, and so are workers.
+"""Ends a worker when its daemon dies: the death pipe, which is never written.
 
+The daemon holds the writing end; when that closes, the daemon has exited.
 A worker that waits for a task sees its own pipe end. A busy one does not look, may be stuck in C
-code, and may have children. So the *kernel* is asked to act: the worker opens the lifeline anew
+code, and may have children. So the *kernel* is asked to act: the worker opens the pipe anew
 (an open file description of its own), makes its process group the owner and SIGKILL the signal of
 that file. When the last writer closes, which the death of the daemon does, the whole group gets it
 (fcntl(2), F_SETOWN and F_SETSIG).
@@ -24,15 +25,15 @@ import threading
 
 _F_SETSIG = 10  # not in the fcntl module; asm-generic/fcntl.h
 
-HAS_KERNEL_LIFELINE = sys.platform == "linux"
+HAS_PARENT_DEATH_SIGNAL = sys.platform == "linux"
 
 
-def tie_to_lifeline(descriptor: int) -> None:
+def arm_parent_death_signal(descriptor: int) -> None:
     """End this process group by SIGKILL when the writing end closes, or has closed already.
 
     Call it as the leader of the group. Consumes `descriptor`.
     """
-    if HAS_KERNEL_LIFELINE:
+    if HAS_PARENT_DEATH_SIGNAL:
         _ask_kernel(descriptor)
     else:
         threading.Thread(target=_wait_for_end, args=(descriptor,), daemon=True).start()
@@ -46,7 +47,7 @@ def _ask_kernel(descriptor: int) -> None:
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, flags | os.O_ASYNC)
-    # It may have ended before anybody was asked.
+    # It may have ended before the kernel was asked.
     poll = select.poll()
     poll.register(own, 0)
     if poll.poll(0):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a task's output goes: its log by file descriptor, so that it survives any death.
+"""Directs a task's output into its log by file descriptor, so that it survives any exit.
 
 A LONG task's log is there from its start. Most SHORT tasks print nothing, and a file for each would
 cost more than many of them do (and some file systems make files very slowly after many were
@@ -8,7 +8,7 @@ something in it:
 
     .short-3-41233 ──▶ 7f3a….log    by the worker, with the first line that Python prints
                                     by the worker, at the end, when anything else (a child) wrote
-                                    by the supervisor, when the worker has died
+                                    by the supervisor, when the worker has exited
                                     by the next daemon, when this one has
 
 Renamed, it is nobody's but the task's, and the worker's next SHORT task gets another. One that
@@ -32,12 +32,12 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 def scratch_path(log_path: str, worker: str, pid: int) -> str:
-    """The file of the worker's own; beside the logs, so that it can be renamed to one."""
+    """Return the path of the worker's own file; beside the logs, so that it can be renamed."""
     return str(Path(log_path).with_name(f".{worker}-{pid}"))
 
 
 def settle(scratch: str, log_path: str | None) -> None:
-    """What a dead worker's file holds is its last task's output; without, it is removed."""
+    """Make an exited worker's file its last task's log; remove it when it is empty."""
     with contextlib.suppress(OSError):
         if log_path is not None and Path(scratch).stat().st_size:
             put_in_place(scratch, log_path)
@@ -46,8 +46,11 @@ def settle(scratch: str, log_path: str | None) -> None:
 
 
 def settle_leftovers(folder: Path, tasks: Iterable[tuple[str, int, str]]) -> None:
-    """As `settle`, of every worker that died with its daemon. `tasks` are those that they ran:
-    the worker, its pid, the log.
+    """Do as `settle` does for every worker that exited with its daemon.
+
+    Args:
+        folder: where the logs are.
+        tasks: those that the workers ran: the worker, its pid, the log.
     """
     for worker, pid, log_path in tasks:
         settle(scratch_path(log_path, worker, pid), log_path)
@@ -56,7 +59,7 @@ def settle_leftovers(folder: Path, tasks: Iterable[tuple[str, int, str]]) -> Non
 
 
 def put_in_place(scratch: str, log_path: str) -> None:
-    """Let it be the log; at the end of it, where an earlier attempt has left one.
+    """Rename the file to the log, or append it to the one that an earlier attempt has left.
 
     Raises:
         OSError
@@ -82,7 +85,7 @@ class TaskLog:
         self._streams: dict[int, TextIO] = {}
 
     def begin(self, path: str) -> None:
-        """Output is this task's from now on."""
+        """Direct output to this task's log from now on."""
         self._path = path
         if self._at_once:
             self._open(path)
@@ -93,7 +96,7 @@ class TaskLog:
         sys.stderr = self._usable(sys.stderr, 2)
 
     def end(self) -> None:
-        """What the task printed is in its log when this returns."""
+        """Flush: what the task printed is in its log when this returns."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -101,7 +104,7 @@ class TaskLog:
             self.put_in_place()
 
     def put_in_place(self) -> None:
-        """There is something to read: the worker's file becomes the task's log."""
+        """Make the worker's file, in which there is something now, the task's log."""
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             with contextlib.suppress(OSError):  # whatever it is, the task may be able to do without
@@ -110,12 +113,12 @@ class TaskLog:
                     self._open(self._path)
 
     def close(self) -> None:
-        """The worker leaves: nothing but logs stays behind."""
+        """Remove the worker's file when the worker leaves."""
         if self._scratch is not None:
             settle(self._scratch, None)
 
     def _is_reusable(self) -> bool:
-        """Whether stdout and stderr are the worker's own file, and nothing is in it."""
+        """Say whether stdout and stderr are the worker's own file, and it is empty."""
         if self._scratch is None:
             return False
         try:
@@ -141,7 +144,7 @@ class TaskLog:
         return opened
 
     def _usable(self, current: Any, descriptor: int) -> TextIO:
-        """The stream over `descriptor`: made once, and again when an operation has closed it."""
+        """Return the stream over `descriptor`, made anew when an operation has closed it."""
         ours = self._streams.get(descriptor)
         if ours is None or ours.closed:
             buffered = io.BufferedWriter(_Descriptor(descriptor, self))
@@ -153,14 +156,14 @@ class TaskLog:
 
 
 class _Descriptor(io.FileIO):
-    """Writes to a descriptor, and has what it writes found."""
+    """Writes to a descriptor, and has the task's log put in place."""
 
     def __init__(self, descriptor: int, log: TaskLog) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._log = log
 
     def write(self, data: Any, /) -> int:
-        """As any raw file's."""
+        """Write as any raw file does."""
         written = super().write(data)
         self._log.put_in_place()
         return written

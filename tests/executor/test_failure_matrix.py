@@ -26,7 +26,7 @@ from openenvd.executor.messages import (
     Succeeded,
 )
 from openenvd.executor.policy.timing import Timing
-from openenvd.executor.spawning.subprocess_source import Spawner
+from openenvd.executor.spawning.subprocess_source import SubprocessSource
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.exits.exit_reason import Detector, ExitKind
 from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
@@ -570,7 +570,7 @@ def test_stop_tells_what_became_of_running_tasks(make_bench: MakeBench) -> None:
 def test_a_spawned_worker_that_was_never_read_of_leaves_no_descriptors(tmp_path: Path) -> None:
     """An executor that stops while a worker starts: its pipe and sentinel are closed, too."""
     reading, writing = os.pipe()
-    spawner = Spawner(lifeline=reading, home=str(tmp_path))
+    spawner = SubprocessSource(death_pipe=reading, home=str(tmp_path))
     spawner.request("short-1")
     spawner.close(grace_seconds=0.0)
     os.close(reading)

@@ -16,11 +16,11 @@ from .executor_bench import wait_gone
 DAEMON = """
     import json, os, psutil, signal, sys
     from pathlib import Path
-    from openenvd.executor import fork_first_zygote
+    from openenvd.executor import prefork_zygote
     home, then = Path(sys.argv[1]), sys.argv[2]
-    zygote = fork_first_zygote(["operations_for_tests"], str(home))
+    zygote = prefork_zygote(["operations_for_tests"], str(home))
     from executor_bench import Bench, make_plan
-    bench = Bench(home, make_plan(), first_zygote=zygote)
+    bench = Bench(home, make_plan(), preforked_zygote=zygote)
     if then == "fail to start":
         print(json.dumps({"zygote": zygote.pid}), flush=True)
         os._exit(1)
@@ -51,7 +51,7 @@ def test_workers_come_from_the_zygote_that_was_forked_first(tmp_path: Path) -> N
     wait_gone(told["zygote"])
 
 
-def test_a_lost_first_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) -> None:
+def test_a_lost_preforked_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) -> None:
     told = run_daemon(tmp_path, "lose it")
     assert told["next_parent"] != told["zygote"]
     wait_gone(told["next_parent"])
@@ -65,7 +65,7 @@ def test_it_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
     (tmp_path / "leaves_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
-    script = "from openenvd.executor import fork_first_zygote as fork; assert fork(%r, '/') is None"
+    script = "from openenvd.executor import prefork_zygote as fork; assert fork(%r, '/') is None"
     command = [sys.executable, "-c", script % ["leaves_a_thread"]]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
     assert done.returncode == 0
