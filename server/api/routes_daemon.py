@@ -95,7 +95,7 @@ async def metrics(deps: Injected) -> PlainTextResponse:
     environments = await environment_views(deps)
     recorder, shortages = deps.dispatcher.recorder, deps.dispatcher.claimer.shortages
     memory = MemoryCounts(deps.executor.status(), recorder.kills, recorder.retries, len(shortages))
-    live = deps.reconciler.live
+    live = deps.reconciler.replicas.live
     page = render_metrics(counts, environments, memory, deps.lag.snapshot(), live)
     return PlainTextResponse(page)
 

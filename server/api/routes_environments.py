@@ -30,7 +30,7 @@ async def list_environments(deps: Injected, include_stopped: bool = False) -> Js
 @router.get("/environments/{name}")
 async def get_environment(name: str, deps: Injected) -> Json:
     """One environment."""
-    await deps.reconciler.settled(name)
+    await deps.reconciler.queue.wait(name)
     environment = await deps.submitter.environment(name)
     return {"environment": await _view(deps, environment)}
 
@@ -52,18 +52,18 @@ async def environment_logs(
 
 async def environment_views(deps: Dependencies, *, include_stopped: bool = False) -> list[Json]:
     """All of them, by name."""
-    await deps.reconciler.settled()
+    await deps.reconciler.queue.wait()
     found = await deps.store.environments(include_stopped=include_stopped)
     replicas: dict[str, list[Replica]] = defaultdict(list)
     for replica in await deps.store.replicas():
         replicas[replica.environment].append(replica)
-    live = deps.reconciler.live
+    live = deps.reconciler.replicas.live
     return [environment_view(each, replicas[each.name], live) for each in found]
 
 
 async def _view(deps: Dependencies, environment: Environment) -> Json:
     replicas = await deps.store.replicas(environment.name)
-    return environment_view(environment, replicas, deps.reconciler.live)
+    return environment_view(environment, replicas, deps.reconciler.replicas.live)
 
 
 def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:

@@ -14,24 +14,27 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from ...environments import run_files
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...processes.exits.exit_reason import ExitKind, ExitReason
-from ...requests_db.records import Json, Replica
+from ...requests_db.records import Json, Replica, RequestError
 from ...requests_db.states import ReplicaState
 from ...shim.client import read_status_file
 from ...system.json_lines import decode_line, encode_line
 from ...system.process_identity import ProcessIdentity
 from ...system.units import MB
+from ..dispatch.outcomes import error_of_exit
+from .status_writer import Timing
 
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
-LOOK_AGAIN_SECONDS = 1.0
+_GIVEN_UP_HINT = "mend what its log shows, then launch it again"
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
@@ -46,30 +49,71 @@ def is_over(state: ReplicaState) -> bool:
     return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
-class Caretaker(Protocol):
-    """Who is told how a replica is: the reconciler."""
+class Responsibility:
+    """For which environments the reconciler restarts replicas.
 
-    def serves(self, name: str) -> bool: ...
+    While a launch or a `down` runs, that operation is responsible.
+    """
 
-    async def until_serves(self, name: str) -> None: ...
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
 
-    async def record(self, replica: Replica) -> None: ...
+    def take_over(self, name: str) -> None:
+        """Restart this environment's replicas from now on."""
+        self._event(name).set()
 
-    async def gave_up(
-        self, replica: Replica, reason: ExitReason, why: str, tail: tuple[str, ...]
-    ) -> None: ...
+    def let_go(self, name: str) -> None:
+        """Restart them no more."""
+        self._event(name).clear()
+
+    def forget(self, name: str) -> None:
+        """Drop the environment, whose watches have ended."""
+        self._events.pop(name, None)
+
+    def is_ours(self, name: str) -> bool:
+        """Whether the reconciler restarts this environment's replicas."""
+        return name in self._events and self._events[name].is_set()
+
+    async def until_ours(self, name: str) -> None:
+        """Wait until the reconciler restarts this environment's replicas."""
+        await self._event(name).wait()
+
+    def _event(self, name: str) -> asyncio.Event:
+        return self._events.setdefault(name, asyncio.Event())
 
 
 class ReplicaWatch:
-    """Follows one shim, and starts its server again when that is due."""
+    """Follows one shim, and restarts its server when that is due."""
 
     task: asyncio.Task[None]
 
-    def __init__(self, replica: Replica, run_file: RunFile, caretaker: Caretaker) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        run_file: RunFile,
+        responsibility: Responsibility,
+        timing: Timing,
+        *,
+        on_change: Callable[[Replica], Coroutine[Any, Any, None]],
+        on_give_up: Callable[[Replica, RequestError], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Watch nothing yet: see `run`.
+
+        Args:
+            replica: its row.
+            run_file: how to start it again.
+            responsibility: whether restarting it is the reconciler's business.
+            timing: the pause before a lost shim is looked for again.
+            on_change: called with each change of the row.
+            on_give_up: called when the restart budget is spent, with the reason.
+        """
         self.replica = replica
         self.status: Json = {}
         self._run_file = run_file
-        self._caretaker = caretaker
+        self._responsibility = responsibility
+        self._timing = timing
+        self._on_change = on_change
+        self._on_give_up = on_give_up
         self._exits: list[float] = []  # when it died, on the monotonic clock
         self._ready_since: float | None = None
         self._handled_generation = 0
@@ -89,17 +133,17 @@ class ReplicaWatch:
         return self._run_file.created_at == run_file.created_at
 
     async def run(self) -> None:
-        """Watch until the replica is stopped for good, or somebody cancels."""
+        """Watch until the replica is stopped for good, or the task is cancelled."""
         while not is_over(self.replica.state):
             try:
-                with contextlib.suppress(OSError):  # nobody listens: as the end of the connection
+                with contextlib.suppress(OSError):  # no listener: as the end of the connection
                     await self._follow_shim()
                 if not is_over(self.replica.state):
                     await self._shim_ended()
             except Exception:
-                # A trouble of ours says nothing about the shim: look again.
+                # An error of ours says nothing about the shim: look again.
                 log.exception("cannot follow replica %s", self.replica.id, extra=self._log_fields)
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(self._timing.look_again_seconds)
 
     async def _follow_shim(self) -> None:
         reader, writer = await asyncio.open_unix_connection(
@@ -123,28 +167,28 @@ class ReplicaWatch:
         state = _STATE_OF_STATUS[status["state"]]
         if state is ReplicaState.READY and self._ready_since is None:
             self._ready_since = time.monotonic()
-        await self._become(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
+        await self._set_state(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
 
-    async def believe_ready(self, pid: int | None) -> None:
-        """Its launch saw its first server ready; the shim's word of that is on its way here."""
+    async def confirm_ready(self, pid: int | None) -> None:
+        """Take the launch's word that the first server is ready; the shim's is still on its way."""
         is_first = self.status.get("generation", 1) == 1
         if is_first and self.replica.state is ReplicaState.STARTING:
-            await self._become(ReplicaState.READY, pid=pid)
+            await self._set_state(ReplicaState.READY, pid=pid)
 
-    async def _become(self, state: ReplicaState, **changes: object) -> None:
+    async def _set_state(self, state: ReplicaState, **changes: object) -> None:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
         if changed != self.replica:
             self.replica = changed
-            await self._caretaker.record(changed)
+            await self._on_change(changed)
 
     async def _shim_ended(self) -> None:
-        """The shim's last word is in its status file; without one, it was killed."""
+        """Find how the shim ended: its status file says; without one, it was killed."""
         status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
         if status is None or status["state"] == "stopped":
-            await self._become(ReplicaState.STOPPED, pid=None)
+            await self._set_state(ReplicaState.STOPPED, pid=None)
             return
         if _is_alive(status):  # we could not reach it, or were cut off
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(self._timing.look_again_seconds)
             return
         lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
         reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
@@ -158,8 +202,8 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        # Until then its launch, or its `down`, sees to it; both end this watch when they stop it.
-        await self._caretaker.until_serves(self.replica.environment)
+        # Until then its launch, or its `down`, handles the exit; both end this watch.
+        await self._responsibility.until_ours(self.replica.environment)
         now = time.monotonic()
         self._exits.append(now)
         decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
@@ -168,15 +212,18 @@ class ReplicaWatch:
             case RestartAfter(seconds=seconds, forgiven=forgiven):
                 if forgiven:
                     self._exits = [now]
-                await self._become(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
+                await self._set_state(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
                 await asyncio.sleep(seconds)
-                if self._caretaker.serves(self.replica.environment):
+                if self._responsibility.is_ours(self.replica.environment):
                     await self._start_again()
             case GiveUp(reason=why):
                 self.replica = replace(
                     self.replica, state=ReplicaState.FAILED, pid=None, exit=reason.to_json()
                 )
-                await self._caretaker.gave_up(self.replica, reason, why, tail)
+                error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
+                message = f"{error.message}; {why}"
+                error = replace(error, message=message, hint=_GIVEN_UP_HINT)
+                await self._on_give_up(self.replica, error)
 
     async def _start_again(self) -> None:
         if self._writer is not None:

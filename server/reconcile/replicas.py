@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicas of all environments: found by their run files, watched, kept alive, stopped.
+"""`ReplicaManager`: finds replicas by their run files, watches, restarts and stops them.
 
     run files ──adopt──▶ ReplicaWatch (one task each, `replica_watch.py`)
-                             ├─ record ──▶ its row ──▶ observe ──▶ its environment's state
-                             └─ gave_up ─▶ its row, the environment's error ──▶ it is stopped
+                             ├─ changed ──▶ its row ──▶ observe ──▶ its environment's state
+                             └─ given up ─▶ its row, the environment's error ──▶ it is stopped
 
-Who is responsible for an environment's replicas, a launch or we, is told by `take_over` and
-`let_go`; a watch starts none again before the former. When that is, `reconciler.py` says.
+`Responsibility` says whose business a restart is, the launch's or the reconciler's; a watch starts
+no server before the latter. When that changes, `reconciler.py` says.
 
 Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_thread`.
 """
@@ -17,39 +17,40 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from ...environments import run_files
 from ...environments.run_files import RunFile
-from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Replica, RequestError
 from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
-from ..dispatch.outcomes import error_of_exit
 from .background_tasks import BackgroundTasks
 from .decisions import observed_state
-from .replica_watch import ReplicaWatch, is_over
-from .status_writer import StatusWriter, insist
+from .replica_watch import ReplicaWatch, Responsibility, is_over
+from .status_writer import StatusWriter, Timing
 
 log = logging.getLogger(__name__)
 
-_GIVEN_UP_HINT = "mend what its log shows, then launch it again"
-
 
 class ReplicaManager:
-    """Is told how each replica is (a `Caretaker`), and sees to it."""
+    """Owns the watches of all replicas, and which of them the reconciler restarts."""
 
     def __init__(
-        self, store: AsyncStore, status_writer: StatusWriter, tasks: BackgroundTasks, runs: Path
+        self,
+        store: AsyncStore,
+        status: StatusWriter,
+        tasks: BackgroundTasks,
+        runs: Path,
+        timing: Timing,
     ) -> None:
+        """Args: `runs` is the folder of run files."""
+        self.responsibility = Responsibility()
         self._store = store
-        self._status_writer = status_writer
+        self._status = status
+        self._timing = timing
         self._tasks = tasks
         self._runs = runs
         self._watches: dict[str, ReplicaWatch] = {}  # by the replica's id
-        # Set for the environments whose replicas are ours to restart.
-        self._serving: dict[str, asyncio.Event] = {}
 
     @property
     def live(self) -> dict[str, Json]:
@@ -71,24 +72,32 @@ class ReplicaManager:
                 replica = None
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = _new_replica(run_file)
-            watch = ReplicaWatch(replica, run_file, self)
+            watch = ReplicaWatch(
+                replica,
+                run_file,
+                self.responsibility,
+                self._timing,
+                on_change=self._record,
+                on_give_up=self._give_up,
+            )
             self._watches[replica.id] = watch
             watch.task = self._tasks.spawn(watch.run(), f"watch {replica.id}")
-            await self.record(replica)
+            await self._record(replica)
 
-    async def believe(self, replicas: list[Json]) -> None:
-        """What a launch has just seen ready is ready, although its shim was not heard here yet.
+    async def confirm_ready(self, replicas: list[Json]) -> None:
+        """Take the launch's word for the replicas that it saw ready, before their shims' word.
 
-        Otherwise whoever was told of the launch's success might find it DEGRADED for a moment.
+        Otherwise a client that was told of the launch's success might find the environment DEGRADED
+        for a moment.
         """
         for replica in replicas:
             watch = self._watches.get(replica.get("id", ""))
             if watch is not None:
-                await watch.believe_ready(replica.get("pid"))
+                await watch.confirm_ready(replica.get("pid"))
 
     async def forget_predecessor(self, environment: Environment) -> None:
         """A launch is responsible now, and for an earlier environment of its name nobody is."""
-        self.let_go(environment.name)
+        self.responsibility.let_go(environment.name)
         await self._unwatch(
             watch
             for watch in self._watches.values()
@@ -108,53 +117,29 @@ class ReplicaManager:
         found = await asyncio.to_thread(run_files.of_environment, self._runs, environment.name)
         return [run_file for run_file in found if run_file.request_id == environment.request_id]
 
-    # Who is responsible.
-
-    def take_over(self, name: str) -> None:
-        """From now on this environment's replicas are started again."""
-        self._ours(name).set()
-
-    def let_go(self, name: str) -> None:
-        """From now on they are not."""
-        self._ours(name).clear()
-
-    def serves(self, name: str) -> bool:
-        """Whether this environment's replicas are ours to restart."""
-        return name in self._serving and self._serving[name].is_set()
-
-    async def until_serves(self, name: str) -> None:
-        """Wait until this environment's replicas are ours to restart."""
-        await self._ours(name).wait()
-
-    def _ours(self, name: str) -> asyncio.Event:
-        return self._serving.setdefault(name, asyncio.Event())
-
-    # What is made of how they are.
-
-    async def record(self, replica: Replica) -> None:
-        """Write how a replica is, and what that makes of its environment."""
-        await insist(lambda: self._record(replica))
+    # Writing what was observed.
 
     async def _record(self, replica: Replica) -> None:
-        await self._status_writer.set_replica(replica)
-        if self.serves(replica.environment):
-            await self.observe(replica.environment)
+        """Write how a replica is, and what that makes of its environment."""
 
-    async def gave_up(
-        self, replica: Replica, reason: ExitReason, why: str, tail: tuple[str, ...]
-    ) -> None:
-        """A replica's restart budget is spent: free what it holds, and say why."""
-        error = error_of_exit(f"replica {replica.id} (pid {reason.pid})", reason, tail)
-        error = replace(error, message=f"{error.message}; {why}", hint=_GIVEN_UP_HINT)
-        await self.record(replica)
-        await insist(lambda: self._blame(replica.environment, error))
+        async def write() -> None:
+            await self._status.set_replica(replica)
+            if self.responsibility.is_ours(replica.environment):
+                await self.observe(replica.environment)
+
+        await self._status.insist(write)
+
+    async def _give_up(self, replica: Replica, error: RequestError) -> None:
+        """Write why a replica is not started again, and free what it holds."""
+        await self._record(replica)
+        await self._status.insist(lambda: self._fail(replica.environment, error))
         # Last: it cancels the watch that calls this.
         self._tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
 
-    async def _blame(self, name: str, error: RequestError) -> None:
+    async def _fail(self, name: str, error: RequestError) -> None:
         environment = await self._store.environment(name)
         if environment is not None and environment.state is EnvironmentState.FAILED:
-            await self._status_writer.set_environment(name, EnvironmentState.FAILED, error=error)
+            await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write how an environment is whose launch succeeded."""
@@ -163,17 +148,17 @@ class ReplicaManager:
             return  # that its replicas go is what was asked for
         replicas = [replica.state for replica in await self._store.replicas(name)]
         state = observed_state(replicas)
-        # One that failed says why itself (`gave_up`).
+        # A replica that FAILED has said why itself (`_give_up`).
         unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
         error = _lost_replicas(name) if unexplained else None
-        await self._status_writer.set_environment(name, state, address=address, error=error)
+        await self._status.set_environment(name, state, address=address, error=error)
 
     # Stopping.
 
     async def stop_all(self, name: str) -> None:
         """Nothing is left of the environment when this returns."""
         await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
-        self._serving.pop(name, None)  # nobody waits for it any more
+        self.responsibility.forget(name)
         await asyncio.to_thread(run_files.stop_environment, self._runs, name)
         await self._store.delete_replicas(name)
 

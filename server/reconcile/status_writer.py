@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reconciler observed: written to the database, then told to the bus.
+"""`StatusWriter`: writes the observed states to the database, and publishes what has changed.
 
     set_environment, set_replica ──▶ a guarded update ──▶ its event, if anything changed ──▶ bus
 
-The database may refuse for a while (a full disk). Whoever must not lose what was observed says
-`insist`; a step that is taken again anyway (`settling.py`) need not.
+The database may refuse for a while (a full disk). A write that must not be lost goes through
+`insist`; what `WorkQueue` repeats anyway need not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...requests_db.async_store import AsyncStore
@@ -25,15 +26,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRY_SECONDS = 1.0
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Pauses of the reconciler, in seconds."""
+
+    retry_seconds: float = 1.0  # after the database refused
+    look_again_seconds: float = 1.0  # after a shim could not be followed
 
 
 class StatusWriter:
-    """Writes and tells."""
+    """Writes, publishes and logs each change of an environment's or a replica's state."""
 
-    def __init__(self, store: AsyncStore, bus: EventBus) -> None:
+    def __init__(self, store: AsyncStore, bus: EventBus, timing: Timing) -> None:
         self._store = store
         self._bus = bus
+        self._timing = timing
 
     async def set_environment(
         self,
@@ -43,7 +51,7 @@ class StatusWriter:
         address: str | None = None,
         error: RequestError | None = None,
     ) -> None:
-        """How an environment is."""
+        """Write an environment's state; keep the address when None is given."""
         event = await self._store.set_environment_state(
             name, state, address=address, error=error, now=time.time()
         )
@@ -56,7 +64,7 @@ class StatusWriter:
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 
     async def set_replica(self, replica: Replica) -> None:
-        """How a replica is."""
+        """Write a replica's row."""
         event = await self._store.upsert_replica(replica, now=time.time())
         if event is None:
             return
@@ -65,12 +73,11 @@ class StatusWriter:
         extra = {"replica": replica.id, "environment": replica.environment, "state": state}
         log.info("replica %s is %s", replica.id, state, extra=extra | {"pid": replica.pid})
 
-
-async def insist(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What `work` returns, as soon as the database lets it."""
-    while True:
-        try:
-            return await work()
-        except DatabaseError as exc:
-            log.warning("a status cannot be written, trying again: %s", exc)
-            await asyncio.sleep(RETRY_SECONDS)
+    async def insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `work` returns, repeating it for as long as the database refuses."""
+        while True:
+            try:
+                return await work()
+            except DatabaseError as exc:
+                log.warning("a status cannot be written, trying again: %s", exc)
+                await asyncio.sleep(self._timing.retry_seconds)

@@ -36,8 +36,9 @@ from openenvd.requests_db.states import (
 )
 from openenvd.server.events import bus as bus_module
 from openenvd.server.events.bus import EventBus
-from openenvd.server.reconcile import replica_watch, status_writer
+from openenvd.server.reconcile import replica_watch
 from openenvd.server.reconcile.reconciler import Reconciler
+from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
 from openenvd.shim.client import read_status_file
 from openenvd.system.json_lines import decode_line
@@ -63,9 +64,9 @@ class World:
         self.servers: list[ShimmedServer] = []
         self.reconcilers: list[Reconciler] = []
 
-    async def reconcile(self) -> Reconciler:
+    async def reconcile(self, timing: Timing | None = None) -> Reconciler:
         """A reconciler at work."""
-        made = Reconciler(self.store, self.bus, self.paths)
+        made = Reconciler(self.store, self.bus, self.paths, timing)
         self.reconcilers.append(made)
         await made.start()
         return made
@@ -218,7 +219,7 @@ async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
     environment, replica = await world.environment(), await world.replica()
     assert (environment.state, environment.address) == (S.READY, ADDRESS)
     assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
-    assert reconciler.live[replica.id]["info"]["max_sessions"] == 4
+    assert reconciler.replicas.live[replica.id]["info"]["max_sessions"] == 4
 
 
 async def test_sessions_are_what_the_shim_last_said(world: World) -> None:
@@ -226,7 +227,7 @@ async def test_sessions_are_what_the_shim_last_said(world: World) -> None:
     [server] = await world.serving()
     server.tell("sessions 3")
     async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.live[server.run_file["replica_id"]]["sessions"] != 3:
+        while reconciler.replicas.live[server.run_file["replica_id"]]["sessions"] != 3:
             await asyncio.sleep(0.01)  # sessions are no event
 
 
@@ -352,7 +353,7 @@ async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     assert (await world.replica()).pid != first
 
 
-async def test_a_shim_killed_during_its_launch_is_waited_about_and_not_polled(
+async def test_a_shim_killed_during_its_launch_is_not_polled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -375,7 +376,7 @@ async def test_a_shim_killed_during_its_launch_is_waited_about_and_not_polled(
     await world.becomes(S.FAILED)
 
 
-async def test_replicas_that_somebody_else_stopped_fail_their_environment_with_a_reason(
+async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
     world: World,
 ) -> None:
     await world.reconcile()
@@ -405,7 +406,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     [server] = await world.serving()
     down = await world.down()
     async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler._replicas.serves("trial"):
+        while reconciler.replicas.responsibility.is_ours("trial"):
             await asyncio.sleep(0.01)
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
@@ -438,11 +439,11 @@ async def test_a_name_launched_again_is_not_troubled_by_its_predecessor(
     await world.started(launch)
     await world.replica_becomes(ReplicaState.READY)
     assert (await world.environment()).state is S.STARTING
-    assert set(reconciler.live) == {f"trial-0-{launch.id}"}
+    assert set(reconciler.replicas.live) == {f"trial-0-{launch.id}"}
     assert old.link.status["generation"] == 1
 
 
-async def test_one_that_is_slow_to_stop_keeps_no_other_waiting(world: World) -> None:
+async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world: World) -> None:
     await world.reconcile()
     launch = await world.launch("stubborn")
     server = await world.started(launch)
@@ -465,7 +466,7 @@ async def test_the_next_daemon_adopts_what_runs(world: World) -> None:
     await first.stop()
     second = await world.reconcile()
     async with asyncio.timeout(WAIT_SECONDS):
-        while not second.live.get(server.run_file["replica_id"]):
+        while not second.replicas.live.get(server.run_file["replica_id"]):
             await asyncio.sleep(0.01)
     assert ((await world.environment()).state, (await world.replica()).pid) == (S.READY, pid)
 
@@ -516,7 +517,7 @@ async def test_another_attempt_of_a_launch_is_watched_in_the_place_of_the_first(
     second = await world.started(launch, created_at=2.0)
     await world.succeeds(launch)
     await world.becomes(S.READY)
-    pid = reconciler.live[second.run_file["replica_id"]]["pid"]
+    pid = reconciler.replicas.live[second.run_file["replica_id"]]["pid"]
     assert (await world.replica()).pid == pid == pid_of(second)
 
 
@@ -529,13 +530,12 @@ async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: W
     assert not is_running(server)
 
 
-async def test_a_probe_of_an_environment_makes_nobody_look_at_it_again(
+async def test_a_probe_of_an_environment_does_not_reconcile_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reconciler = await world.reconcile()
     looked_at: list[str] = []
-    settling = reconciler._settling
-    monkeypatch.setattr(settling, "_settle_soon", lambda name, **_: looked_at.append(name))
+    monkeypatch.setattr(reconciler.queue, "add", lambda name, **_: looked_at.append(name))
     new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
     result = await world.store.submit(new, now=time.time())
     assert isinstance(result, Submitted)
@@ -549,7 +549,7 @@ async def test_a_probe_of_an_environment_makes_nobody_look_at_it_again(
     assert set(looked_at) == {"another"}
 
 
-async def test_events_that_came_too_fast_are_made_up_for(
+async def test_everything_is_reconciled_after_events_were_dropped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.reconcile()
@@ -566,7 +566,6 @@ async def test_events_that_came_too_fast_are_made_up_for(
 async def test_a_full_disk_costs_no_replica_its_life(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_writer, "RETRY_SECONDS", 0.01)
     refusals = 3
 
     async def upsert(replica: Replica, *, now: float) -> Event | None:
@@ -576,20 +575,19 @@ async def test_a_full_disk_costs_no_replica_its_life(
             raise DatabaseFull("the disk is full")
         return await original(replica, now=now)
 
-    reconciler = await world.reconcile()
+    reconciler = await world.reconcile(Timing(retry_seconds=0.01))
     [server] = await world.serving()
     original = world.store.upsert_replica
     monkeypatch.setattr(world.store, "upsert_replica", upsert)
     os.kill(pid_of(server), signal.SIGKILL)
     replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
     assert refusals == 0
-    assert reconciler.live[replica.id]["generation"] == 2  # the same shim, asked once
+    assert reconciler.replicas.live[replica.id]["generation"] == 2  # the same shim, asked once
 
 
-async def test_a_trouble_of_ours_is_no_death_of_the_shim(
+async def test_an_error_of_the_watch_is_not_taken_for_the_death_of_the_shim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_watch, "LOOK_AGAIN_SECONDS", 0.01)
     broken = True
 
     def decode(line: bytes) -> Any:
@@ -600,7 +598,7 @@ async def test_a_trouble_of_ours_is_no_death_of_the_shim(
         return decode_line(line)
 
     monkeypatch.setattr(replica_watch, "decode_line", decode)
-    await world.reconcile()
+    await world.reconcile(Timing(look_again_seconds=0.01))
     [server] = await world.serving()
     assert not broken
     assert is_running(server)
@@ -613,6 +611,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         launch = await world.launch(f"trial-{number}")
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
-    care, settling = reconciler._replicas, reconciler._settling
-    held = (care._serving, settling._due, care._watches)
+    replicas, queue = reconciler.replicas, reconciler.queue
+    held = (replicas.responsibility._events, queue._due, replicas._watches)
     assert [len(each) for each in held] == [0, 0, 0]

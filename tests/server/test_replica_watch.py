@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,40 +15,39 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RunFile
-from openenvd.requests_db.records import Replica
+from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ReplicaState
-from openenvd.server.reconcile.replica_watch import ReplicaWatch
+from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.json_lines import encode_line
 
 TIMEOUT_SECONDS = 20.0
 
 
-class OneEnvironment:
-    """The part of a reconciler that a watch sees."""
+class Observed:
+    """What a watch reported, and how often it asked whose business a restart is."""
 
     def __init__(self, *, serving: bool) -> None:
         self.recorded: list[Replica] = []
-        self.looked = 0
-        self.serving = asyncio.Event()
+        self.responsibility = CountingResponsibility()
         if serving:
-            self.serving.set()
+            self.responsibility.take_over("trial")
 
-    def serves(self, _name: str) -> bool:
+    async def change(self, replica: Replica) -> None:
+        self.recorded.append(replica)
+
+    async def give_up(self, replica: Replica, _: RequestError) -> None:
+        self.recorded.append(replica)
+
+
+class CountingResponsibility(Responsibility):
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = 0
+
+    def is_ours(self, name: str) -> bool:
         self.looked += 1
-        return self.serving.is_set()
-
-    def serve(self) -> None:
-        self.serving.set()
-
-    async def until_serves(self, _name: str, timeout_seconds: float | None = None) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.serving.wait(), timeout_seconds)
-
-    async def record(self, replica: Replica) -> None:
-        self.recorded.append(replica)
-
-    async def gave_up(self, replica: Replica, *_: object) -> None:
-        self.recorded.append(replica)
+        return super().is_ours(name)
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def run_file(tmp_path: Path) -> RunFile:
 
 
 @asynccontextmanager
-async def watching(run_file: RunFile, reconciler: OneEnvironment) -> AsyncIterator[ReplicaWatch]:
+async def watching(run_file: RunFile, observed: Observed) -> AsyncIterator[ReplicaWatch]:
     replica = Replica(
         id=run_file.replica_id,
         environment="trial",
@@ -71,7 +69,14 @@ async def watching(run_file: RunFile, reconciler: OneEnvironment) -> AsyncIterat
         run_dir=str(run_file.run_dir),
         started_at=0.0,
     )
-    watch = ReplicaWatch(replica, run_file, reconciler)
+    watch = ReplicaWatch(
+        replica,
+        run_file,
+        observed.responsibility,
+        Timing(),
+        on_change=observed.change,
+        on_give_up=observed.give_up,
+    )
     watch.task = asyncio.create_task(watch.run())
     try:
         yield watch
@@ -83,11 +88,11 @@ async def watching(run_file: RunFile, reconciler: OneEnvironment) -> AsyncIterat
 async def test_a_shim_killed_during_its_launch_is_not_looked_for_without_pause(
     run_file: RunFile,
 ) -> None:
-    reconciler = OneEnvironment(serving=False)
-    async with watching(run_file, reconciler) as watch:
+    observed = Observed(serving=False)
+    async with watching(run_file, observed) as watch:
         await asyncio.sleep(0.3)
         assert not watch.task.done()
-    assert reconciler.looked < 10
+    assert observed.responsibility.looked < 10
 
 
 async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_is_restarted(
@@ -102,16 +107,16 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
         asked.put_nowait(json.loads(await reader.readline() or "null"))
         writer.close()
 
-    reconciler = OneEnvironment(serving=False)
+    observed = Observed(serving=False)
     async with (
         asyncio.timeout(TIMEOUT_SECONDS),
         await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, reconciler),
+        watching(run_file, observed),
     ):
         await asyncio.sleep(0.1)  # it has heard of the exit by now
-        reconciler.serve()
+        observed.responsibility.take_over("trial")
         assert await asked.get() == {"op": "start"}
-    assert reconciler.recorded[0].state is ReplicaState.BACKING_OFF
+    assert observed.recorded[0].state is ReplicaState.BACKING_OFF
 
 
 async def test_a_shim_that_cannot_be_started_again_is_given_up_in_the_end(
@@ -122,10 +127,10 @@ async def test_a_shim_that_cannot_be_started_again_is_given_up_in_the_end(
 
     monkeypatch.setattr(run_files, "revive", revive)
     monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", impatient)
-    reconciler = OneEnvironment(serving=True)
-    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, reconciler) as watch:
+    observed = Observed(serving=True)
+    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
         await watch.task
-    assert reconciler.recorded[-1].state is ReplicaState.FAILED
+    assert observed.recorded[-1].state is ReplicaState.FAILED
 
 
 def impatient(exits: list[float], **_: object) -> RestartAfter | GiveUp:
