@@ -39,7 +39,7 @@ from .. import __version__
 from ..executor import PreforkedZygote
 from ..processes.resources.limits import read_limits
 from ..processes.resources.pids_limit import is_no_room, no_room_text
-from ..shim.fork_server_client import end_fork_servers
+from ..shim.fork_server_client import stop_fork_servers
 from .api.app import create_app
 from .api.dependencies import Dependencies
 from .assembly import running_parts
@@ -188,7 +188,7 @@ class Daemon:
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     def _remove_files(self) -> None:
-        end_fork_servers(self._paths.sockets)
+        stop_fork_servers(self._paths.sockets)
         self._paths.daemon_file.unlink(missing_ok=True)
         self._paths.socket.unlink(missing_ok=True)
 

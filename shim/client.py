@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talking to a shim, and starting one: the other end of `loop.py`.
+"""A shim's clients: start a shim, talk to it, clean up after one that was killed.
 
     start_shim(run_dir, run_file)      write the run file, start a shim that outlives us
     ShimClient.connect(socket_path)      a blocking client for workers and tests
-    read_run_file, read_status_file      what is on disk, when nobody answers
-    clean_up_after_shim(run_dir)       end what a killed shim left running
+    read_run_file, read_status_file      what is on disk, when no shim answers
+    clean_up_after_shim(run_dir)         end what a killed shim left running
 
-The wire is one JSON object a line (`wire.py`, which the daemon's asyncio streams use too).
+The wire is one JSON object a line (`connections.py`), which the daemon's asyncio streams use too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REPLY_TIMEOUT_SECONDS = 10.0
 
 
 class ShimGone(ConnectionError):
-    """The connection to a shim ended: it was told to stop, or it died."""
+    """The connection to a shim ended: it was stopped, or killed."""
 
 
 def start_shim(
@@ -65,7 +65,7 @@ def start_shim(
     """Write the run file, then start a shim that outlives this process.
 
     On return its control socket accepts connections, although the shim itself may still be
-    starting: the socket is made here and handed over, so nobody need wait for a file to appear.
+    starting: the socket is made here and passed on, so no caller waits for a file to appear.
     `listen_fd` (a bound, listening socket shared with siblings) stays the caller's to close.
     With a `fork_server` in the run file it is forked there; where that fails, it is a program.
 
@@ -140,14 +140,14 @@ class ShimClient:
             while True:
                 self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
         if self._status is None:
-            raise ShimGone("the shim said nothing")
+            raise ShimGone("the shim sent no status")
         return self._status
 
     def wait(self, predicate: Callable[[Json], bool], timeout: float | None = None) -> Json:
-        """The first status for which `predicate` holds, the newest known one included.
+        """Wait for a status for which `predicate` holds, the newest known one included.
 
         Raises:
-            TimeoutError: when none came in time.
+            TimeoutError: when none arrived in time.
             ShimGone: when the connection has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -170,7 +170,7 @@ class ShimClient:
             raise ShimGone(f"the shim is gone: {exc}") from exc
 
     def request_listener(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> int:
-        """A descriptor of the listening socket; the caller closes it.
+        """Return a descriptor of the server's listening socket; the caller closes it.
 
         Raises:
             TimeoutError, ShimGone: as for `wait`.
@@ -185,9 +185,11 @@ class ShimClient:
         return self._fds.pop(0)
 
     def fileno(self) -> int:
+        """Return the descriptor that becomes readable."""
         return self._socket.fileno()
 
     def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
         for fd in self._fds:
             os.close(fd)
@@ -236,12 +238,12 @@ class ShimClient:
 
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
-    """The replica's run file; None when there is none (or it is unreadable)."""
+    """Return the replica's run file; None when there is none, or it is unreadable."""
     return _read_json(Path(run_dir) / RUN_FILE_NAME)
 
 
 def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
-    """The last status that the shim wrote; None when it wrote none."""
+    """Return the last status that the shim wrote; None when it wrote none."""
     return _read_json(Path(run_dir) / STATUS_FILE_NAME)
 
 
@@ -249,7 +251,10 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     """End the shim and the server of a run directory, whatever is left of them.
 
     For a shim that was killed: the kernel ended its server with it, but perhaps not what the
-    server had started. Also a shim that does not answer. Returns the pids that were signalled.
+    server had started. Also for a shim that does not answer.
+
+    Returns:
+        The pids that were signalled.
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shim is handed, opens and writes: its sockets, its lock, its files.
+"""Sockets, lock and files of a shim.
 
-    <run dir>/replica.json  what is to be kept (the run file); the shim adds who it is
-    <run dir>/status.json   what its clients were told last
-    <run dir>/shim.lock   held as long as it lives
+    <run dir>/replica.json  the run file: what is to be served; the shim adds its own identity
+    <run dir>/status.json   the status that its clients were sent last
+    <run dir>/shim.lock     held as long as it lives
 
 Light: a shim imports it.
 """
@@ -31,8 +31,10 @@ CONTROL_BACKLOG = 512
 
 
 def inherited_socket(variable: str) -> socket.socket | None:
-    """The socket that whoever started us has handed over, if any; it goes no further by accident,
-    nor does the variable."""
+    """Return the socket whose descriptor the starter named in a variable, if it did.
+
+    Neither the descriptor nor the variable is inherited by what this process starts.
+    """
     fd = os.environ.pop(variable, None)
     if not fd:
         return None
@@ -41,7 +43,7 @@ def inherited_socket(variable: str) -> socket.socket | None:
 
 
 def open_control_socket(path: str) -> socket.socket:
-    """A listening Unix socket at `path`, for its owner alone; a stale one there is replaced.
+    """Open a listening Unix socket at `path`, for its owner alone; a stale one is replaced.
 
     Raises:
         OSError: when it cannot be made, or the path is too long for a socket.
@@ -60,7 +62,7 @@ def open_control_socket(path: str) -> socket.socket:
 
 
 def read_run_file(run_dir: str) -> dict[str, Any]:
-    """What is to be kept.
+    """Return the run file.
 
     Raises:
         OSError, ValueError: when it cannot be read.
@@ -71,7 +73,7 @@ def read_run_file(run_dir: str) -> dict[str, Any]:
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
-    """Replace a file by `data` at once, readable by its owner alone.
+    """Replace a file by `data` atomically, readable by its owner alone.
 
     Raises:
         OSError: when it cannot be written; the old file is as it was.
@@ -89,14 +91,18 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 
 
 def lock(run_dir: str) -> int:
-    """The run directory is one shim's; the kernel lets go of the lock when we die."""
+    """Lock the run directory for this shim; the kernel releases the lock when it exits.
+
+    Raises:
+        BlockingIOError: when another shim has locked it.
+    """
     fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
 
 
 def open_log(path: str) -> int:
-    """To append to.
+    """Open a log to append to.
 
     Raises:
         OSError: when it can be neither opened nor made.
@@ -105,7 +111,7 @@ def open_log(path: str) -> int:
 
 
 def is_missing(path: str) -> bool:
-    """Whether it is known not to be there: an error of the disk is no removal."""
+    """Whether a path is known not to exist: an error of the disk is no removal."""
     try:
         os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
@@ -116,8 +122,7 @@ def is_missing(path: str) -> bool:
 
 
 def remove_if_empty(folder: str) -> None:
-    """Remove a folder of sockets, unless there is one in it, or whoever is about to make one there
-    holds its lock."""
+    """Remove a folder of sockets, unless a socket is in it or a starter has locked it."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -131,10 +136,10 @@ def remove_if_empty(folder: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections at that address.
+    """Open a socket that accepts connections at an address.
 
     Raises:
-        OSError: when somebody else does, or it is none of ours; the address is its file name.
+        OSError: when the address is in use, or not this machine's; its `filename` is the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork server: a process that has imported shim and server, and forks shims (Linux).
+"""The fork server: imports shim and server once, and forks shims that share those pages (Linux).
 
     launch ──(control socket, log, listener)──▶ fork server ──fork──▶ shim ──fork──▶ server
                                                    │                 │                │
@@ -13,27 +13,27 @@ needed (`fork_server_client.py`), of one Python, one version of ours and one lis
 Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
 
     {"run_dir", "log_path", "title"} + control socket, log, [listener]   ▶  {"pid": 4711}
-    {"end": true}                                                        ▶  its end, and no word
+    {"end": true}                                                        ▶  the connection's end
     what cannot be done                                                  ▶  {"refused": "why"}
 
 What happens when
 
-    nobody needs it            no shim of its own and no request for `idle_seconds`: it ends. With
+    it is not needed           no shim of its own and no request for `idle_seconds`: it exits. With
                                shims it stays, for the pages are held anyway
-    the daemon stops           it is told to end; its shims go on
-    the daemon dies            nothing; it ends when it is idle
+    the daemon stops           the daemon stops it; its shims go on
+    the daemon dies            nothing; it exits when it is idle
     it is killed               shims go on (they are detached); the next launch starts another
-    it hangs                   who has waited in vain takes its name away, and does without; the
-                               next launch starts another
-    it ends while one connects it takes its socket's name away under the lock that a starter holds,
-                               so a client is served, or finds nobody and starts another
+    it hangs                   the client whose request timed out unlinks its socket and starts the
+                               shim as a program; the next launch starts another fork server
+    it exits while a client    it unlinks its socket under the lock that a starter holds, so the
+    connects                   client is served, or finds no socket and starts another
     a module leaves a thread   it refuses: forking would not be safe
-    a module cannot be         it is left to the server that needs it, which says so
+    a module cannot be         it is left to the server that needs it, which reports it
     imported
-    a client connects and      it waits alone: nobody is read from before there is something to read
-    says nothing
+    a client connects and      only that client waits: no connection is read before it is readable
+    sends nothing
 
-A shim leaves with its own session, signals, descriptors, log and name (`after_fork.py`).
+A forked shim has its own session, signals, descriptors, log and name (`after_fork.py`).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from ..system.descriptors import Message, close_all, receive_message, send_messa
 from ..system.proc import set_oom_score_adj
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
-from .cgroup import enter_shims_group, leave_shims_group
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
+from .loop import enter_shims_group, leave_shims_group
 
 MAX_FDS = 3
 LISTEN_BACKLOG = 1024
-RETRY_SECONDS = 0.02  # told to end, while somebody looks whether we are there
+RETRY_SECONDS = 0.02  # asked to exit, while a client looks whether we are there
 
 Json = dict[str, Any]
 
@@ -77,19 +77,19 @@ def set_title(title: str) -> None:
 
 
 class ForkServer:
-    """Waits for requests and for the dead; forks, reaps, and leaves when it is not needed."""
+    """Waits for requests and for exits; forks, reaps, and exits when it is not needed."""
 
     def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
         self._listener = listener
         self._name = listener.getsockname()
-        self._born_as = _identity_of(self._name)
+        self._socket_identity = _identity_of(self._name)
         self._folder = folder
         self._idle_seconds = idle_seconds
         self._shims: set[int] = set()
-        self._asked_at = time.monotonic()
-        self._is_told_to_end = False
-        self._has_left = False
-        self._farewell: list[socket.socket] = []  # of those who wait for our end
+        self._requested_at = time.monotonic()
+        self._must_exit = False
+        self._has_exited = False
+        self._stop_requests: list[socket.socket] = []  # closed by our exit, which they wait for
         self._refusal: str | None = None  # why it forks nothing
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._on_connect)
@@ -97,19 +97,19 @@ class ForkServer:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
 
     def serve(self) -> None:
-        """Until it is told to end, or idle."""
+        """Serve requests until asked to exit, or idle."""
         self._refusal = _why_not_fork()
-        while not self._has_left:
-            timeout = RETRY_SECONDS if self._is_told_to_end else self._idle_seconds
+        while not self._has_exited:
+            timeout = RETRY_SECONDS if self._must_exit else self._idle_seconds
             for key, _ in self._selector.select(timeout):
                 key.data()
-            silent = time.monotonic() - self._asked_at
-            if self._is_told_to_end or is_idle(len(self._shims), silent, self._idle_seconds):
-                self._leave()
+            silent = time.monotonic() - self._requested_at
+            if self._must_exit or is_idle(len(self._shims), silent, self._idle_seconds):
+                self._exit_unless_wanted()
 
     def _on_signal(self) -> None:
         if signal.SIGTERM in self._signals.take():
-            self._is_told_to_end = True
+            self._must_exit = True
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._shims.discard(ended)
@@ -125,13 +125,13 @@ class ForkServer:
         )
 
     def _on_message(self, connection: socket.socket) -> None:
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         self._selector.unregister(connection)
         with contextlib.suppress(EOFError, OSError, ValueError):  # it has left, or sent no message
             message = receive_message(connection, most_fds=MAX_FDS)
             if message is not None and message.head.get("end"):
-                self._is_told_to_end = True
-                self._farewell.append(connection)
+                self._must_exit = True
+                self._stop_requests.append(connection)
                 return
             if message is not None:
                 try:
@@ -157,30 +157,31 @@ class ForkServer:
         self._shims.add(pid)
         return pid
 
-    def _leave(self) -> None:
-        """Take the name away first: who connects afterwards finds nobody, and starts another.
+    def _exit_unless_wanted(self) -> None:
+        """Unlink the socket first: a client that connects afterwards starts another fork server.
 
-        Whoever holds the lock is looking whether we are there: it is served, and we end later.
+        A client that holds the lock is looking whether we are there: it is served, and we exit
+        later.
         """
         try:
             lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # the home is gone, and with it our name
-            self._has_left = True
+        except OSError:  # the home is gone, and with it our socket
+            self._has_exited = True
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):
-                if _identity_of(self._name) == self._born_as:  # another's, if we did not answer
+                if _identity_of(self._name) == self._socket_identity:
                     os.unlink(self._name)  # noqa: PTH108
-            self._has_left = True
+            self._has_exited = True
         except BlockingIOError:
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
         finally:
             os.close(lock)
 
 
 def _identity_of(path: str) -> tuple[int, int]:
-    """Tells a file from another of the same name; no file has (0, 0)."""
+    """Return what tells a file from another of the same name; no file has (0, 0)."""
     try:
         found = os.stat(path)  # noqa: PTH116
     except OSError:
@@ -189,14 +190,14 @@ def _identity_of(path: str) -> tuple[int, int]:
 
 
 def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
-    """Whether nobody needs it. Beside its shims it costs next to nothing."""
+    """Whether it is not needed. Beside its shims it costs next to nothing."""
     return not shims and silent_seconds >= idle_seconds
 
 
 def _become_shim(
     run_dir: str, title: str, control: int, log: int, listener: int | None
 ) -> NoReturn:
-    """In the child: never back into the fork server's loop, whatever happens."""
+    """Be a shim, in the child: never back into the fork server's loop, whatever happens."""
     try:
         os.setsid()
         after_fork.reset_signals()
@@ -207,7 +208,7 @@ def _become_shim(
         if listener is not None:
             os.environ[LISTEN_FD_VARIABLE] = str(listener)
         set_title(title)
-        loop.keep(run_dir, is_forked=True)
+        loop.run_shim(run_dir, is_forked=True)
         os._exit(0)
     except SystemExit as exc:
         print(exc, file=sys.stderr, flush=True)  # noqa: T201  another shim has it
@@ -234,12 +235,15 @@ def _why_not_fork() -> str | None:
 
 
 def main() -> NoReturn:
-    """`python -P -m openenvd.shim.fork_server CONFIG`: JSON with `listen` (a descriptor), `lock`
-    (the socket's folder), `preload` (modules), `idle_seconds`."""
+    """Run `python -P -m openenvd.shim.fork_server CONFIG`.
+
+    CONFIG is JSON: `listen` (a descriptor), `lock` (the socket's folder), `preload` (modules),
+    `idle_seconds`.
+    """
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir("/")
-    # As a shim: what it is started by may be a worker, capped and to be killed first.
+    # As a shim does: its starter may be a worker, which is capped and to be killed first.
     set_oom_score_adj(os.getpid(), 0)
     group = enter_shims_group()
     after_fork.close_all_but([config["listen"]])

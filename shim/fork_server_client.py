@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking the fork server for a shim, starting it when there is none, telling it to end.
+"""A fork server's clients: ask for a shim, start a fork server when there is none, stop all.
 
 One fork server per kind: the same Python, the same version of ours, the same modules, the same
 variables that only a program's start obeys. Its socket is named by a digest of these, so an
-upgrade finds nobody and starts its own, and the old one ends when its shims have.
+upgrade finds none and starts its own, and the old one exits when its shims have.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ IDLE_SECONDS = 15.0
 # For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
 # a program; were the fork server's still to come, it would find the run directory taken.
 REPLY_SECONDS = 60.0
-END_SECONDS = 5.0  # it may still be importing
-_ATTEMPTS = 2  # one may be ending while we connect
+STOP_SECONDS = 5.0  # it may still be importing
+_ATTEMPTS = 2  # one may be exiting while we connect
 _PACKAGE = Path(__file__).resolve().parent.parent
-_OBEYED_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
-_HANDED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
+_READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
+_PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
 def fork_shim(
@@ -42,7 +42,8 @@ def fork_shim(
 ) -> bool:
     """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
 
-    False when there can be none here, or it would not: then start the shim as a program.
+    Returns:
+        False when none can be forked here, or it was refused: then start the shim as a program.
     """
     if not may_fork(run):
         return False
@@ -55,12 +56,12 @@ def fork_shim(
     fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
     try:
         for _ in range(_ATTEMPTS):
-            found = _start_unless_there(path, fork_server, environ)
+            found = _start_unless_running(path, fork_server, environ)
             try:
                 if answer := _ask(path, message, fds, REPLY_SECONDS):
                     return "pid" in answer
-            except TimeoutError:  # it hangs: let the next launch find another
-                _forget(path, found)
+            except TimeoutError:  # it hangs: let the next launch start another
+                _unlink(path, found)
                 return False
     except OSError:  # no socket, no lock, no program: another way remains
         return False
@@ -75,33 +76,33 @@ def may_fork(run: Json) -> bool:
 
 
 def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of a server's environment its fork server must have been started with."""
+    """Return what of a server's environment its fork server must have been started with."""
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_OBEYED_AT_START) or name in _HANDED_ON
+        if name.startswith(_READ_AT_START) or name in _PASSED_ON
     }
 
 
-def end_fork_servers(folder: Path) -> None:
-    """End every fork server of a home; what they forked goes on. Tolerates that none is there."""
+def stop_fork_servers(folder: Path) -> None:
+    """Stop every fork server of a home, if there are any; what they forked goes on."""
     for path in folder.glob("fork-*.sock"):
         with contextlib.suppress(TimeoutError):
-            _ask(path, {"end": True}, [], END_SECONDS)
+            _ask(path, {"end": True}, [], STOP_SECONDS)
         path.unlink(missing_ok=True)  # it was killed, or does not answer
 
 
 def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
-    """What two servers must have in common to come from one fork server."""
+    """Return a digest of what two servers must have in common to be forked by one fork server."""
     kind = [sys.executable, sys.version, str(_PACKAGE), _PACKAGE.stat().st_mtime_ns]
-    told = json.dumps([*kind, preload, sorted(environ.items())])
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    described = json.dumps([*kind, preload, sorted(environ.items())])
+    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
-def _start_unless_there(
+def _start_unless_running(
     path: Path, fork_server: Json, environ: Mapping[str, str]
 ) -> os.stat_result:
-    """On return somebody listens at `path`, although it may still be importing."""
+    """Start a fork server at `path` if none listens there; it may still be importing on return."""
     with _locked(path.parent):
         if _listens(path):
             return path.stat()
@@ -115,8 +116,8 @@ def _start_unless_there(
         return path.stat()
 
 
-def _forget(path: Path, found: os.stat_result) -> None:
-    """Take its name from the fork server that was found there; another's is left alone."""
+def _unlink(path: Path, found: os.stat_result) -> None:
+    """Unlink the socket of the fork server that was found there; another's is left alone."""
     with _locked(path.parent), contextlib.suppress(FileNotFoundError):
         now = path.stat()
         if (now.st_ino, now.st_mtime_ns) == (found.st_ino, found.st_mtime_ns):
@@ -142,7 +143,7 @@ def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> Non
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Of those who would start or end one, one at a time; held for milliseconds."""
+    """Lock out others that would start or stop one; held for milliseconds."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -158,10 +159,10 @@ def _listens(path: Path) -> bool:
 
 
 def _ask(path: Path, message: Json, fds: list[int], seconds: float) -> Json | None:
-    """Its answer; None when it has gone.
+    """Return its answer; None when it has exited.
 
     Raises:
-        TimeoutError: it is there, and says nothing.
+        TimeoutError: it is there, and does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(seconds)

@@ -8,44 +8,33 @@
 Started as a program of its own, or forked by the fork server (`fork_server.py`); then its server
 is forked too, without exec, when the run file names its `entry`.
 
-One thread, one `select`. It starts the server once; whether a dead one is started again is the
-daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts, is the
-subreaper of everything below it, and says how the server died. Here is its agenda; the rest is in
-
-    wire.py     what clients and shim say to each other
-    clients.py  who is connected, and what each is owed
-    files.py    what is opened and written
-    server_state.py     what happens to the server, from one state to the next
-      status.py   what is known of it (plain data)
-      shutdown_policy.py   when it is to be ended (decisions alone)
-      server_process.py     its process: socket, cgroup, start, kill, collect
-      notify_pipe.py     what it says
-      server_exit.py     how it died, with the evidence
-      log_rotation.py       keeping its log bounded
+One thread, one `select`. It starts the server once; whether a server that exited is started again
+is the daemon's decision (`{"op": "start"}`). It holds the listening socket open across restarts,
+is the subreaper of everything below it, and reports how the server exited.
 
 What happens when
 
-    the server dies         what it left running is killed and collected, then "exited" is said
+    the server exits        what it left running is killed and reaped, then "exited" is reported
                             with an `ExitReason`; the listening socket stays open
     it forks orphans        they become our children (subreaper); they end with the server
     it cannot be started    "exited" with `failed` and exit code 127; "start" tries again
     a grandchild is killed  for memory, and the server lives: `oom_kills` moves, nothing else
-    the shim is SIGKILLed the kernel kills the server (PDEATHSIG); clients see the end of the
+    the shim is SIGKILLed   the kernel kills the server (PDEATHSIG); clients see the end of the
                             connection; `status.json` says which cgroup and session to sweep
                             (`client.clean_up_after_shim`)
     the daemon dies         nothing: no pipe, no session, no cgroup is shared with it
     its home is removed     nobody can reach it any more: as `stop`, some seconds later
-    the disk is full        clients are told all the same; `status.json` is tried again later
+    the disk is full        clients are sent it all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it
-    a client does not read  it owes one line at most: statuses are whole, so only the newest is kept
+    a client does not read  statuses are whole, so only the newest is kept for it
     two clients             both hear everything, either may ask
     stop twice              the earlier deadline wins; a stopped shim is gone
     start while running     nothing
-    two shims             the second finds the lock of the run directory held, and exits
+    two shims               the second finds the lock of the run directory held, and exits
     SIGTERM                 as `stop`; SIGINT and SIGHUP are a terminal's, and ignored
 
 Small on purpose, and so is what it imports (no dataclasses, pathlib or subprocess: each costs every
-replica about 1 MB); the explanation of a death is imported when there is one.
+replica about 1 MB); the explanation of an exit is imported when there is one.
 """
 
 from __future__ import annotations
@@ -57,13 +46,19 @@ import signal
 import sys
 import time
 
+from ..system.cgroups import Cgroup, CgroupManager
 from ..system.json_lines import Json, encode_line
 from ..system.prctl import adopt_orphans
 from ..system.proc import set_oom_score_adj
 from ..system.process_identity import ProcessIdentity
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
-from .cgroup import enter_shims_group, leave_shims_group
-from .clients import Client, Clients
+from .connections import (
+    DEFAULT_GRACE_SECONDS,
+    Connection,
+    Connections,
+    error_line,
+    read_operation,
+)
 from .files import (
     CONTROL_FD_VARIABLE,
     RUN_FILE_NAME,
@@ -77,24 +72,50 @@ from .files import (
     write_json,
 )
 from .server_state import ServerStateMachine
-from .shutdown_policy import GONE_SECONDS, Home
-from .wire import DEFAULT_GRACE_SECONDS, error_line, read_order
+from .shutdown_policy import REMOVED_SECONDS, RunDirectoryWatch
 
-LINGER_SECONDS = 1.0  # for clients to take in the last word
+LINGER_SECONDS = 1.0  # for clients to read the last status
+GROUPS_NAME = "replicas"  # the cgroup manager's name
+SHIMS = "shims"
+
+
+def enter_shims_group() -> tuple[CgroupManager, Cgroup] | None:
+    """Move from the starter's cgroup (a worker's, capped) into that of all shims, without a cap.
+
+    Returns:
+        The manager, which makes the servers' groups beside it, and the group; None where no groups
+        can be made.
+    """
+    for _ in range(3):  # a shim on its way out may remove an empty group under our feet
+        manager = CgroupManager(GROUPS_NAME)
+        if not manager.available:
+            return None
+        with contextlib.suppress(OSError):
+            group = manager.create(SHIMS)
+            group.add(os.getpid())
+            return manager, group
+    return None
+
+
+def leave_shims_group(entered: tuple[CgroupManager, Cgroup] | None) -> None:
+    """Leave the group again; the last process to leave removes it."""
+    if entered is not None:
+        manager, group = entered
+        manager.leave(group)
 
 
 class Shim:
     """One replica's shim. `run` returns when everything has been stopped."""
 
     def __init__(self, run_dir: str, *, is_forked: bool = False) -> None:
-        """Take up what is kept in `run_dir`, whose lock this process holds.
+        """Open what belongs to `run_dir`, whose lock this process holds.
 
         `is_forked`: by the fork server, with the modules that a server needs imported.
         """
         self._run_dir = run_dir
         self._run = read_run_file(run_dir)
         me = ProcessIdentity.of(os.getpid())
-        self._shim = {"pid": me.pid, "started_at": me.started_at}
+        self._identity = {"pid": me.pid, "started_at": me.started_at}
         # What is registered here is called without arguments. It must bear it when an earlier
         # event of the same round closed what it reads.
         self._selector = selectors.DefaultSelector()
@@ -103,26 +124,26 @@ class Shim:
         adopt_orphans()
         path = self._run["socket_path"]
         control = inherited_socket(CONTROL_FD_VARIABLE) or open_control_socket(path)
-        self._clients = Clients(control, self._selector, self._status_line, self._answer)
+        self._clients = Connections(control, self._selector, self._status_line, self._answer)
         self._group = enter_shims_group()  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
-        self._life = ServerStateMachine(
+        self._server = ServerStateMachine(
             self._run, groups, self._selector, self._on_change, is_forked=is_forked
         )
         self._status_is_written = True
-        self._home = Home()
+        self._run_dir_watch = RunDirectoryWatch()
         self._next_look = 0.0  # monotonic
 
-    # The agenda
+    # The loop
 
     def run(self) -> None:
-        """Keep the server until asked to stop."""
+        """Run until the server has been stopped for good."""
         self._note_in_run_file()
         self._start()
-        while not self._life.is_over:
+        while not self._server.is_over:
             self._handle_events(self._seconds_to_wait())
             self._look_when_due()
-            self._life.act_on_deadline()
+            self._server.act_on_deadline()
         self._linger()
 
     def _handle_events(self, timeout: float) -> None:
@@ -130,22 +151,22 @@ class Shim:
             key.data()
 
     def _seconds_to_wait(self) -> float:
-        deadline = self._life.deadline
+        deadline = self._server.deadline
         due = self._next_look if deadline is None else min(self._next_look, deadline)
         return max(0.0, due - time.monotonic())
 
     def _linger(self) -> None:
-        """Let clients take in the last word, those who read."""
+        """Give clients that read time for the last status."""
         deadline = time.monotonic() + LINGER_SECONDS
         self._clients.admit_no_more()
-        while self._clients.are_owed and time.monotonic() < deadline:
+        while self._clients.have_unsent and time.monotonic() < deadline:
             self._handle_events(deadline - time.monotonic())
         self._clients.drop_all()
 
-    # What is done
+    # Actions
 
     def _start(self) -> None:
-        self._life.start()
+        self._server.start()
         self._look()
         self._on_change(True)
 
@@ -154,25 +175,24 @@ class Shim:
             self._look()
 
     def _look(self) -> None:
-        """Look at the server; write what could not be written before; end, when the home was
-        removed."""
-        seconds = self._life.look()
+        """Look at the server; retry the status file; stop when the run directory was removed."""
+        seconds = self._server.look()
         self._stop_if_removed()
-        if self._home.is_missing:
-            seconds = min(seconds, GONE_SECONDS)
+        if self._run_dir_watch.is_missing:
+            seconds = min(seconds, REMOVED_SECONDS)
         self._next_look = time.monotonic() + seconds
         if not self._status_is_written:
             self._write_status()
 
     def _stop_if_removed(self) -> None:
-        is_gone = self._home.look(time.monotonic(), is_missing=is_missing(self._run_dir))
-        if is_gone and not self._life.is_ending:  # or it would shorten the grace
-            self._life.stop(DEFAULT_GRACE_SECONDS)
+        is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
+        if is_gone and not self._server.is_stopping:  # or it would shorten the grace
+            self._server.stop(DEFAULT_GRACE_SECONDS)
 
-    def _say_goodbye(self) -> None:
+    def _clean_up(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._run["socket_path"])  # noqa: PTH108
-        if self._home.is_missing:  # no daemon will come and see to it
+        if self._run_dir_watch.is_missing:  # no daemon will do it
             remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
         leave_shims_group(self._group)
         self._group = None
@@ -182,43 +202,43 @@ class Shim:
     def _on_signal(self) -> None:
         numbers = self._signals.take()
         if signal.SIGTERM in numbers:
-            self._life.stop(DEFAULT_GRACE_SECONDS)
+            self._server.stop(DEFAULT_GRACE_SECONDS)
         if signal.SIGCHLD in numbers:
-            self._life.reap()
+            self._server.reap()
 
-    def _answer(self, client: Client, line: bytes) -> None:
+    def _answer(self, client: Connection, line: bytes) -> None:
         try:
-            op, grace_seconds = read_order(line)
+            op, grace_seconds = read_operation(line)
         except ValueError as exc:
-            client.owe(error_line(f"not a message: {exc}"))
+            client.queue_reply(error_line(f"not a message: {exc}"))
             return
         match op:
             case "start":
-                if self._life.may_start:
+                if self._server.may_start:
                     self._start()
             case "stop":
-                self._life.stop(grace_seconds)
+                self._server.stop(grace_seconds)
             case "listener":
-                client.owe(encode_line({"event": "listener"}), self._life.listener_fd)
+                client.queue_reply(encode_line({"event": "listener"}), self._server.listener_fd)
             case _:
-                client.owe(error_line(f"unknown op: {op!r}"))
+                client.queue_reply(error_line(f"unknown op: {op!r}"))
 
-    # Telling
+    # Reporting
 
     def _on_change(self, is_durable: bool) -> None:
-        """Tell every client; what is durable is written down as well, and first."""
-        if self._life.is_over:  # before it is said: who hears it finds nothing of us
-            self._say_goodbye()
+        """Send every client the status; what is durable is written to disk first."""
+        if self._server.is_over:  # first: a client that reads of it finds nothing of us
+            self._clean_up()
         if is_durable:
             self._write_status()
-        self._clients.tell()
+        self._clients.send_status()
 
     def _status_line(self) -> bytes:
         return encode_line(self._to_json())
 
     def _to_json(self) -> Json:
-        whose = {"replica_id": self._run["replica_id"], "shim": self._shim}
-        return {"event": "status", **whose, **self._life.to_json()}
+        shim = {"replica_id": self._run["replica_id"], "shim": self._identity}
+        return {"event": "status", **shim, **self._server.to_json()}
 
     def _write_status(self) -> None:
         try:
@@ -229,18 +249,22 @@ class Shim:
 
     def _note_in_run_file(self) -> None:
         with contextlib.suppress(OSError):  # status.json says it too
-            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._shim})
+            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity})
 
 
 def main() -> None:
-    """`python -m openenvd.shim.loop <run_dir>` (`__main__.py` is the lighter way in)."""
+    """Run `python -m openenvd.shim.loop <run_dir>` (`__main__.py` is the lighter way in)."""
     with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
         os.setsid()
-    keep(sys.argv[1])
+    run_shim(sys.argv[1])
 
 
-def keep(run_dir: str, *, is_forked: bool = False) -> None:
-    """Be the shim of `run_dir`, in a session of our own."""
+def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
+    """Be the shim of `run_dir`, in a session of its own.
+
+    Raises:
+        SystemExit: when another shim holds the lock of the run directory.
+    """
     # Raised in the worker that started us, which the kernel is to kill first. A replica without
     # its shim is lost, so the shim goes last.
     set_oom_score_adj(os.getpid(), 0)

@@ -19,7 +19,7 @@ from ..system.proc import set_oom_score_adj
 
 
 class ForkInto(NamedTuple):
-    """A server that is called instead of exec'ed: its modules are imported here already."""
+    """How a server is called instead of exec'ed: its modules are imported here already."""
 
     entry: str  # module:function
     title: str  # in `ps`
@@ -36,9 +36,20 @@ def spawn(
     oom_score_adj: int | None,
     fork_into: ForkInto | None = None,
 ) -> int:
-    """Start a program that dies with us, in its own session, its output appended to `log_fd`.
+    """Start a program that is killed when this process dies, in a session of its own.
 
-    Returns its pid once the program has been loaded, or is about to be called (`fork_into`).
+    Args:
+        argv: the program and its arguments.
+        environ: its environment variables.
+        cwd: where it runs.
+        log_fd: what its output is appended to.
+        keep_fds: descriptors that it inherits.
+        cgroup: which it enters first.
+        oom_score_adj: how soon the kernel is to pick it when memory runs out.
+        fork_into: call this instead of loading the program.
+
+    Returns:
+        Its pid, once the program has been loaded or is about to be called.
 
     Raises:
         OSError: when it could not be started, with the reason of the step that failed.
@@ -103,7 +114,7 @@ def _reset_handlers_for_exec() -> None:
 def _call(
     fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
 ) -> Never:
-    """What `exec` would have done; closes the pipe on which a failure to start is told."""
+    """Do what `exec` would have done; closes the pipe on which a failed start is reported."""
     from ..system import after_fork
     from .fork_server import set_title
 

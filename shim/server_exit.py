@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a shim's server ended, and with what evidence; or why it could not be started.
+"""How a shim's server exited, and with what evidence; or why it could not be started.
 
 The kernel's counters are read before the server starts and at every look, so that what had
-happened before a death is not held to be its cause. What they mean is decided in `diagnose.py`,
-which is imported when there is a death: a shim imports this module, and is light. When our
-modules are gone (upgraded meanwhile) the bare facts are told.
+happened before an exit is not held to be its cause. What they mean is decided in
+`processes/exits/diagnose.py`, which is imported when there is an exit: a shim imports this module,
+and is light. When our modules are gone (upgraded meanwhile) the bare facts are reported.
+
+The exit of a shard is the server's to see, which is its parent and goes on without it; the
+evidence (cgroup counters, the kernel's log) is the shim's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 import time
+from typing import Any
 
 from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
 from ..system.cgroups import Cgroup
+from ..system.exit_status import split_wait_status
 from ..system.json_lines import Json
 
 EXIT_CANNOT_START = 127  # as a shell says it
 
 
 class ExitEvidence:
-    """What was counted while the server lived."""
+    """Counters of one server's cgroup, read while it lives."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
@@ -33,7 +37,7 @@ class ExitEvidence:
 
     @property
     def oom_kills(self) -> int | None:
-        """In the server's cgroup, at the last look; None where there is none to read."""
+        """Kills for memory in the server's cgroup, at the last look; None without a cgroup."""
         return self._counters[-1].oom_kills if self._counters else None
 
     def begin(self, cgroup: Cgroup | None) -> None:
@@ -43,7 +47,7 @@ class ExitEvidence:
         self._counters = [read_oom_counters(cgroup)]
 
     def look(self) -> bool:
-        """Count while the server lives; whether somebody was killed for memory since.
+        """Count while the server lives; whether a process was killed for memory since.
 
         The last but one look is kept too: a kill is counted before its victim is dead.
         """
@@ -53,67 +57,92 @@ class ExitEvidence:
         return moved
 
     def explain(
-        self, pid: int, ended: tuple[int, int] | None, *, is_wanted: bool, failed: str | None
+        self, pid: int, ended: tuple[int, int] | None, *, stopped_by_us: bool, failed: str | None
     ) -> Json:
-        """The server's `ExitReason` as JSON.
+        """Return the server's `ExitReason` as JSON.
 
-        `ended`: its wait status and its most resident bytes; None when it was not collected.
-        `failed`: what it said itself.
+        Args:
+            pid: the server's.
+            ended: its wait status and its most resident bytes; None when it was not reaped.
+            stopped_by_us: whether its stop was requested.
+            failed: why it gave up, in its own words.
         """
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
         try:
-            from dataclasses import replace
-
-            from ..processes.exits.diagnose import diagnose_exit, gather_evidence
-
-            evidence = replace(
-                gather_evidence(
-                    self._counters[0], self._cgroup, pid, status, since_monotonic=self._since
-                ),
-                stopped_by_us=is_wanted,
+            return self._diagnose(
+                pid,
+                status,
+                stopped_by_us=stopped_by_us,
                 peak_bytes=peak or most_resident_bytes,
-                limit_bytes=self._limit_bytes,
                 memory_error=(failed or "").startswith("MemoryError"),
                 seconds=time.monotonic() - self._since,
             )
-            return diagnose_exit(evidence).to_json()
-        except Exception as exc:  # keeping the replica matters more than explaining its past
+        except Exception as exc:  # serving the replica matters more than explaining its past
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
     def explain_shard(self, facts: Json) -> Json:
-        """What the server told of a child of its own that died, with the reason if there is one."""
-        told = facts
+        """Return what the server reported of a shard's exit, with `reason` and `at`."""
+        report = facts
         try:
-            from .shard_exits import told_of_shard
-
-            told = told_of_shard(
-                facts, self._counters[0], self._cgroup, self._limit_bytes, self._since
-            )
+            if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
+                reason = _over_own_cap(facts)
+            else:
+                reason = self._diagnose(
+                    facts["pid"],
+                    facts["wait_status"],
+                    peak_bytes=facts.get("peak_bytes"),
+                    seconds=facts.get("seconds"),
+                )
+            report = {**facts, "at": time.time(), "reason": reason}
         except Exception as exc:
             print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
-        self._counters = [read_oom_counters(self._cgroup)]  # what it died of is no later one's
-        return told
+        self._counters = [read_oom_counters(self._cgroup)]  # this exit's cause is no later one's
+        return report
+
+    def _diagnose(self, pid: int, wait_status: int | None, **known: Any) -> Json:
+        from dataclasses import replace
+
+        from ..processes.exits.diagnose import diagnose_exit, gather_evidence
+
+        evidence = gather_evidence(
+            self._counters[0], self._cgroup, pid, wait_status, since_monotonic=self._since
+        )
+        return diagnose_exit(replace(evidence, limit_bytes=self._limit_bytes, **known)).to_json()
+
+
+def _over_own_cap(facts: Json) -> Json:
+    from ..processes.exits.exit_reason import Detector, ExitKind, ExitReason
+
+    return ExitReason(
+        ExitKind.OOM_KILLED,
+        pid=facts["pid"],
+        signal_number=9,
+        detector=Detector(facts.get("detector") or Detector.CGROUP),
+        limit_bytes=facts.get("limit_bytes"),
+        peak_bytes=facts.get("peak_bytes"),
+        seconds=facts.get("seconds"),
+    ).to_json()
 
 
 def bare_exit(pid: int, status: int | None) -> Json:
-    """As much of an `ExitReason` as a wait status tells."""
+    """Return as much of an `ExitReason` as a wait status tells."""
     if status is None:
         return {"kind": "lost", "pid": pid}
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        return {"kind": "signaled", "pid": pid, "signal_number": -code}
+    code, number = split_wait_status(status)
+    if number is not None:
+        return {"kind": "signaled", "pid": pid, "signal_number": number}
     return {"kind": "exited", "pid": pid, "exit_code": code}
 
 
 def exit_without_start(why: str) -> Json:
-    """The `ExitReason` of a server that never ran."""
+    """Return the `ExitReason` of a server that never ran."""
     return {"kind": "exited", "pid": 0, "exit_code": EXIT_CANNOT_START, "evidence": why}
 
 
 def why_no_server(exc: OSError) -> str:
-    """Why it could not be started: which file, which address, or which limit."""
+    """Return why a server could not be started: which file, which address, or which limit."""
     if exc.errno == errno.EAGAIN:
         with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
             from ..processes.resources.pids_limit import no_room_text

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a shim as a process: its listening socket, cgroup, log and pid.
+"""The server of a shim as a process: its listening socket, cgroup, log, pid, and notify pipe.
 
     prepare    its socket (kept open across restarts) and a fresh cgroup
     start      forked, with the socket and the writing end of its notify pipe
     terminate  SIGTERM to its group
     kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
-    collect    the dead, whoever they are
+    reap       all children that have exited
 
-When each is called is the shim's to say (`loop.py`), and the fork itself is `server_child.py`.
+`server_state.py` decides when each is called; the fork itself is in `server_child.py`. What the
+server reports through its pipe, one JSON object a line, is listed in `env_host/protocol.py`.
 Light: a shim imports it.
 """
 
@@ -15,19 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
+from collections.abc import Callable, Iterator
 
 from ..system.cgroups import Cgroup, CgroupManager
-from ..system.json_lines import Json
+from ..system.json_lines import Json, LineBuffer, decode_line
 from ..system.proc import children_of
 from ..system.process_identity import ProcessIdentity
 from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_socket, listen, open_log
 from .server_child import ForkInto, spawn
 
+MAX_NOTIFY_BYTES = 256 * 1024  # of one line
+_READ_BYTES = 65536
+
 
 class ServerProcess:
-    """One process at a time, or none."""
+    """One server process at a time, or none."""
 
     def __init__(self, run: Json, groups: CgroupManager | None, *, is_forked: bool) -> None:
         """`run` is the run file; `is_forked` tells whether the shim was, by the fork server."""
@@ -42,16 +48,16 @@ class ServerProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and has not been collected."""
+        """Whether it was started and has not been reaped."""
         return self.pid is not None and self.ended is None
 
     @property
     def listener_fd(self) -> int | None:
-        """Its socket; None when it could not be opened yet."""
+        """The listening socket; None when it could not be opened yet."""
         return None if self._listener is None else self._listener.fileno()
 
     def to_json(self) -> Json:
-        """Its part of the status that clients are told (`wire.py`)."""
+        """Return its part of the status that clients are sent (`connections.py`)."""
         host, port = self._run["host"], self._run["port"]
         if not port and self._listener is not None:
             port = self._listener.getsockname()[1]  # asked for any; this one was bound
@@ -66,7 +72,7 @@ class ServerProcess:
     # Starting
 
     def prepare(self) -> None:
-        """Open its socket, unless it is open, and make a group.
+        """Open its socket, unless it is open, and make a cgroup.
 
         Raises:
             OSError: when nothing can listen at its address.
@@ -79,7 +85,7 @@ class ServerProcess:
         self._renew_cgroup()
 
     def _renew_cgroup(self) -> None:
-        """A fresh group for each server, so that peak and counters are its own."""
+        """Make a fresh group for each server, so that peak and counters are its own."""
         self.remove_cgroup()
         self.cgroup = None
         if self._groups is not None:
@@ -89,7 +95,10 @@ class ServerProcess:
                 )
 
     def start(self) -> int:
-        """Start it; returns the end of the pipe on which it speaks, the caller's to close.
+        """Start it.
+
+        Returns:
+            The reading end of its notify pipe, which is the caller's to close.
 
         Raises:
             OSError: when it could not be started.
@@ -125,7 +134,7 @@ class ServerProcess:
         )
 
     def _fork_into(self) -> ForkInto | None:
-        """How the server is forked from what is imported here; None when it must be exec'ed."""
+        """Return how the server is forked from what is imported here; None: it must be exec'ed."""
         entry = self._run.get("entry")
         if not (self._is_forked and entry):
             return None
@@ -138,13 +147,13 @@ class ServerProcess:
         self._signal_group(signal.SIGTERM)
 
     def kill_all(self) -> None:
-        """SIGKILL everything below us; who is adopted only afterwards needs another call."""
+        """Send SIGKILL to everything below us; orphans adopted afterwards need another call."""
         if self.cgroup is not None:
             self.cgroup.kill()
         if self.runs:
             self._signal_group(signal.SIGKILL)
         for pid in children_of(os.getpid()):
-            # Safe: a child's pid is not given away before we have collected it.
+            # Safe: a child's pid is not reused before we have reaped it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -153,8 +162,8 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def collect(self) -> bool:
-        """Collect the dead, `ended` among them; whether anybody is left."""
+    def reap(self) -> bool:
+        """Reap children that have exited; whether any are left. `ended` is set for the server."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -166,10 +175,53 @@ class ServerProcess:
                 self.ended = status, usage.ru_maxrss * 1024
 
     def forget(self) -> None:
-        """It is gone, and all is said that its pid was needed for."""
+        """Forget the process, when all is reported that its pid was needed for."""
         self.pid = self._started_at = self.ended = None
 
     def remove_cgroup(self) -> None:
-        """Remove its group, if nobody is left there."""
+        """Remove its cgroup, if no process is left there."""
         if self.cgroup is not None:
             self.cgroup.remove_with_children()
+
+
+class NotifyPipe:
+    """The reading end of a server's notify pipe, one a generation; never blocks.
+
+    A line that is no message, or has no end, is dropped.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, on_message: Callable[[], None]) -> None:
+        self._selector = selector
+        self._on_message = on_message
+        self._fd: int | None = None
+        self._lines = LineBuffer(MAX_NOTIFY_BYTES)
+
+    def watch(self, fd: int) -> None:
+        """Read from a new server's pipe, which is closed here; the last one's is closed."""
+        self.close()
+        os.set_blocking(fd, False)
+        self._fd, self._lines = fd, LineBuffer(MAX_NOTIFY_BYTES)
+        self._selector.register(fd, selectors.EVENT_READ, self._on_message)
+
+    def messages(self) -> Iterator[Json]:
+        """Return what has arrived; the end of the pipe closes it."""
+        while self._fd is not None:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            for line in self._lines.feed(data):
+                try:
+                    message = decode_line(line)
+                except ValueError:
+                    continue
+                yield message
+            if not data:
+                self.close()
+
+    def close(self) -> None:
+        """Read no more of this server."""
+        if self._fd is not None:
+            self._selector.unregister(self._fd)
+            os.close(self._fd)
+            self._fd = None

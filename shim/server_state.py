@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server's life, as its shim leads it: started, heard, looked at, ended, explained.
+"""The server's state machine: started, watched, stopped, and its exit explained.
 
     from             to        when
-    starting         ready     it says so
-    starting, ready  exited    it dies, or could not be started
-    starting, ready  stopping  its stop is asked for
-    exited           starting  its start is asked for
-    stopping, exited stopped   nothing of it is left, and its stop was asked for: the shim ends
+    starting         ready     the server reports it
+    starting, ready  exited    it exits, or could not be started
+    starting, ready  stopping  its stop is requested
+    exited           starting  its start is requested
+    stopping, exited stopped   nothing of it is left, and its stop was requested: the shim exits
 
-Whatever way it ends, all that it left behind is killed and collected first (`_reap`), and only
-then is it said how it died (`_settle`). `changed` is called after every change, with whether it
-must be written down. What is decided stands in `shutdown_policy.py`, what is known in
-`status.py`, what is done to the process in `server_process.py`. Light: a shim imports it.
+Whatever way it ends, all that it left behind is killed and reaped first (`reap`), and only then
+its exit is reported (`_settle`). When to end it is decided in `shutdown_policy.py`; what is done to
+the process is in `server_process.py`. Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,87 @@ from collections.abc import Callable
 from ..system.cgroups import CgroupManager
 from ..system.file_tail import last_lines
 from ..system.json_lines import Json
-from .log_rotation import BUSY_LOOK_SECONDS, BoundedLog
-from .notify_pipe import NotifyPipe
+from ..system.log_rotation import BUSY_LOOK_SECONDS, BoundedLog
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
-from .server_process import ServerProcess
-from .shutdown_policy import Ending, Step
-from .status import ServerStatus
+from .server_process import NotifyPipe, ServerProcess
+from .shutdown_policy import ShutdownPolicy, ShutdownStep
 
 LOG_TAIL_LINES = 20
 
 
+class ServerStatus:
+    """What is known of one server at a time, counted through its generations. No effects."""
+
+    def __init__(self) -> None:
+        self.state = "starting"
+        self.failed: str | None = None  # why the server gave up, in its own words
+        self.last_exit: Json | None = None
+        self._generation = 0
+        self._ready_at: float | None = None
+        self._sessions = 0
+        self._capacity: Json | None = None
+        self._info: Json | None = None
+        self._exit: Json | None = None
+        self._log_tail: list[str] | None = None
+        self._shard_exits = 0
+        self._last_shard_exit: Json | None = None
+
+    def begin(self) -> None:
+        """Begin the next generation; what the last one reported goes, `last_exit` stays."""
+        self.state = "starting"
+        self._generation += 1
+        self._ready_at = self._info = self.failed = self._exit = self._log_tail = None
+        self._capacity = None
+        self._sessions = 0
+
+    def note_message(self, message: Json, now: float) -> None:
+        """Note a message of the server at `now` (seconds since the epoch)."""
+        if message.get("ready"):
+            self._info = message
+            self._ready_at = now
+            if self.state == "starting":
+                self.state = "ready"
+        if "sessions" in message:
+            self._sessions = message["sessions"]
+        if "failed" in message:
+            self.failed = str(message["failed"])
+        if "capacity" in message:
+            self._capacity = message["capacity"]
+
+    def note_shard_exit(self, report: Json) -> None:
+        """Note that the server lost a child of its own, and goes on."""
+        self._shard_exits += 1
+        self._last_shard_exit = report
+
+    def end(self, reason: Json, log_tail: list[str]) -> None:
+        """Note that the server of this generation is gone, with its sessions."""
+        self.state = "exited"
+        self._exit = self.last_exit = reason
+        self._log_tail = log_tail
+        self._sessions = 0
+        self._capacity = None
+
+    def to_json(self) -> Json:
+        """Return its part of the status that clients are sent (`connections.py`)."""
+        status: Json = {
+            "state": self.state,
+            "generation": self._generation,
+            "restarts": max(0, self._generation - 1),
+            "ready_at": self._ready_at,
+            "sessions": self._sessions,
+            "info": self._info,
+            "capacity": self._capacity,
+            "exit": self._exit,
+            "last_exit": self.last_exit,
+            "failed": self.failed,
+            "shard_exits": self._shard_exits,
+            "last_shard_exit": self._last_shard_exit,
+        }
+        return status if self._log_tail is None else status | {"log_tail": self._log_tail}
+
+
 class ServerStateMachine:
-    """Of the server that a run file describes, through its generations."""
+    """The server that a run file describes, through its generations."""
 
     def __init__(
         self,
@@ -45,15 +113,23 @@ class ServerStateMachine:
         *,
         is_forked: bool,
     ) -> None:
-        """`groups` makes its cgroups; `selector` is the agenda's, and hears what it says."""
+        """Make one without a server yet.
+
+        Args:
+            run: the run file.
+            groups: makes the servers' cgroups; None where there are none.
+            selector: the loop's, which watches the notify pipe.
+            changed: called after every change, with whether it must be written to disk.
+            is_forked: whether the shim was, by the fork server.
+        """
         self._changed = changed
         self._log_path = run["log_path"]
         self._log = BoundedLog(run["log_path"], run["max_log_bytes"])
         self._server = ServerProcess(run, groups, is_forked=is_forked)
-        self._notify = NotifyPipe(selector, self._on_words)
+        self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ServerStatus()
-        self._ending = Ending()
+        self._shutdown = ShutdownPolicy()
 
     @property
     def is_over(self) -> bool:
@@ -61,79 +137,80 @@ class ServerStateMachine:
         return self._status.state == "stopped"
 
     @property
-    def is_ending(self) -> bool:
-        """Whether its stop has been asked for."""
-        return self._ending.is_wanted
+    def is_stopping(self) -> bool:
+        """Whether its stop has been requested."""
+        return self._shutdown.is_requested
 
     @property
     def may_start(self) -> bool:
-        """Whether there is none, and one is wanted."""
-        return self._status.state == "exited" and not self._ending.is_wanted
+        """Whether there is no server, and one may be started."""
+        return self._status.state == "exited" and not self._shutdown.is_requested
 
     @property
     def deadline(self) -> float | None:
-        """When `act_on_deadline` must be called (monotonic)."""
-        return self._ending.deadline
+        """When `act_on_deadline` must be called (monotonic); None: not now."""
+        return self._shutdown.deadline
 
     @property
     def listener_fd(self) -> int | None:
-        """The socket on which it listens; None when it could not be opened yet."""
+        """The socket on which the server listens; None when it could not be opened yet."""
         return self._server.listener_fd
 
     def to_json(self) -> Json:
-        """The status that clients are told, but for whose it is."""
+        """Return the status that clients are sent, but for whose it is."""
         return {
             **self._server.to_json(),
             **self._status.to_json(),
             "oom_kills": self._evidence.oom_kills,
         }
 
-    # Its beginning
+    # Starting
 
     def start(self) -> None:
-        """A new generation. `changed` is not called: who starts it looks at it first."""
+        """Start a new generation. `changed` is not called: the caller looks at the server first."""
         self._status.begin()
         try:
             self._server.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
             self._evidence.begin(self._server.cgroup)
-            self._notify.listen_to(self._server.start())
+            self._notify.watch(self._server.start())
         except OSError as exc:
-            self._cannot_start(why_no_server(exc))
+            self._note_failed_start(why_no_server(exc))
 
-    def _cannot_start(self, why: str) -> None:
+    def _note_failed_start(self, why: str) -> None:
         failed = f"cannot start: {why}"
         self._server.forget()
         self._status.failed = failed
         self._status.end(exit_without_start(failed), self._log_tail())
 
-    # While it lives
+    # Running
 
     def look(self) -> float:
-        """Bound its log, note who was killed for memory; returns when to look again (seconds)."""
+        """Bound the log and count kills for memory; returns when to look again, in seconds."""
         seconds = self._log.look()
         if self._server.runs and self._evidence.look():
             self._changed(False)
         # When most is printed, and what loops prints without end.
         return BUSY_LOOK_SECONDS if self._status.state == "starting" else seconds
 
-    def _on_words(self) -> None:
-        """It has said something, or its end of the pipe is closed."""
+    def _on_messages(self) -> None:
+        """Read messages of the server, or the end of its pipe."""
         state = self._status.state
-        self._hear()
+        self._read_messages()
         self._changed(self._status.state != state or self._status.failed is not None)
 
-    def _hear(self) -> None:
-        for said in self._notify.messages():
-            self._status.take_in(said, time.time())
-            if "shard_exit" in said:
-                self._status.lose_shard(self._evidence.explain_shard(said["shard_exit"]))
+    def _read_messages(self) -> None:
+        for message in self._notify.messages():
+            self._status.note_message(message, time.time())
+            if "shard_exit" in message:
+                report = self._evidence.explain_shard(message["shard_exit"])
+                self._status.note_shard_exit(report)
 
-    # Its end
+    # Stopping
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL at the deadline; a second call can only shorten the grace."""
-        if not self._ending.want(time.monotonic(), grace_seconds):
+        """Send SIGTERM now, SIGKILL at the deadline; a second call can only shorten the grace."""
+        if not self._shutdown.request(time.monotonic(), grace_seconds):
             return
         if self._server.pid is None:
             self._settle()
@@ -144,38 +221,38 @@ class ServerStateMachine:
 
     def act_on_deadline(self) -> None:
         """Kill after the grace; or stop waiting for the killed."""
-        step = self._ending.step(time.monotonic())
-        if step is Step.KILL:
+        step = self._shutdown.step(time.monotonic())
+        if step is ShutdownStep.KILL:
             self._kill_all()
-        elif step is Step.SETTLE:
+        elif step is ShutdownStep.GIVE_UP:
             self._settle()
 
     def reap(self) -> None:
-        """Collect the dead. The server's death ends whatever it left behind."""
-        somebody_is_left = self._server.collect()
+        """Reap children. When the server has exited, what it left behind is killed."""
+        some_are_left = self._server.reap()
         if self._server.ended is None:
             return
-        if somebody_is_left:
+        if some_are_left:
             self._kill_all()  # their own children come to us next, with another SIGCHLD
         else:
             self._settle()
 
     def _kill_all(self) -> None:
-        """SIGKILL everything below us; `reap` goes on until all of it has been collected."""
-        self._ending.clear(time.monotonic())
+        """Send SIGKILL to everything below us; `reap` goes on until all of it has been reaped."""
+        self._shutdown.note_kill(time.monotonic())
         self._server.kill_all()
 
     def _settle(self) -> None:
-        """Nothing of the server is left (or nothing that can be ended): say how it died."""
-        self._ending.settle()
+        """Report how the server exited: nothing of it is left, or nothing that can be ended."""
+        self._shutdown.note_end()
         if self._server.pid is not None:
-            self._hear()
+            self._read_messages()
             self._notify.close()
             reason = self._explain(self._server.pid)
-            self._log.bound()  # nobody will look at it again
+            self._log.bound()  # it is not looked at again
             self._status.end(reason, self._log_tail())
             self._server.forget()
-        if self._ending.is_wanted:
+        if self._shutdown.is_requested:
             self._status.state = "stopped"
             self._server.remove_cgroup()
         self._changed(True)
@@ -184,7 +261,7 @@ class ServerStateMachine:
         return self._evidence.explain(
             pid,
             self._server.ended,
-            is_wanted=self._ending.is_wanted,
+            stopped_by_us=self._shutdown.is_requested,
             failed=self._status.failed,
         )
 

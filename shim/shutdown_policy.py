@@ -1,67 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a shim ends what it keeps: decided here from plain values and an explicit `now` (seconds,
-monotonic), done in `loop.py`. Light: a shim imports it.
+"""When a shim ends its server, and itself: decisions from plain values and an explicit `now`.
 
-    asked to stop ──SIGTERM──▶ grace ──over──▶ KILL ──▶ clearing ──all collected──▶ said how it died
-    the server died by itself ─────────────────▶        (its orphans)  └──over──▶ SETTLE, likewise
+    stop requested ──SIGTERM──▶ grace ──over──▶ KILL ──▶ all reaped, or GIVE_UP_SECONDS ──▶ settled
+    the server exited by itself ──────────────▶        (its orphans)
 
-    its home was removed: missing at two looks with some time between; then as if asked to stop
+    its run directory removed: missing at two looks with some time between; then as if by a stop
+
+Times are monotonic seconds. Light: a shim imports it.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-CLEAR_SECONDS = 5.0  # for the killed to be collected; longer only for one stuck in the kernel
-GONE_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
+GIVE_UP_SECONDS = 5.0  # for the killed to be reaped; longer only for one stuck in the kernel
+REMOVED_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
 
 
-class Step(Enum):
+class ShutdownStep(Enum):
     """What is to be done now."""
 
     WAIT = "wait"
     KILL = "kill"  # the grace is over
-    SETTLE = "settle"  # somebody is stuck in the kernel; do not keep silent about the rest
+    GIVE_UP = "give up"  # a process is stuck in the kernel; report the exit of the rest
 
 
-class Ending:
+class ShutdownPolicy:
     """How far the end of the server, or of everything, has come."""
 
     def __init__(self) -> None:
-        self.is_wanted = False  # of the shim too: what has exited is not started again
+        self.is_requested = False  # of the shim too: what has exited is not started again
         self.deadline: float | None = None
-        self._is_clearing = False
+        self._has_killed = False
 
-    def want(self, now: float, grace_seconds: float) -> bool:
-        """Ask for the end of everything; True at the first call, a later one can only shorten the
-        grace."""
+    def request(self, now: float, grace_seconds: float) -> bool:
+        """Request the end of everything; a second request can only shorten the grace.
+
+        Returns:
+            Whether this is the first request.
+        """
         deadline = now + max(0.0, grace_seconds)
-        if self.is_wanted:
+        if self.is_requested:
             self.deadline = min(deadline, self.deadline or deadline)
             return False
-        self.is_wanted = True
+        self.is_requested = True
         self.deadline = deadline
         return True
 
-    def step(self, now: float) -> Step:
-        """What the deadline asks for."""
+    def step(self, now: float) -> ShutdownStep:
+        """Return what the deadline asks for."""
         if self.deadline is None or now < self.deadline:
-            return Step.WAIT
-        return Step.SETTLE if self._is_clearing else Step.KILL
+            return ShutdownStep.WAIT
+        return ShutdownStep.GIVE_UP if self._has_killed else ShutdownStep.KILL
 
-    def clear(self, now: float) -> None:
-        """Everything was sent SIGKILL, and is waited for."""
-        self._is_clearing = True
-        self.deadline = now + CLEAR_SECONDS
+    def note_kill(self, now: float) -> None:
+        """Note that everything was sent SIGKILL, and is waited for."""
+        self._has_killed = True
+        self.deadline = now + GIVE_UP_SECONDS
 
-    def settle(self) -> None:
-        """Nothing of the server is left, or nothing that can be ended."""
-        self._is_clearing = False
+    def note_end(self) -> None:
+        """Note that nothing of the server is left, or nothing that can be ended."""
+        self._has_killed = False
         self.deadline = None
 
 
-class Home:
-    """Whether the run directory is there; without it nobody will ever ask for us again."""
+class RunDirectoryWatch:
+    """Whether the run directory is there; without it no client will ever find this shim again."""
 
     def __init__(self) -> None:
         self._missing_since: float | None = None
@@ -79,4 +83,4 @@ class Home:
         if self._missing_since is None:
             self._missing_since = now
             return False
-        return now - self._missing_since >= GONE_SECONDS
+        return now - self._missing_since >= REMOVED_SECONDS

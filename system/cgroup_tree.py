@@ -28,6 +28,7 @@ class Location(NamedTuple):
 
     @property
     def directory(self) -> str:
+        """The folder of the group."""
         return join(self.mount_point, self.path)
 
     def outside_ours(self) -> Location:
@@ -127,5 +128,5 @@ def _inside(group: str, mounted_from: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    """Blanks are written as `\\040` and the like in mountinfo."""
+    """Replace octal escapes, as mountinfo writes blanks."""
     return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -168,6 +168,7 @@ class Cgroup:
         return True
 
     def exists(self) -> bool:
+        """Whether the group has not been removed."""
         return os.path.isdir(self.directory)  # noqa: PTH112
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel counts and writes when it kills for memory. Light: a shim imports it.
 
-Read before and after a death; what it means is decided in `diagnose.py`.
+Read before and after an exit; what it means is decided in `diagnose.py`.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class OomCounters:
 
 
 def read_oom_counters(cgroup: Cgroup | None) -> OomCounters:
-    """Both counters, now."""
+    """Read both counters."""
     own = cgroup.oom_kills() if cgroup is not None and cgroup.exists() else None
     return OomCounters(own, read_keyed("/proc/vmstat", "oom_kill"))
 
 
 def killed_process(line: str) -> tuple[int, str] | None:
-    """Pid and name of the process that a line of the kernel log says was killed for memory."""
+    """Return pid and name of the process that a line of the kernel log says was killed."""
     match = _KILLED.search(line)
     return None if match is None else (int(match[1]), match[2])
 
 
 def victims_cgroup(line: str) -> str | None:
-    """Path of the cgroup that the process was in, from the hierarchy's root; None if not told."""
+    """Return the path of the victim's cgroup, from the hierarchy's root; None if not told."""
     _, told, path = line.rpartition(_IN_CGROUP)
     return path if told else None
 
 
 def kernel_log_kills(since_monotonic: float) -> list[str]:
-    """Lines of the kernel log about kills for memory since then, oldest first; each with the
-    victim's cgroup, where the kernel tells it.
+    """Return lines of the kernel log about kills for memory since then, oldest first.
 
-    None in a container: pids there are not those of the log. None without the right to read it.
+    Each ends with the victim's cgroup, where the kernel tells it. None in a container, whose
+    pids are not those of the log, and none without the right to read it.
     """
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:  # noqa: PTH115

@@ -38,6 +38,7 @@ class ProcessRoom:
 
     @property
     def left(self) -> int:
+        """How many more processes and threads the limit allows."""
         return max(0, self.limit - self.used)
 
     def sentence(self) -> str:
@@ -65,7 +66,7 @@ def why_not_started(exc: OSError) -> str:
 
 
 def tells_no_room(text: str) -> bool:
-    """Whether a program's last words say that it was refused a process or a thread."""
+    """Whether the end of a program's log says that it was refused a process or a thread."""
     refused = os.strerror(errno.EAGAIN)
     return any(told in text for told in (NO_ROOM, refused, _NO_THREAD))
 

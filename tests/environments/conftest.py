@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from openenvd.environments.layout import Layout
-from openenvd.shim.fork_server_client import end_fork_servers
+from openenvd.shim.fork_server_client import stop_fork_servers
 
 GRACE_SECONDS = 10.0
 
@@ -23,7 +23,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="oe-"))
     monkeypatch.setenv("OPENENV_HOME", str(folder))
     yield folder
-    end_fork_servers(Layout(folder).sockets)
+    stop_fork_servers(Layout(folder).sockets)
     left = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{process.pid} {process.cmdline()}" for process in alive]

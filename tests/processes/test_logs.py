@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.shim.log_rotation import (
+from openenvd.system.file_tail import last_lines
+from openenvd.system.log_rotation import (
     BUSY_LOOK_SECONDS,
     LOOK_SECONDS,
     keep_newest_half,
     next_look_seconds,
 )
-from openenvd.system.file_tail import last_lines
 
 
 def test_last_lines_are_the_last_ones(tmp_path: Path) -> None:

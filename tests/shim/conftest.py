@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from openenvd.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
-from openenvd.shim.fork_server_client import end_fork_servers
+from openenvd.shim.fork_server_client import stop_fork_servers
 from openenvd.system.cgroups import CgroupManager
 from openenvd.system.prctl import adopt_orphans
 from openenvd.system.proc import children_of
@@ -203,7 +203,7 @@ def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     yield make
     for each in made:
         each.close()
-    end_fork_servers(fork_server)
+    stop_fork_servers(fork_server)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from openenvd.processes.tree import wait_until_dead
 from openenvd.shim import fork_server_client
 from openenvd.shim.fork_server import is_idle
-from openenvd.shim.fork_server_client import end_fork_servers, may_fork, start_environment
+from openenvd.shim.fork_server_client import may_fork, start_environment, stop_fork_servers
 from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
@@ -57,7 +57,7 @@ def main():
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Of the test's fork servers, which end with it."""
     yield tmp_path / "fork_server"
-    end_fork_servers(tmp_path / "fork_server")
+    stop_fork_servers(tmp_path / "fork_server")
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_one_that_hangs_is_done_without_and_replaced(
 def test_one_that_is_told_to_end_leaves_its_shims_running(make: Make, folder: Path) -> None:
     one = make().ready()
     fork_server = _fork_server_of(one)
-    end_fork_servers(folder)
+    stop_fork_servers(folder)
     _await_end(fork_server)
     assert _fork_servers(folder) == []
     one.tell("exit 0")

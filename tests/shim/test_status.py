@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.shim.status import ServerStatus
+from openenvd.shim.server_state import ServerStatus
 
 NOW = 1.7e9
 EXIT = {"kind": "exited", "pid": 7, "exit_code": 1}
@@ -15,8 +15,8 @@ def ready() -> ServerStatus:
     """Of a server with sessions."""
     status = ServerStatus()
     status.begin()
-    status.take_in({"ready": True, "max_sessions": 4}, NOW)
-    status.take_in({"sessions": 3, "capacity": {"max_sessions": 4}}, NOW + 1)
+    status.note_message({"ready": True, "max_sessions": 4}, NOW)
+    status.note_message({"sessions": 3, "capacity": {"max_sessions": 4}}, NOW + 1)
     return status
 
 
@@ -34,7 +34,7 @@ def test_a_server_that_is_stopping_does_not_become_ready() -> None:
     status = ServerStatus()
     status.begin()
     status.state = "stopping"
-    status.take_in({"ready": True}, NOW)
+    status.note_message({"ready": True}, NOW)
     assert told(status, "state", "ready_at") == ("stopping", NOW)
 
 
@@ -47,7 +47,7 @@ def test_sessions_and_capacity_go_with_their_server() -> None:
 
 def test_the_next_generation_keeps_the_last_exit_alone() -> None:
     status = ready()
-    status.take_in({"failed": "ImportError"}, NOW)
+    status.note_message({"failed": "ImportError"}, NOW)
     status.end(EXIT, [])
     status.begin()
     assert told(status, "state", "generation", "restarts") == ("starting", 2, 1)
@@ -57,8 +57,8 @@ def test_the_next_generation_keeps_the_last_exit_alone() -> None:
 
 def test_lost_shards_are_counted_through_generations() -> None:
     status = ready()
-    status.lose_shard({"shard": 1})
+    status.note_shard_exit({"shard": 1})
     status.end(EXIT, [])
     status.begin()
-    status.lose_shard({"shard": 2})
+    status.note_shard_exit({"shard": 2})
     assert told(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})

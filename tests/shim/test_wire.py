@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from openenvd.shim.wire import DEFAULT_GRACE_SECONDS, error_line, read_order
+from openenvd.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
 from openenvd.system.json_lines import decode_line, encode_line
 
 
@@ -31,7 +31,7 @@ def test_wire_is_one_json_object_a_line() -> None:
 def test_an_order_is_what_is_asked_and_the_grace_given(
     line: bytes, order: tuple[object, float]
 ) -> None:
-    assert read_order(line) == order
+    assert read_operation(line) == order
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_order_is_what_is_asked_and_the_grace_given(
 )
 def test_what_is_no_message_is_told_from_one(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_order(line)
+        read_operation(line)
 
 
 def test_an_error_is_an_event() -> None:
