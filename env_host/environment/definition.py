@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from pydantic import BaseModel, ConfigDict
 from ..errors import LoadError
 from . import interfaces
 from .mcp_types import McpTypes, upstream_mcp_types
-
-UPSTREAM_INTERFACES = "openenv.core.env_server.interfaces"
 
 
 class AnyAction(BaseModel):
@@ -109,23 +106,6 @@ def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) 
         reset_observation_cls=getattr(env_class, "reset_observation_cls", observation),
         state_cls=state,
     )
-
-
-def base_methods() -> frozenset[Any]:
-    """`reset_async` and `step_async` as the base classes define them: inherited, not overridden."""
-    return frozenset(m for base in _bases() for m in (base.reset_async, base.step_async))
-
-
-def base_closes() -> frozenset[Any]:
-    """`close` as the base classes define it: it does nothing."""
-    return frozenset(base.close for base in _bases())
-
-
-def _bases() -> list[Any]:
-    bases: list[Any] = [interfaces.Environment]
-    if (upstream := sys.modules.get(UPSTREAM_INTERFACES)) is not None:
-        bases.append(upstream.Environment)
-    return bases
 
 
 def with_parsed_arguments(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HostApp`: which request goes where.
 
-/ws              ours, before it comes here: `session_service` is who serves it (`front_door.py`)
-/mcp             ours: sessions, counted in the same table; or in a sibling's (`affinity.py`)
-/capacity        ours, where there is a board to read it off; /metrics too
+/ws              ours, before it comes here: by `session_service` (`uvicorn_server.py`)
+/mcp             ours: sessions of this process's table, or of another's (`sessions/routing.py`)
+/capacity        ours, where there is a scoreboard to read it from; /metrics too
 everything else  the project's own app; or `HttpRoutes` when there is none
 """
 
@@ -19,11 +19,10 @@ from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from . import metrics
-from .asgi_websocket import Receive, Send
-from .http_routes import HttpRoutes, Reply, TextReply, answer, mcp_reply, read_body
+from .http_routes import HttpRoutes, Reply, TextReply
 from .mcp import Mcp
-from .mcp_websocket import McpSocket
-from .ws_session import Service
+from .mcp_websocket import McpSocket, Receive, Send
+from .ws_session import SessionService
 
 SESSION_PATH = "/ws"
 
@@ -46,15 +45,15 @@ class HostApp:
         self._step_timeout_seconds = step_timeout_seconds
         self._scoreboard = scoreboard
         self._mcp = Mcp(table, siblings)
-        self._routes = HttpRoutes(definition, table, self._mcp, manifest)
+        self._routes = HttpRoutes(definition, table, manifest)
 
     @property
-    def session_service(self) -> Service | None:
-        """Who serves `/ws`; None when the project does."""
+    def session_service(self) -> SessionService | None:
+        """What serves `/ws`; None when the project does."""
         if SESSION_PATH in self._definition.own_paths:
             return None
         loop = asyncio.get_running_loop()
-        return Service(self._table, self._mcp, self._step_timeout_seconds, loop)
+        return SessionService(self._table, self._mcp.answer, self._step_timeout_seconds, loop)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -63,15 +62,18 @@ class HostApp:
             await self._serve_rest(scope, receive, send)
             return
         match kind, path:
-            case "websocket", "/ws":  # a handshake that the front door did not take
+            case "websocket", "/ws":  # a handshake that `ProtocolSwitch` did not take
                 await send({"type": "websocket.close"})
             case "websocket", "/mcp":
-                await McpSocket(scope, receive, send, table=self._table, mcp=self._mcp).serve()
+                socket = McpSocket(
+                    scope, receive, send, table=self._table, answer_mcp=self._mcp.answer
+                )
+                await socket.serve()
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
-                await answer(send, self._gauges(self._scoreboard, path))
+                await _answer(send, self._gauges(self._scoreboard, path))
             case "http", "/mcp" if scope["method"] == "POST":
-                response = await mcp_reply(self._mcp, await read_body(receive))
-                await answer(send, Reply(response))
+                response = await self._mcp.answer_body(await _read_body(receive))
+                await _answer(send, Reply(response))
             case _:
                 await self._serve_rest(scope, receive, send)
 
@@ -85,6 +87,25 @@ class HostApp:
         if self._definition.app is not None:
             await self._definition.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._routes.serve(scope, receive, send)
+            body = await _read_body(receive)
+            await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
+
+
+async def _read_body(receive: Receive) -> bytes:
+    """Read the whole body of a request."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _answer(send: Send, reply: Reply) -> None:
+    """Send one reply."""
+    length = (b"content-length", str(len(reply.body)).encode())
+    headers = [*reply.headers, length]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

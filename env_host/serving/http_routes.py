@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenEnv's HTTP routes for a class that is served without upstream's package: plain ASGI.
+"""OpenEnv's HTTP routes for a class that is served without upstream's package.
 
 Each `/reset`, `/step` and `/state` has an environment of its own for that one request, as
-upstream's have; episodes need `/ws`. An upstream project keeps its own routes, and only
-`mcp_over_http` is used here.
+upstream's have; episodes need `/ws`. An upstream project keeps its own routes. POST to `/mcp` is
+answered before it comes here.
+
+Why not Starlette's: see `docs/decisions/0008-own-http-routes.md`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..environment.definition import Definition
-from ..environment.mcp_types import RpcCode, rpc_error
-from ..environment.signatures import keep_accepted, serialize
+from ..environment.instances import keep_accepted
 from ..sessions.table import SessionTable
-from .asgi_websocket import Receive, Send
-from .mcp import Mcp
 from .messages import decode, plain_errors
+from .serialization import serialize
 
 _dump = TypeAdapter(Any).dump_json
 
@@ -85,33 +85,30 @@ class HttpRoutes:
     """The routes of one environment."""
 
     def __init__(
-        self, definition: Definition, table: SessionTable, mcp: Mcp, manifest: dict[str, Any]
+        self, definition: Definition, table: SessionTable, manifest: dict[str, Any]
     ) -> None:
         self._definition = definition
         self._table = table
-        self._mcp = mcp
         self._manifest = manifest
-        self._routes: dict[str, tuple[str, Handler]] = {
+        self._routes: dict[str, tuple[str, Handler | None]] = {
             "/health": ("GET", self._health),
             "/schema": ("GET", self._schema),
             "/metadata": ("GET", self._metadata),
             "/state": ("GET", self._state),
             "/reset": ("POST", self._reset),
             "/step": ("POST", self._step),
-            "/mcp": ("POST", self._speak_mcp),
+            "/mcp": ("POST", None),  # `HostApp` answers it
             "/list_environments": ("GET", self._list_environments),
         }
 
-    async def serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def reply(self, method: str, path: str, body: bytes) -> Reply:
         """Answer one HTTP request."""
-        method, handler = self._routes.get(scope["path"], ("", None))
-        if handler is None:
-            reply = Reply({"detail": "Not Found"}, 404)
-        elif scope["method"] != method:
-            reply = Reply({"detail": "Method Not Allowed"}, 405, allow=method)
-        else:
-            reply = await _reply(handler, await read_body(receive), scope["path"])
-        await answer(send, reply)
+        allowed, handler = self._routes.get(path, (None, None))
+        if allowed is None:
+            return Reply({"detail": "Not Found"}, 404)
+        if method != allowed or handler is None:
+            return Reply({"detail": "Method Not Allowed"}, 405, allow=allowed)
+        return await _reply(handler, body, path)
 
     async def _health(self, _: bytes) -> Reply:
         return Reply({"status": "healthy"})
@@ -126,11 +123,11 @@ class HttpRoutes:
         describe = getattr(self._definition.env_class, "get_metadata", None)
         if describe is None:
             return Reply(self._manifest_metadata())
-        async with self._table.passing() as session:
+        async with self._table.one_shot_session() as session:
             return Reply(await session.thread.run(session.env.get_metadata))
 
     def _manifest_metadata(self) -> dict[str, Any]:
-        """For a class that does not describe itself."""
+        """Describe a class that does not describe itself."""
         name = self._manifest.get("name", self._definition.name)
         text = self._manifest.get("description", f"{name} environment")
         rest = dict.fromkeys(("readme_content", "author", "documentation_url"))
@@ -138,15 +135,15 @@ class HttpRoutes:
         return {"name": name, "description": text, "version": version, **rest}
 
     async def _state(self, _: bytes) -> Reply:
-        async with self._table.passing() as session:
+        async with self._table.one_shot_session() as session:
             return Reply(await session.thread.run(session.ready_calls.read_state))
 
     async def _reset(self, body: bytes) -> Reply:
         request = ResetRequest.model_validate(decode(body.decode()) if body.strip() else {})
-        async with self._table.passing() as session:
+        async with self._table.one_shot_session() as session:
             calls = session.ready_calls
             given = keep_accepted(calls.reset, request.model_dump(exclude_unset=True))
-            seen = await session.call(calls.reset, calls.reset_is_async, **given)
+            seen = await session.call(calls.reset, calls.signature.reset_is_async, **given)
             return Reply(Outcome(**serialize(seen)))
 
     async def _step(self, body: bytes) -> Reply:
@@ -155,19 +152,16 @@ class HttpRoutes:
             action = self._definition.parse_action(request.action)
         except ValidationError as exc:
             return Reply({"detail": plain_errors(exc)}, 422)
-        async with self._table.passing() as session:
+        async with self._table.one_shot_session() as session:
             calls = session.ready_calls
             given = request.model_dump(exclude_unset=True, exclude={"action"})
             given = keep_accepted(calls.step, given)
-            seen = await session.call(calls.step, calls.step_is_async, action, **given)
+            seen = await session.call(calls.step, calls.signature.step_is_async, action, **given)
             return Reply(Outcome(**serialize(seen)))
-
-    async def _speak_mcp(self, body: bytes) -> Reply:
-        return Reply(await mcp_reply(self._mcp, body))
 
 
 async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
-    """The handler's reply, or the one for what it raised."""
+    """Return the handler's reply, or the one for the error that it raised."""
     try:
         return await handler(body)
     except ValidationError as exc:
@@ -179,37 +173,8 @@ async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
         return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
 
 
-async def mcp_reply(mcp: Mcp, body: bytes) -> dict[str, Any]:
-    """The JSON-RPC response to the body of a POST to `/mcp`."""
-    try:
-        data = decode(body.decode())
-    except ValueError:
-        return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
-    if not isinstance(data, dict):
-        return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
-    return await mcp.answer(data)
-
-
-async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request."""
-    parts = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def answer(send: Send, reply: Reply) -> None:
-    """Send one reply."""
-    length = (b"content-length", str(len(reply.body)).encode())
-    headers = [*reply.headers, length]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
-
-
 def _in_body(errors: list[Any]) -> list[Any]:
-    """Where FastAPI says an error is: in the body; and without the link that pydantic adds."""
+    """Locate errors as FastAPI does, in the body, and without the link that pydantic adds."""
     kept = [{k: v for k, v in error.items() if k != "url"} for error in errors]
     return [{**error, "loc": ["body", *error["loc"]]} for error in kept]
 

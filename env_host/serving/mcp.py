@@ -10,14 +10,17 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
-from ..sessions.routing import Siblings
-from ..sessions.table import Session, SessionTable
+from .messages import decode
+
+if TYPE_CHECKING:
+    from ..sessions.routing import Siblings
+    from ..sessions.table import Session, SessionTable
 
 CREATE = "openenv/session/create"
 NOT_MCP = "Environment does not support MCP"
@@ -42,7 +45,7 @@ class Mcp:
         self._siblings = siblings
 
     async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any]:
-        """The response to one request; never raises for what the request or a tool does."""
+        """Answer one request; never raises for what the request or a tool does."""
         try:
             request = JsonRpcRequest(**data)
         except (ValidationError, TypeError) as exc:
@@ -62,6 +65,16 @@ class Mcp:
             log.warning("MCP %s failed", request.method, exc_info=True)
             return rpc_error(RpcCode.INTERNAL_ERROR, str(exc), request.id)
 
+    async def answer_body(self, body: bytes) -> dict[str, Any]:
+        """Answer the body of a POST to `/mcp`."""
+        try:
+            data = decode(body.decode())
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
+        return await self.answer(data)
+
     async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
         match request.method:
             case method if method == CREATE:
@@ -72,11 +85,11 @@ class Mcp:
             return await self._ask(session, request)
         if wanted := request.params.get("session_id"):
             return await self._ask(self._find(wanted), request)
-        async with self._table.passing() as passing:
-            return await self._ask(passing, request)
+        async with self._table.one_shot_session() as one_shot:
+            return await self._ask(one_shot, request)
 
     def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
-        """The other shard that should answer; None: we should."""
+        """Find the other shard that should answer; None: this one."""
         if request.method == CREATE:
             return siblings.roomier()
         session_id = request.params.get("session_id")
@@ -151,7 +164,7 @@ class Mcp:
         return plain(await result if inspect.isawaitable(result) else result)
 
     async def _list_tools_by_step(self, session: Session) -> list[Any]:
-        """For an environment that takes tools as actions and has no MCP server."""
+        """List tools by a step, for environments that take tools as actions and have no server."""
         types = self._step_types()
         seen = await self._step(session, types.list_action())
         if not isinstance(seen, types.list_observation):
@@ -174,11 +187,11 @@ class Mcp:
 
     async def _step(self, session: Session, action: Any) -> Any:
         calls = session.ready_calls
-        return await session.call(calls.step, calls.step_is_async, action)
+        return await session.call(calls.step, calls.signature.step_is_async, action)
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON-like data: models are dumped, other objects become their attributes."""
+    """Convert `value` to JSON-like data: models are dumped, other objects become attributes."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, (list, tuple)):
@@ -197,7 +210,7 @@ def _mcp_of(env: Any) -> tuple[Any, Any]:
 
 
 async def _with_client(env: Any, client: Any, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask through the environment's client, opening its connection if no session holds it."""
+    """Call the environment's client, opening its connection if no session holds it."""
     if client.is_connected():
         return await ask()
     factory = getattr(env, "mcp_session", None)
@@ -206,7 +219,7 @@ async def _with_client(env: Any, client: Any, ask: Callable[[], Awaitable[Any]])
 
 
 async def _server_tools(server: Any) -> dict[str, Any]:
-    """The tools of a FastMCP server by name; its version 2 and 3 name the call differently."""
+    """Return a FastMCP server's tools by name; its versions 2 and 3 name the call differently."""
     if hasattr(server, "get_tools"):
         tools = await server.get_tools()
         if isinstance(tools, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of `/ws`: text to message, reply to text. What an environment says: `written.py`.
+"""The messages of `/ws`: from text, and to text. Observations and states: `serialization.py`.
 
 Parsing is jiter's (through pydantic), and the standard library's where the two differ: for the
 error text that clients know, and for what only the latter accepts. A well-formed message passes
@@ -57,11 +57,11 @@ _MODELS: dict[str, type[_Message]] = {
 
 
 def decode(text: str | bytes) -> Any:
-    """The JSON value in `text`.
+    """Parse the JSON value in `text`.
 
     Raises:
-        json.JSONDecodeError: there is none.
-        UnicodeDecodeError: it is not text.
+        json.JSONDecodeError: the text is not JSON.
+        UnicodeDecodeError: the bytes are not UTF-8.
     """
     try:
         return from_json(text)
@@ -70,7 +70,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """`value` as JSON text, by pydantic's rules (bytes, dates, enums and models are fine).
+    """Write `value` as JSON by pydantic's rules (bytes, dates, enums and models are fine).
 
     Raises:
         ValueError: something in it has no JSON form.
@@ -79,7 +79,7 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
-    """The `data` of a message whose `type` is one of the five; empty where there is none.
+    """Return the `data` of a message whose `type` is one of the five; empty where there is none.
 
     Raises:
         pydantic.ValidationError: the message is malformed.
@@ -92,17 +92,17 @@ def data_of(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
-    """What went wrong."""
+    """Make an error frame."""
     return encode({"type": "error", "data": {"message": message, "code": code, **details}})
 
 
 def validation_frame(exc: ValidationError) -> bytes:
-    """Which fields of a message or an action are wrong."""
+    """Make an error frame that lists which fields of a message or an action are wrong."""
     return error_frame("Invalid message", WSErrorCode.VALIDATION_ERROR, errors=plain_errors(exc))
 
 
 def plain_errors(exc: ValidationError) -> list[Any]:
-    """The error list of `exc`; what has no JSON form in it becomes text, or is left out."""
+    """Return the errors in `exc`; values without a JSON form become text, or are left out."""
     errors = exc.errors()
     with suppress(ValueError):
         encode({"errors": errors})

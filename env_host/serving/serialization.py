@@ -6,7 +6,7 @@ to JSON, differs only where the class asks for another form in JSON than in Pyth
 each class is read once: where nothing but plain fields is in it, its serializer writes; otherwise,
 and whenever it fails, the two passes do.
 
-What stays different: a model with a serializer for JSON only, *inside a field without a type*.
+One difference remains: a model with a serializer for JSON only, *inside a field without a type*.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..environment.signatures import serialize
 from .messages import to_json
 
 Writer = Callable[..., bytes]
@@ -34,10 +33,10 @@ _writers: dict[type, Writer | None] = {}
 
 
 def observation_data(observation: Any) -> bytes:
-    """The `data` of an observation frame.
+    """Write the `data` of an observation frame.
 
     Raises:
-        Exception: whatever dumping it raises, or that something in it has no JSON form.
+        Exception: dumping the observation raised, or something in it has no JSON form.
     """
     writer = _writer_of(type(observation))
     if writer is not None:
@@ -48,8 +47,20 @@ def observation_data(observation: Any) -> bytes:
     return to_json(serialize(observation))
 
 
+def serialize(observation: Any) -> dict[str, Any]:
+    """Dump an observation: its fields, and `reward`, `done` and `metadata` beside them."""
+    data = {
+        "observation": observation.model_dump(exclude={"reward", "done"}),
+        "reward": observation.reward,
+        "done": observation.done,
+    }
+    if observation.metadata:
+        data["metadata"] = observation.metadata
+    return data
+
+
 def state_data(state: Any) -> bytes:
-    """The `data` of a state frame."""
+    """Write the `data` of a state frame."""
     writer = _writer_of(type(state))
     if writer is not None:
         try:
@@ -88,7 +99,7 @@ def _find_writer(model: Any) -> Writer | None:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Whether nothing in a core schema serializes otherwise to JSON than to Python."""
+    """Tell whether everything in a core schema serializes to JSON as to Python."""
     if isinstance(schema, (list, tuple)):
         return all(map(_is_plain, schema))
     if not isinstance(schema, dict):

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves an ASGI application on the inherited socket until SIGTERM.
+"""Serves connections with uvicorn, except sessions on `/ws`, which need less.
 
-uvicorn does HTTP, `front_door.py` says what sessions are served over. Ours are also the signals:
-uvicorn would raise them again and die of them, while a host that was asked to stop exits with 0.
-What sessions are told before it closes is in `process.py`.
+    connection ─first bytes─▶ ProtocolSwitch ─`GET /ws`, a handshake─▶ SessionSocket
+                                   └─────────anything else──────────▶ uvicorn's HTTP protocol
+                                                later an upgrade ────▶ UpgradeSwitch ─/ws─▶ the same
+                                                                            └─else─▶ uvicorn's own
+
+A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
+the switches look first; what they do not plainly recognise is uvicorn's to answer or to refuse.
+
+The signals are ours: uvicorn would raise them again and die of them, while a host that was asked to
+stop exits with 0. The last frames of sessions before that are sent by `shard/base.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import importlib.util
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,30 +28,34 @@ import uvicorn
 from uvicorn.config import Config
 
 from ..protocol import MAX_MESSAGE_BYTES
-from ..sessions.keepalive import SessionWatch
-from .protocol_switch import http_protocol, uvicorn_websockets, websocket_protocol
-from .ws_session import Service
+from ..sessions.watch import SessionWatch
+from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
+from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
+SESSION_PATH = "/ws"
+_BEGINNINGS = (b"GET /ws ", b"GET /ws?")
+
+HttpFactory = Callable[[], Any]
 
 
 class HostServer(uvicorn.Server):
-    """uvicorn, told when to stop by us."""
+    """uvicorn without its signal handlers, and with a watch over the sessions."""
 
     def __init__(self, app: Any, *, on_ready: Callable[[], None]) -> None:
-        self._service: Service | None = getattr(app, "session_service", None)
+        self._service: SessionService | None = getattr(app, "session_service", None)
         super().__init__(_config(app, self._service))
         self._on_ready = on_ready
         self._watching: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to `serve`."""
+        """Leave the signals alone: `serve` and the shard handle them."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start the application, the listeners and the watch; then call `on_ready`."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -52,16 +65,16 @@ class HostServer(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
+        """Stop the watch, then all that uvicorn has started."""
         if self._watching is not None:
             self._watching.cancel()
         await super().shutdown(sockets)
 
 
 class Server(HostServer):
-    """HTTP and WebSockets for connections that somebody else has accepted.
+    """Serves HTTP and WebSockets on connections that the shard has accepted.
 
-    The seam between who accepts (`shard.py`) and what happens on a connection:
+    The seam between accepting (`shard/acceptor.py`) and what happens on a connection:
 
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
@@ -79,7 +92,7 @@ class Server(HostServer):
         self._ticking = asyncio.create_task(self._tick(), name="http-date")
 
     def make_protocol(self) -> asyncio.Protocol:
-        """What serves one accepted connection: HTTP, and WebSockets once they are asked for."""
+        """Make the protocol of one accepted connection: HTTP, or a WebSocket on request."""
         protocol_class: Any = self.config.http_protocol_class
         protocol: asyncio.Protocol = protocol_class(
             config=self.config,
@@ -89,7 +102,7 @@ class Server(HostServer):
         return protocol
 
     async def stop(self) -> None:
-        """Let the requests under way finish, close every connection, end the application."""
+        """Let the current requests finish, close every connection, stop the application."""
         if self._ticking is not None:
             self._ticking.cancel()
         await self.shutdown(sockets=[])
@@ -101,7 +114,7 @@ class Server(HostServer):
 
 
 async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve an app that is none of ours, as it is, until SIGTERM or SIGINT."""
+    """Serve a project's own app as it is, until SIGTERM or SIGINT."""
     server = HostServer(app, on_ready=on_ready)
 
     def stop() -> None:
@@ -112,7 +125,7 @@ async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], Non
     await server.serve(sockets=[listener])
 
 
-def _config(app: Any, service: Service | None) -> Config:
+def _config(app: Any, service: SessionService | None) -> Config:
     return Config(
         app,
         http="auto" if service is None else cast(Any, http_protocol(service)),
@@ -125,3 +138,172 @@ def _config(app: Any, service: Service | None) -> Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
+
+
+class ProtocolSwitch(asyncio.Protocol):
+    """A connection until the head of its first request has arrived."""
+
+    __slots__ = ("_connections", "_head", "_make_http", "_service", "_transport")
+
+    def __init__(
+        self, service: SessionService, make_http: HttpFactory, connections: set[Any]
+    ) -> None:
+        self._service = service
+        self._make_http = make_http
+        self._connections = connections
+        self._transport: Any = None
+        self._head = b""
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the head."""
+        self._transport = transport
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, which has not sent a whole head."""
+        self._connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Decide, once there is enough of the head."""
+        head = self._head = self._head + data if self._head else data
+        if not head.startswith(_BEGINNINGS):
+            if not any(beginning.startswith(head) for beginning in _BEGINNINGS):
+                self._leave_to_uvicorn()
+            return
+        end = head.find(END_OF_HEAD)
+        if end < 0:
+            if len(head) > MAX_HEAD_BYTES:
+                self._leave_to_uvicorn()
+            return
+        end += len(END_OF_HEAD)
+        upgrade = parse_upgrade(head[:end])
+        if upgrade is None or upgrade.path != SESSION_PATH:
+            self._leave_to_uvicorn()
+            return
+        self._connections.discard(self)
+        socket = open_session(self._service, upgrade, self._transport, self._connections)
+        self._transport.set_protocol(socket)
+        if len(head) > end:
+            socket.data_received(head[end:])
+
+    def shutdown(self) -> None:
+        """Close: uvicorn calls this when it stops."""
+        self._transport.close()
+
+    def _leave_to_uvicorn(self) -> None:
+        self._connections.discard(self)
+        http = self._make_http()
+        http.connection_made(self._transport)
+        self._transport.set_protocol(http)
+        http.data_received(self._head)
+
+
+class UpgradeSwitch(asyncio.Protocol):
+    """A connection that uvicorn has read a WebSocket's handshake from.
+
+    uvicorn makes it the transport's protocol only after it was given the head, so it cannot put
+    another in its own place; it forwards each call to that instead.
+    """
+
+    def __init__(
+        self, service: SessionService, make_other: HttpFactory, connections: set[Any]
+    ) -> None:
+        self._service = service
+        self._make_other = make_other
+        self._connections = connections
+        self._transport: Any = None
+        self._real: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the head, which uvicorn sends at once."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Decide by the head; forward the rest."""
+        if self._real is not None:
+            self._real.data_received(data)
+            return
+        upgrade = parse_upgrade(data)
+        if upgrade is not None and upgrade.path == SESSION_PATH:
+            self._real = open_session(self._service, upgrade, self._transport, self._connections)
+            return
+        self._real = self._make_other()
+        self._real.connection_made(self._transport)
+        self._real.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Forward it."""
+        result: bool | None = self._real.eof_received()
+        return result
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forward it."""
+        self._real.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Forward it."""
+        self._real.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Forward it."""
+        self._real.resume_writing()
+
+
+class CountedSessionSocket(SessionSocket):
+    """A session's socket among uvicorn's connections, for which it waits when it stops."""
+
+    __slots__ = ("_connections",)
+
+    def __init__(self, service: SessionService, connections: set[Any]) -> None:
+        super().__init__(service)
+        self._connections = connections
+        connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._connections.discard(self)
+        super().connection_lost(exc)
+
+
+def open_session(
+    service: SessionService, upgrade: Upgrade, transport: Any, connections: set[Any]
+) -> SessionSocket:
+    """Answer the handshake and begin the session."""
+    socket = CountedSessionSocket(service, connections)
+    socket.connection_made(transport)
+    transport.write(acceptance(upgrade))
+    socket.begin(upgrade.parameter("session_id"))
+    return socket
+
+
+def http_protocol(service: SessionService) -> Callable[..., ProtocolSwitch]:
+    """Make what uvicorn takes for its HTTP protocol."""
+
+    def make(**given: Any) -> ProtocolSwitch:
+        connections = given["server_state"].connections
+        return ProtocolSwitch(service, lambda: _http(**given), connections)
+
+    return make
+
+
+def websocket_protocol(service: SessionService) -> Callable[..., UpgradeSwitch]:
+    """Make what uvicorn takes for its WebSocket protocol."""
+
+    def make(**given: Any) -> UpgradeSwitch:
+        connections = given["server_state"].connections
+        return UpgradeSwitch(service, lambda: uvicorn_websockets(**given), connections)
+
+    return make
+
+
+def _uvicorn_websockets() -> Any:
+    """Find uvicorn's protocol for WebSockets: the sans-I/O one where there is one (0.35)."""
+    name, kind = "uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol"
+    if importlib.util.find_spec(name) is None:
+        name, kind = "uvicorn.protocols.websockets.websockets_impl", "WebSocketProtocol"
+    return getattr(importlib.import_module(name), kind)
+
+
+# Here, so that a process that imports this and forks has loaded them for all.
+_http: Any = importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol
+uvicorn_websockets: Any = _uvicorn_websockets()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client on `/ws`: the hot path. No ASGI and no task of its own: frames and outcomes drive it.
+"""`SessionSocket`: one client on `/ws`, the hot path; no ASGI, and no task of its own.
 
     begin ──▶ slot ──▶ environment ──▶ │ READY ──frame──▶ CALLING ──outcome──▶ answer ─┐ │
-                                       │   ▲      (what comes meanwhile waits)         │ │
+                                       │   ▲      (further frames wait meanwhile)      │ │
                                        │   └───────────────────────────────────────────┘ │
-    whatever ends it: the client leaves, `close`, an error, time is up, `end`  ──▶ `_finish`
+    the client leaves, `close`, an error, a step that times out, `end` ──▶ `_finish`
 
-`_call` is what is being waited for (`session_call.py`).
-`_finish` happens once: it gives the slot up first, since a client that sees the close must find
-room for its next session, and says the last word then.
+`_call` is the call of the environment that is being waited for. `_finish` happens once: it frees
+the slot first, since a client that sees the close must find room for its next session, and sends
+the last frame then.
 """
 
 from __future__ import annotations
@@ -18,39 +18,80 @@ import functools
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
-from ..environment.signatures import keep_accepted
+from ..environment.instances import keep_accepted
 from ..errors import SessionEnded, SessionError, WSErrorCode
-from ..sessions.pending_call import Call, Settle
 from ..sessions.session import Session
-from ..sessions.table import SessionTable
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
-from .mcp import Mcp
 from .serialization import observation_data, state_data
 
-# Of a client that does not wait for answers; with more, it is not read.
-MOST_WAITING = 256  # messages
-MOST_WAITING_BYTES = 4 * MB
+if TYPE_CHECKING:
+    from ..sessions.table import SessionTable
+
+# Of a client that does not wait for answers; a client with more is not read.
+MAX_WAITING = 256  # messages
+MAX_WAITING_BYTES = 4 * MB
+
+Settle = Callable[[Any, BaseException | None], None]
+AnswerMcp = Callable[[Any, Session | None], Coroutine[Any, Any, dict[str, Any]]]
 
 log = logging.getLogger("openenvd.env_host")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """What all sessions of one process share."""
+class SessionService:
+    """What the sessions on `/ws` of one process share."""
 
     table: SessionTable
-    mcp: Mcp
+    answer_mcp: AnswerMcp
     step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
+
+
+class Call:
+    """A call that a session's socket waits for, and the method that its outcome goes to.
+
+    The outcome is dropped when it is no longer waited for (the client left, the call timed out);
+    a slot that came too late is given back.
+    """
+
+    __slots__ = ("future", "name", "settle", "socket", "timer")
+
+    def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
+        self.socket = socket
+        self.name = name  # of the message's type; empty while the session begins
+        self.settle = settle
+        self.future: asyncio.Future[Any] | None = None  # None: it runs on a thread
+        self.timer: asyncio.TimerHandle | None = None
+
+    def watch(self, future: asyncio.Future[Any]) -> None:
+        """Take the outcome of `future` for the call's."""
+        self.future = future
+        future.add_done_callback(self._done)
+
+    def settled(self, result: Any, error: BaseException | None) -> None:
+        """Hand the outcome to the socket, if it still waits for it."""
+        if self.socket.is_waiting_for(self):
+            self.settle(result, error)
+        elif isinstance(result, Session):  # its slot came when its client had just gone
+            self.socket.give_back(result)
+        elif error is not None:
+            log.info("a call failed after its session had ended: %r", error)
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self.settled(None, RuntimeError("the environment cancelled its own call"))
+        else:
+            error = future.exception()
+            self.settled(None if error else future.result(), error)
 
 
 class SessionSocket(WebSocketProtocol):
@@ -68,14 +109,14 @@ class SessionSocket(WebSocketProtocol):
         "_waiting",
     )
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: SessionService) -> None:
         super().__init__(service.loop)
         self._service = service
         self._session: Session | None = None
         self._call: Call | None = None
         self._waiting: deque[bytes] | None = None
-        self._is_full = False  # more than enough waits
-        self._is_attached = False  # to a session that somebody else began
+        self._is_full = False  # so much waits that the client is not read
+        self._is_attached = False  # to a session that was begun over HTTP
         self._is_over = False
 
     # Beginning
@@ -132,7 +173,7 @@ class SessionSocket(WebSocketProtocol):
     # Conversing
 
     def text_received(self, payload: bytes) -> None:
-        """Answer it, or let it wait for its turn."""
+        """Answer the message, or let it wait for its turn."""
         if self._is_over:
             return
         if self._call is None and not self.is_paused and not self._waiting:
@@ -141,7 +182,7 @@ class SessionSocket(WebSocketProtocol):
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append(payload)
-        if not self._is_full and _is_enough(self._waiting):
+        if not self._is_full and _is_too_much(self._waiting):
             self._is_full = True
             self.transport.pause_reading()
 
@@ -150,16 +191,16 @@ class SessionSocket(WebSocketProtocol):
         self._fail(SessionError("Expected a text frame, got a binary one"))
 
     def resume_writing(self) -> None:
-        """The client reads again: go on."""
+        """Go on: the client reads again."""
         super().resume_writing()
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answer what has waited."""
+        """Answer the messages that have waited."""
         waiting = self._waiting
         while waiting and self._call is None and not self.is_paused and not self._is_over:
             payload = waiting.popleft()
-            if self._is_full and not _is_enough(waiting):
+            if self._is_full and not _is_too_much(waiting):
                 self._is_full = False
                 self.transport.resume_reading()
             self._take(payload)
@@ -194,7 +235,7 @@ class SessionSocket(WebSocketProtocol):
                 messages.data_of(message)
                 self._state()
             case "mcp":
-                self._speak_mcp(messages.data_of(message))
+                self._call_mcp(messages.data_of(message))
             case "close":
                 messages.data_of(message)
                 self._finish(None, NORMAL_CLOSE)
@@ -207,7 +248,7 @@ class SessionSocket(WebSocketProtocol):
         calls = session.ready_calls
         action = session.definition.parse_action(data)
         self._service.table.counts.steps += 1
-        if calls.step_is_async:
+        if calls.signature.step_is_async:
             self._begin("step", session.start(calls.step(action)), self._observed)
         else:
             self._submit("step", functools.partial(calls.step, action), self._observed)
@@ -217,7 +258,7 @@ class SessionSocket(WebSocketProtocol):
         calls = session.ready_calls
         reset = calls.reset
         arguments = keep_accepted(reset, data)
-        if calls.reset_is_async:
+        if calls.signature.reset_is_async:
             self._begin("reset", session.start(reset(**arguments)), self._observed)
         else:
             self._submit("reset", functools.partial(reset, **arguments), self._observed)
@@ -225,15 +266,15 @@ class SessionSocket(WebSocketProtocol):
     def _state(self) -> None:
         session = self._ready()
         calls = session.ready_calls
-        if calls.state_is_threaded:
+        if calls.signature.step_is_async:
+            self._send_state(calls.env.state)
+        else:  # on the session's thread, as its step is
             self._submit("state", lambda: calls.env.state, self._stated)
-        else:
-            self._say_state(calls.env.state)
 
-    def _speak_mcp(self, data: dict[str, Any]) -> None:
+    def _call_mcp(self, data: dict[str, Any]) -> None:
         session = self._ready()
-        task = self._loop.create_task(self._service.mcp.answer(data, session))
-        self._begin("mcp", task, self._spoken)
+        task = self._loop.create_task(self._service.answer_mcp(data, session))
+        self._begin("mcp", task, self._mcp_answered)
 
     def _ready(self) -> Session:
         assert self._session is not None
@@ -242,11 +283,11 @@ class SessionSocket(WebSocketProtocol):
     # Calling
 
     def is_waiting_for(self, call: Call) -> bool:
-        """Whether the outcome of `call` is still wanted."""
+        """Tell whether the outcome of `call` is still wanted."""
         return self._call is call
 
     def give_back(self, session: Session) -> None:
-        """End a session that has come too late."""
+        """End a session whose slot came after the client had left."""
         self._service.table.release(session)
 
     def _wait_for(self, call: Call) -> Call:
@@ -254,13 +295,13 @@ class SessionSocket(WebSocketProtocol):
         return call
 
     def _begin(self, name: str, future: asyncio.Future[Any], settle: Settle) -> None:
-        self._note(name, settle).watch(future)
+        self._start_call(name, settle).watch(future)
 
     def _submit(self, name: str, call: Callable[[], Any], settle: Settle) -> None:
-        self._ready().thread.submit(self._note(name, settle).settled, call)
+        self._ready().thread.submit(self._start_call(name, settle).settled, call)
 
-    def _note(self, name: str, settle: Settle) -> Call:
-        """Wait for a call of the environment, for as long as it may take."""
+    def _start_call(self, name: str, settle: Settle) -> Call:
+        """Wait for a call of the environment, until it times out."""
         call = self._wait_for(Call(self, settle, name))
         session = self._ready()
         session.busy += 1
@@ -271,7 +312,7 @@ class SessionSocket(WebSocketProtocol):
         return call
 
     def _forget_call(self) -> Call | None:
-        """Nothing is being waited for any more."""
+        """Stop waiting for the call, and return it."""
         call, self._call = self._call, None
         if call is not None and call.name:
             session = self._ready()
@@ -287,10 +328,10 @@ class SessionSocket(WebSocketProtocol):
     def _stated(self, state: Any, error: BaseException | None) -> None:
         self._answer(b'{"type":"state","data":%b}', state_data, state, error)
 
-    def _say_state(self, state: Any) -> None:
+    def _send_state(self, state: Any) -> None:
         self.send_text(b'{"type":"state","data":%b}' % state_data(state))
 
-    def _spoken(self, response: Any, error: BaseException | None) -> None:
+    def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
         self._answer(b'{"type":"mcp","data":%b}', messages.encode, response, error)
 
     def _answer(
@@ -300,7 +341,7 @@ class SessionSocket(WebSocketProtocol):
         result: Any,
         error: BaseException | None,
     ) -> None:
-        """Send what came of a call, and go on."""
+        """Send the outcome of the call, and go on."""
         call = self._forget_call()
         try:
             if error is not None:
@@ -311,14 +352,14 @@ class SessionSocket(WebSocketProtocol):
         self._go_on()
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
-        """Say what is wrong with a message, or what came of it; the session goes on."""
+        """Answer a message with an error; the session goes on unless it is a `SessionError`."""
         match exc:
             case SessionError():
                 self._fail(exc)
             case ValidationError():
                 self.send_text(messages.validation_frame(exc))
             case _:
-                log.warning("%s failed", kind, exc_info=exc)
+                log.warning("%s failed", kind, exc_info=exc, extra=self._log_fields())
                 self.send_text(messages.error_frame(str(exc), WSErrorCode.EXECUTION_ERROR))
 
     # Ending
@@ -328,14 +369,16 @@ class SessionSocket(WebSocketProtocol):
         self._fail(reason)
 
     def client_left(self) -> None:
-        """Give the slot up; nobody is left to tell."""
+        """Free the slot; nothing can be sent any more."""
         self._finish(None, NORMAL_CLOSE)
 
     def _time_out(self, call: Call, name: str, limit: float) -> None:
         if self._call is not call:
             return
         self._service.table.counts.step_timeouts += 1
-        log.warning("session %s: %s ran past %g s", self._ready().id, name, limit)
+        session_id, extra = self._ready().id, self._log_fields()
+        text = "session %s: %s timed out after %g s"
+        log.warning(text, session_id, name, limit, extra=extra)
         text = f"The {name} did not finish within {limit:g} s; the session has ended."
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
@@ -347,27 +390,30 @@ class SessionSocket(WebSocketProtocol):
             code = exc.close_code if isinstance(exc, SessionEnded) else NORMAL_CLOSE
             self._finish(messages.error_frame(str(exc), exc.code, **exc.details()), code)
             return
-        log.warning("a session ended with an error", exc_info=exc)
+        log.warning("a session ended with an error", exc_info=exc, extra=self._log_fields())
         self._finish(messages.error_frame(str(exc), WSErrorCode.SESSION_ERROR), NORMAL_CLOSE)
 
-    def _finish(self, last_word: bytes | None, code: int) -> None:
+    def _log_fields(self) -> dict[str, str]:
+        return {} if self._session is None else {"session": self._session.id}
+
+    def _finish(self, last_frame: bytes | None, code: int) -> None:
         if self._is_over:
             return
         self._is_over = True
         self._waiting = None
         if self._is_full and not self.transport.is_closing():
             self.transport.resume_reading()  # the close has to be seen
-        ending = self._let_go(self._forget_call())
+        ending = self._release(self._forget_call())
         if ending is None:
-            self._say_last(last_word, code)
+            self._close_with(last_frame, code)
         else:
-            ending.add_done_callback(lambda _: self._say_last(last_word, code))
+            ending.add_done_callback(lambda _: self._close_with(last_frame, code))
 
-    def _let_go(self, call: Call | None) -> asyncio.Future[None] | None:
-        """Give up what is held; a future of its end, when it takes a while."""
+    def _release(self, call: Call | None) -> asyncio.Future[None] | None:
+        """Release the session; returns a future of its end, when that takes a while."""
         future = None if call is None else call.future
         if isinstance(future, asyncio.Task):
-            self._loop.call_soon(future.cancel)  # a step that has been asked for has been begun
+            self._loop.call_soon(future.cancel)  # later: a step whose message was read has begun
         if (session := self._session) is None:
             return future if isinstance(future, asyncio.Task) else None
         table = self._service.table
@@ -379,11 +425,11 @@ class SessionSocket(WebSocketProtocol):
             return table.release(session, after=future)
         return table.release(session, abandoned=True)  # a thread cannot be interrupted
 
-    def _say_last(self, last_word: bytes | None, code: int) -> None:
-        if last_word is not None:
-            self.send_text(last_word)
+    def _close_with(self, last_frame: bytes | None, code: int) -> None:
+        if last_frame is not None:
+            self.send_text(last_frame)
         self.close(code)
 
 
-def _is_enough(waiting: deque[bytes]) -> bool:
-    return len(waiting) >= MOST_WAITING or sum(map(len, waiting)) > MOST_WAITING_BYTES
+def _is_too_much(waiting: deque[bytes]) -> bool:
+    return len(waiting) >= MAX_WAITING or sum(map(len, waiting)) > MAX_WAITING_BYTES

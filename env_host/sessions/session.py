@@ -18,13 +18,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..environment.factory import Maker, Place
-from ..environment.signatures import Calls
+from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .threads import Runner, SessionThread, ThreadPool
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
+    from ..environment.instances import Factory
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -34,11 +34,14 @@ class Attached(Protocol):
 
     @property
     def path(self) -> str:
-        """Of its address: `/ws` or `/mcp`."""
+        """The path of its address: `/ws` or `/mcp`."""
 
     @property
     def transport(self) -> Any:
         """The connection's asyncio transport; None where it cannot be had."""
+
+    def check_liveness(self) -> None:
+        """Ping a client that has been silent; close if it has not answered the last ping."""
 
     def end(self, reason: SessionEnded) -> None:
         """Tell the client, and close."""
@@ -62,8 +65,8 @@ class Session:
     __slots__ = (
         "__weakref__",
         "_context",
+        "_factory",
         "_holding",
-        "_maker",
         "_thread",
         "_threads",
         "busy",
@@ -79,7 +82,7 @@ class Session:
     )
 
     def __init__(
-        self, session_id: str, definition: Definition, maker: Maker, threads: Threads
+        self, session_id: str, definition: Definition, factory: Factory, threads: Threads
     ) -> None:
         self.id = session_id
         self.definition = definition
@@ -91,7 +94,7 @@ class Session:
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0
         self.last_used = asyncio.get_running_loop().time()
-        self._maker = maker
+        self._factory = factory
         self._threads = threads
         self._thread = threads.shared
         self._holding: _Holding | None = None
@@ -124,12 +127,12 @@ class Session:
     def needs_closing(self) -> bool:
         """Whether there is anything to do at its end."""
         calls = self.calls
-        return calls is None or self._holding is not None or calls.manner.closes
+        return calls is None or self._holding is not None or calls.signature.closes
 
     def create(self) -> asyncio.Future[None] | None:
         """Create the environment: None when that is done, otherwise a future of it."""
-        if self._maker.place is Place.LOOP and self._thread is None:
-            self.env = self._maker.make_on_loop()
+        if self._thread is None:
+            self.env = self._factory.create_on_loop()
             if self.env is not None:
                 return None
         return self.thread.run(self._create)
@@ -137,7 +140,7 @@ class Session:
     def enter_at_once(self) -> bool:
         """Make it ready to be called, unless that needs to wait: then `enter` does it."""
         calls = Calls(self.env)
-        if calls.manner.holds_mcp:
+        if calls.signature.holds_mcp:
             return False
         self._be_ready(calls)
         return True
@@ -145,7 +148,7 @@ class Session:
     async def enter(self) -> None:
         """Hold the environment's MCP connection, if it has one, until the session ends."""
         calls = Calls(self.env)
-        if calls.manner.holds_mcp:
+        if calls.signature.holds_mcp:
             self._holding = _Holding(self.env.mcp_session)
             await self._holding.begin()
         self._be_ready(calls)
@@ -182,13 +185,13 @@ class Session:
 
     def _be_ready(self, calls: Calls) -> None:
         self.calls = calls
-        if calls.manner.is_async and self._thread is not self._threads.shared:
+        if calls.signature.is_async and self._thread is not self._threads.shared:
             self.release_thread()
             self._thread = None
 
     def _create(self) -> None:
         try:
-            self.env = self._maker.make()
+            self.env = self._factory.create()
         except BaseException as exc:
             raise FactoryFailed(self.definition.factory_name, exc) from exc
 

@@ -17,19 +17,20 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..environment.definition import Definition
-from ..environment.factory import Maker
-from ..environment.signatures import Calls
+from ..environment.instances import Calls, Factory
 from ..errors import CapacityReached, SessionEnded, UnknownSession
 from .session import Attached, Session, Threads
+
+if TYPE_CHECKING:
+    from ..environment.definition import Definition
 
 __all__ = ["Admission", "Attached", "Hooks", "NoHooks", "Session", "SessionTable"]
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 HAND_OVER_SECONDS = 5.0  # how long a newcomer waits for a session that is closing already
-MAX_PASSING = 1024  # environments at once that serve one HTTP request each, in waiting mostly
+MAX_ONE_SHOT = 1024  # sessions at once that serve one HTTP request each, mostly waiting
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -116,9 +117,9 @@ class SessionTable:
         self._endings: set[asyncio.Task[None]] = set()  # a loop keeps no hold of its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
-        self._passing = asyncio.Semaphore(MAX_PASSING)
+        self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(definition)
-        self._maker = Maker(definition.factory, may_use_loop=self._threads.shared is None)
+        self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -234,9 +235,9 @@ class SessionTable:
         return task
 
     @asynccontextmanager
-    async def passing(self) -> AsyncIterator[Session]:
+    async def one_shot_session(self) -> AsyncIterator[Session]:
         """A session outside the table, for one HTTP request: its own environment, then closed."""
-        async with self._passing:
+        async with self._one_shot:
             session = self._new()
             try:
                 if (creation := session.create()) is not None:
@@ -275,7 +276,7 @@ class SessionTable:
             self._hooks.on_end(session)
 
     def _new(self) -> Session:
-        return Session(self._hooks.new_id(), self.definition, self._maker, self._threads)
+        return Session(self._hooks.new_id(), self.definition, self._factory, self._threads)
 
     def _begin(self, socket: Attached | None) -> Session:
         self._taken += 1

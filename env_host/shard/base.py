@@ -26,9 +26,9 @@ from ..errors import SessionEnded
 from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import Post
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.idle_timeout import reap_idle
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
+from ..sessions.watch import close_idle_sessions
 from .acceptor import Arrival
 from .admission import Admission
 from .connection_registry import ConnectionRegistry
@@ -118,7 +118,7 @@ class ServingProcess:
         counters[Field.READY] = 1
         self._beat()
         if self._idle_seconds:
-            reaping = reap_idle(self.table, self._idle_seconds)
+            reaping = close_idle_sessions(self.table, self._idle_seconds)
             self._tasks.append(asyncio.create_task(reaping, name="reap-idle"))
 
     async def stop(self) -> None:

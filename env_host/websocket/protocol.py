@@ -41,8 +41,8 @@ class WebSocketProtocol(asyncio.Protocol):
     __slots__ = (
         "_closing",
         "_has_left",
-        "_is_asked",
         "_is_heard",
+        "_is_pinged",
         "_loop",
         "_parser",
         "_pong",
@@ -55,8 +55,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parser = FrameParser(MAX_MESSAGE_BYTES)
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
-        self._is_heard = True  # anything has come since `ask_for_life` last looked
-        self._is_asked = False  # it pinged then
+        self._is_heard = True  # data has arrived since `check_liveness` was last called
+        self._is_pinged = False  # it sent a ping then
         self._pong: bytes | None = None  # to be sent when the peer reads again
         self.is_paused = False  # the peer reads more slowly than we write
         self.transport: Any = None
@@ -78,12 +78,12 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._closing is None and not self._has_left:
             self._write(TEXT, payload)
 
-    def ask_for_life(self) -> None:
-        """To be called now and then: ask a peer that is silent, give up one that stays so."""
+    def check_liveness(self) -> None:
+        """Ping a peer that was silent since the last call; close if it was so twice."""
         if self._is_heard or self._closing is not None or self._has_left:
-            self._is_heard = self._is_asked = False
-        elif not self._is_asked:
-            self._is_asked = True
+            self._is_heard = self._is_pinged = False
+        elif not self._is_pinged:
+            self._is_pinged = True
             self._write(PING, b"")
         else:
             self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")

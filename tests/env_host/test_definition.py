@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from openenvd.env_host.environment import gradio_stub
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
+from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency
-from openenvd.env_host.environment.signatures import Calls, keep_accepted
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
 from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
@@ -112,7 +112,7 @@ def test_async_methods_count_only_where_a_subclass_defines_them(
     env: Any, is_async: tuple[bool, bool]
 ) -> None:
     calls = Calls(env)
-    assert (calls.reset_is_async, calls.step_is_async) == is_async
+    assert (calls.signature.reset_is_async, calls.signature.step_is_async) == is_async
 
 
 def test_keyword_arguments_are_filtered_by_signature() -> None:

@@ -17,9 +17,9 @@ from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.environment.definition import definition_of_class
 from openenvd.env_host.serving.mcp import Mcp
-from openenvd.env_host.serving.ws_session import Service, SessionSocket
-from openenvd.env_host.sessions.keepalive import SessionWatch
+from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
 from openenvd.env_host.sessions.table import SessionTable
+from openenvd.env_host.sessions.watch import SessionWatch
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.websocket import PING, PONG, frame_head
 
@@ -267,7 +267,7 @@ def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
         with pytest.raises(ConnectionClosed):
             client.receive()
     host.emptied()
-    assert "step ran past 0.2 s" in host.log.read_text()
+    assert "step timed out after 0.2 s" in host.log.read_text()
 
 
 class Listening(WebSocketProtocol):
@@ -331,16 +331,16 @@ async def test_who_is_silent_is_asked_and_then_given_up() -> None:
     loop = asyncio.get_running_loop()
     protocol = Listening(loop)
     await loop.connect_accepted_socket(lambda: protocol, ours)
-    protocol.ask_for_life()  # the connection is news enough
-    protocol.ask_for_life()
+    protocol.check_liveness()  # the connection is news enough
+    protocol.check_liveness()
     assert peer.recv(100) == frame_head(0, PING)
     peer.send(frame(Opcode.PONG, b""))
     while not protocol._is_heard:
         await asyncio.sleep(0)
-    protocol.ask_for_life()
-    protocol.ask_for_life()
+    protocol.check_liveness()
+    protocol.check_liveness()
     assert peer.recv(100) == frame_head(0, PING)
-    protocol.ask_for_life()
+    protocol.check_liveness()
     await protocol.left
     assert b"keepalive" in peer.recv(100)
     peer.close()
@@ -369,7 +369,7 @@ async def test_a_client_that_goes_when_its_slot_comes_does_not_keep_it(turns: in
     definition = definition_of_class(ECHO, "echo")
     table = SessionTable(definition, 1, exclusive=False, admission=door)
     loop = asyncio.get_running_loop()
-    session_socket = SessionSocket(Service(table, Mcp(table), None, loop))
+    session_socket = SessionSocket(SessionService(table, Mcp(table).answer, None, loop))
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     await loop.connect_accepted_socket(lambda: session_socket, ours)
@@ -396,9 +396,9 @@ async def test_a_call_that_hangs_is_told_again_when_it_has_lasted_twice_as_long(
     watch = SessionWatch(table, hung_seconds=60.0)
     session = await table.reserve()
     session.busy, session.call_name, session.call_began = 1, "step", 0.0
-    watch._told[session.id] = 0.0
+    watch._next_log[session.id] = 0.0
     for now in (59.0, 61.0, 100.0, 123.0):
-        watch._tell_if_hung(session, now)
+        watch._log_hung(session, now)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"session {session.id}: step runs since {n} s" for n in (61, 123)]
+    assert lines == [f"session {session.id}: step has not returned for {n} s" for n in (61, 123)]
     await table.close(session)

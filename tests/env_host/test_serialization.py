@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 from pydantic_core import PydanticSerializationError
 
 from openenvd.env_host.environment.interfaces import Observation, State
-from openenvd.env_host.environment.signatures import serialize
 from openenvd.env_host.serving import messages, serialization
+from openenvd.env_host.serving.serialization import serialize
 
 
 class Color(enum.Enum):

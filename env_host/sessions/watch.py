@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the sessions of one process for silent clients, calls that hang, and idleness.
+
+`SessionWatch` is one task for all sessions, since a timer for each would cost more than a waiting
+session does. It pings a client that has sent nothing for a round, and closes the connection of one
+that has not answered by the next round. It logs a call that lasts very long, again each time the
+call has lasted twice as long. It gives free memory back to the kernel when no session is left.
+
+`close_idle_sessions` runs only where sessions may be idle for a limited time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ...system.websocket import GOING_AWAY_CLOSE
+from ..errors import SessionEnded
+from ..startup import malloc_tuning
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .table import SessionTable
+
+ROUND_SECONDS = 20.0  # uvicorn's `ws_ping_interval`
+LOOK_SECONDS = 5.0
+HUNG_SECONDS = 60.0
+SESSIONS_AT_ONCE = 500  # before other tasks have their turn
+MIN_IDLE_LOOK_SECONDS = 1.0
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class SessionWatch:
+    """Pings silent clients and logs hung calls. On the event loop only."""
+
+    def __init__(
+        self,
+        table: SessionTable,
+        *,
+        round_seconds: float = ROUND_SECONDS,
+        hung_seconds: float = HUNG_SECONDS,
+    ) -> None:
+        self._table = table
+        self._round_seconds = round_seconds
+        self._hung_seconds = hung_seconds
+        self._had_sessions = False
+        self._next_log: dict[str, float] = {}  # by session: how long its call lasts by then
+
+    async def run(self) -> None:
+        """Look at all sessions again and again; never returns."""
+        loop = asyncio.get_running_loop()
+        next_round = loop.time() + self._round_seconds
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self._round_seconds, self._hung_seconds))
+            is_round = loop.time() >= next_round
+            if is_round:
+                next_round = loop.time() + self._round_seconds
+            await self._look(is_round=is_round)
+
+    async def _look(self, *, is_round: bool) -> None:
+        loop = asyncio.get_running_loop()
+        sessions = list(self._table)
+        if self._had_sessions and not sessions:
+            malloc_tuning.give_back()
+        self._had_sessions = bool(sessions)
+        self._next_log = {each.id: self._next_log.get(each.id, 0.0) for each in sessions}
+        for number, session in enumerate(sessions, 1):
+            self._log_hung(session, loop.time())
+            if is_round and session.socket is not None:
+                session.socket.check_liveness()
+            if number % SESSIONS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _log_hung(self, session: Session, now: float) -> None:
+        seconds = now - session.call_began
+        if not session.busy or not session.call_name or seconds < self._hung_seconds:
+            self._next_log[session.id] = 0.0
+        elif seconds >= self._next_log[session.id]:
+            self._next_log[session.id] = seconds * 2
+            text = "session %s: %s has not returned for %.0f s"
+            extra = {"session": session.id}
+            log.warning(text, session.id, session.call_name, seconds, extra=extra)
+
+
+async def close_idle_sessions(table: SessionTable, limit_seconds: float) -> None:
+    """End the sessions that nothing has used for `limit_seconds`; never returns."""
+    loop = asyncio.get_running_loop()
+    text = f"The session was idle for more than {limit_seconds:g} s."
+    while True:
+        await asyncio.sleep(max(limit_seconds / 4, MIN_IDLE_LOOK_SECONDS))
+        for session in table.idle(loop.time(), limit_seconds):
+            if session.socket is not None:
+                session.socket.end(SessionEnded(text, GOING_AWAY_CLOSE))
+            else:
+                await table.close(session)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where environments are created: threads, or the loop for what has been seen to be quick."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.environment.instances import MAX_STALLS, Creation, Factory, Place, next_place
+from openenvd.envs.benchmark.environment import BenchmarkEnvironment, SyncBenchmarkEnvironment
+
+QUICK, SLOW = 0.001, 1.0
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "stalls", "place"),
+    [
+        (Place.THREAD, Creation(True, Place.THREAD, QUICK, QUICK), 0, Place.LOOP),
+        (Place.THREAD, Creation(True, Place.THREAD, SLOW, QUICK), 0, Place.THREAD),
+        (Place.THREAD, Creation(True, Place.THREAD, SLOW, SLOW), 0, Place.THREAD),
+        (Place.LOOP, Creation(True, Place.THREAD, SLOW, SLOW), 0, Place.LOOP),  # begun before
+        (Place.LOOP, Creation(True, Place.LOOP, QUICK, QUICK), 0, Place.LOOP),
+        (Place.LOOP, Creation(True, Place.LOOP, SLOW, QUICK), MAX_STALLS - 1, Place.LOOP),
+        (Place.LOOP, Creation(True, Place.LOOP, SLOW, QUICK), MAX_STALLS, None),
+        (Place.THREAD, Creation(False, Place.THREAD, QUICK, QUICK), 0, Place.THREAD),
+        (Place.LOOP, Creation(False, Place.LOOP, QUICK, QUICK), 0, None),  # a factory of both kinds
+    ],
+)
+def test_the_loop_is_for_what_is_asynchronous_and_quick(
+    before: Place, seen: Creation, stalls: int, place: Place | None
+) -> None:
+    assert next_place(before, seen, stalls) is place
+
+
+def test_a_maker_learns_from_the_first_environment() -> None:
+    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
+    places = [factory.place]
+    factory.create()
+    assert [*places, factory.place] == [Place.THREAD, Place.LOOP]
+    assert isinstance(factory.create_on_loop(), BenchmarkEnvironment)
+
+
+def test_synchronous_environments_stay_on_threads() -> None:
+    factory = Factory(SyncBenchmarkEnvironment, may_use_loop=True)
+    factory.create()
+    assert factory.place is Place.THREAD
+
+
+def test_a_factory_that_fails_on_the_loop_is_left_to_threads() -> None:
+    def function() -> Any:
+        if threading.current_thread() is threading.main_thread():
+            raise RuntimeError("a loop is running here")
+        return BenchmarkEnvironment()
+
+    def make_on_thread() -> Place:
+        thread = threading.Thread(target=factory.create)
+        thread.start()
+        thread.join()
+        return factory.place
+
+    factory = Factory(function, may_use_loop=True)
+    assert make_on_thread() is Place.LOOP
+    assert factory.create_on_loop() is None
+    assert make_on_thread() is Place.THREAD  # for good
+
+
+def test_one_thread_for_all_means_never_the_loop() -> None:
+    factory = Factory(BenchmarkEnvironment, may_use_loop=False)
+    factory.create()
+    assert factory.place is Place.THREAD
