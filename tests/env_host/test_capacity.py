@@ -60,7 +60,7 @@ def serving(counters: Counters, **words: int) -> Counters:
         ({"PID": 0}, "absent"),
     ],
 )
-def test_how_a_shard_does_has_one_word(
+def test_the_state_of_a_shard_is_one_word(
     scoreboard: Scoreboard, words: dict[str, int], state: str
 ) -> None:
     assert state_of(serving(scoreboard[0], **words), NOW) == state
@@ -84,11 +84,11 @@ def test_a_summary_is_the_same_as_long_as_nothing_happens(scoreboard: Scoreboard
     assert before["shards"] == {"alive": 2}
 
 
-def test_a_shard_that_never_turned_has_no_heartbeat(scoreboard: Scoreboard) -> None:
+def test_a_shard_whose_loop_never_ran_has_no_heartbeat(scoreboard: Scoreboard) -> None:
     assert shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None
 
 
-def test_the_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
+def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
     page = render('a"b', capacity_of(scoreboard, NOW))
     assert '{environment="a\\"b",shard="0"} 0\n' in page
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
@@ -177,7 +177,7 @@ def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
     until(lambda: capacity(host)["shards"][1]["state"] == "alive")
 
 
-def test_the_shard_that_is_held_the_longest_says_for_how_long(scoreboard: Scoreboard) -> None:
+def test_the_longest_blocked_shard_says_for_how_long(scoreboard: Scoreboard) -> None:
     wedged = list(LoopState).index(LoopState.WEDGED)
     serving(scoreboard[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
     serving(scoreboard[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)
@@ -198,5 +198,5 @@ def test_each_shard_sees_its_own_gpu(start: StartHost, gpus: int, seen: set[str]
         assert {a["data"]["observation"]["text"] for a in answers} == seen
 
 
-def test_there_is_a_shard_for_each_gpu_unless_told_otherwise(start: StartHost) -> None:
+def test_there_is_a_shard_for_each_gpu_by_default(start: StartHost) -> None:
     assert start(gpus=3, shards=None, max_sessions=9).ready()["shards"] == 3

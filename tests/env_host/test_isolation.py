@@ -45,7 +45,7 @@ def test_a_class_for_one_session_serves_several_each_in_a_process(start: StartHo
     assert host.stop() == 0
 
 
-def test_nothing_is_said_of_how_many_and_a_class_for_one_serves_several(start: StartHost) -> None:
+def test_without_max_sessions_a_class_for_one_session_serves_several(start: StartHost) -> None:
     host = start("Single")
     note = host.ready()
     assert note["isolate"]
@@ -64,7 +64,9 @@ def test_a_process_ends_with_its_session(start: StartHost) -> None:
     host.emptied()
 
 
-def test_who_waits_gets_the_slot_of_an_isolated_session_that_ends(start: StartHost) -> None:
+def test_a_waiting_connection_gets_the_slot_of_an_isolated_session_that_ends(
+    start: StartHost,
+) -> None:
     host = start("Single", max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
     with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
@@ -78,9 +80,7 @@ def test_who_waits_gets_the_slot_of_an_isolated_session_that_ends(start: StartHo
 
 
 @pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
-def test_an_isolated_session_that_dies_costs_itself_alone(
-    start: StartHost, what: str, how: str
-) -> None:
+def test_a_killed_isolated_session_ends_no_other(start: StartHost, what: str, how: str) -> None:
     host = start(isolate=True, max_sessions=3)
     host.ready()
     with host.open() as first, host.open() as second:
@@ -96,7 +96,7 @@ def test_an_isolated_session_that_dies_costs_itself_alone(
     host.emptied()
 
 
-def test_many_isolated_sessions_that_die_at_once_cost_themselves_alone(start: StartHost) -> None:
+def test_many_isolated_sessions_killed_at_once_end_no_others(start: StartHost) -> None:
     """The host hears of deaths and of the ends of their links in any order."""
     host = start(isolate=True, max_sessions=17, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
@@ -114,7 +114,7 @@ def test_many_isolated_sessions_that_die_at_once_cost_themselves_alone(start: St
     assert host.stop() == 0
 
 
-def test_a_session_whose_environment_cannot_be_made_is_told_so(start: StartHost) -> None:
+def test_a_session_whose_environment_cannot_be_created_gets_the_reason(start: StartHost) -> None:
     host = start("Broken", isolate=True, max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_session_whose_environment_cannot_be_made_is_told_so(start: StartHost)
             assert client.receive()["data"]["code"] == "FACTORY_ERROR"
 
 
-def test_a_process_that_dies_before_its_handshake_refuses_it(start: StartHost) -> None:
+def test_a_handshake_is_refused_when_its_process_dies_first(start: StartHost) -> None:
     host = start(isolate=True, max_sessions=2, env={"FAIL_SESSIONS": "1"})
     host.ready()
     with pytest.raises(InvalidStatus) as refused, host.open():
@@ -132,7 +132,7 @@ def test_a_process_that_dies_before_its_handshake_refuses_it(start: StartHost) -
     assert next_exit(host)["isolated"]
 
 
-def test_a_session_without_room_for_its_process_is_refused_alone(start: StartHost) -> None:
+def test_only_the_session_whose_process_cannot_be_forked_is_refused(start: StartHost) -> None:
     """As when the machine allows no more processes."""
     host = start("Single", max_sessions=2, env={"NO_ROOM": "3 4"})
     host.ready()
@@ -182,7 +182,7 @@ def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> No
             assert first.ask("reset")["type"] == "observation"
 
 
-def test_a_client_that_does_not_wait_for_its_handshake_costs_itself_alone(
+def test_a_client_that_does_not_wait_for_its_handshake_harms_no_other(
     start: StartHost,
 ) -> None:
     """What it has sent already goes with its connection, as far as it fits."""
@@ -200,7 +200,7 @@ def test_a_client_that_does_not_wait_for_its_handshake_costs_itself_alone(
         assert next_one.ask("reset")["type"] == "observation"
 
 
-def test_what_a_session_costs_is_measured_in_its_process(start: StartHost) -> None:
+def test_the_memory_of_a_session_is_measured_in_its_process(start: StartHost) -> None:
     """Pages of its own: what it shares with the host is paid once."""
     host = start("Single", max_sessions=2)
     host.ready()
@@ -211,7 +211,7 @@ def test_what_a_session_costs_is_measured_in_its_process(start: StartHost) -> No
     assert MEGABYTE <= told["isolated_session_bytes"] < whole
 
 
-def test_a_front_that_hangs_hears_later_of_all_slots_that_are_free(start: StartHost) -> None:
+def test_a_hung_front_learns_of_all_free_slots_later(start: StartHost) -> None:
     host = start("Single", max_sessions=12)
     host.ready()
     (front,) = shards(host)

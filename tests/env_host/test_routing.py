@@ -178,7 +178,7 @@ def test_with_isolation_each_session_has_a_process_of_its_own(host: Callable[...
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_an_isolated_session_that_dies_costs_itself_alone(host: Callable[..., Host]) -> None:
+def test_a_killed_isolated_session_ends_no_other(host: Callable[..., Host]) -> None:
     served = host(isolate=True, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
     doomed, other = create(served), create(served)
     call(served, other, "count")

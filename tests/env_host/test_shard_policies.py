@@ -86,7 +86,7 @@ def test_a_shard_takes_as_many_as_leave_it_not_far_ahead() -> None:
     assert share(scoreboard(98, 98), 0) == 2
 
 
-def test_nobody_waits_for_a_shard_that_hangs_or_is_gone() -> None:
+def test_shards_do_not_wait_for_one_that_hangs_or_has_exited() -> None:
     made = scoreboard(100, 0)
     stop_responding(made, 1)
     assert accepts(made, 0)
@@ -105,13 +105,13 @@ def place(made: Scoreboard, index: int, since: int = NOW) -> int | None:
     return place_of(since, made[index], made.others(index), NOW)
 
 
-def test_who_wants_a_session_gets_it_here_or_where_there_is_most_room() -> None:
+def test_a_connection_is_placed_here_or_where_there_is_most_room() -> None:
     assert place(scoreboard(99, 0), 0) == 0
     assert place(scoreboard(100, 98, 20), 0) == 2
     assert place(scoreboard(100, 100), 0) is None
 
 
-def test_who_has_waited_longer_elsewhere_goes_first() -> None:
+def test_the_connection_that_waited_longest_in_any_shard_goes_first() -> None:
     made = scoreboard(99, 100)
     made[1][Field.OLDEST_WAIT] = NOW - int(2 * FAIR_SECONDS * MICROSECONDS)
     assert place(made, 0) is None
@@ -133,7 +133,7 @@ def test_who_has_waited_longer_elsewhere_goes_first() -> None:
         (b"", Head()),
     ],
 )
-def test_a_head_says_where_its_connection_belongs(head: bytes, meaning: Head) -> None:
+def test_a_request_head_says_what_its_connection_asks_for(head: bytes, meaning: Head) -> None:
     assert read_head(head) == meaning
 
 
@@ -185,7 +185,7 @@ def test_any_class_is_isolated_on_demand() -> None:
     assert plan(isolate=True, max_sessions=5) == ServingPlan(1, 5, isolates=True, exclusive=False)
 
 
-def test_isolated_sessions_that_nobody_counted_fit_into_memory() -> None:
+def test_without_max_sessions_isolated_sessions_fit_into_memory() -> None:
     small = Machine(cores=4, fds=1024, memory_bytes=6 * ISOLATED_SESSION_BYTES)
     assert plan(is_concurrent=False, machine=small).max_sessions == 3
     assert plan(is_concurrent=False).max_sessions == 64

@@ -77,7 +77,7 @@ def test_http_is_answered_while_all_slots_are_taken(start: StartHost) -> None:
         assert host.http("GET", "/health") == (200, {"status": "healthy"})
 
 
-def test_the_shim_hears_of_the_sessions_of_all_shards(start: StartHost) -> None:
+def test_the_shim_is_told_the_number_of_sessions_of_all_shards(start: StartHost) -> None:
     host = start(shards=2, max_sessions=4)
     host.ready()
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def test_the_shim_hears_of_the_sessions_of_all_shards(start: StartHost) -> None:
     host.note_that(sessions=0)
 
 
-def test_who_waits_gets_the_slot_that_becomes_free_in_whichever_shard(start: StartHost) -> None:
+def test_a_waiting_connection_gets_the_next_free_slot_of_any_shard(start: StartHost) -> None:
     host = start(shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
     for _ in range(4):
@@ -103,7 +103,9 @@ def test_who_waits_gets_the_slot_that_becomes_free_in_whichever_shard(start: Sta
             third.connection.close()
 
 
-def test_who_has_waited_long_enough_is_refused_with_the_numbers(start: StartHost) -> None:
+def test_a_connection_that_waited_too_long_is_refused_with_the_session_counts(
+    start: StartHost,
+) -> None:
     host = start(max_sessions=1, admission_timeout_seconds=0.2)
     host.ready()
     with host.open() as first:
@@ -113,7 +115,7 @@ def test_who_has_waited_long_enough_is_refused_with_the_numbers(start: StartHost
         assert first.ask("reset")["type"] == "observation"
 
 
-def test_who_leaves_while_waiting_takes_no_slot(start: StartHost) -> None:
+def test_a_client_that_leaves_while_waiting_takes_no_slot(start: StartHost) -> None:
     host = start(max_sessions=1, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
     with host.open() as first:
@@ -128,9 +130,7 @@ def test_who_leaves_while_waiting_takes_no_slot(start: StartHost) -> None:
 
 
 @pytest.mark.parametrize(("what", "how"), ABRUPT_ENDS)
-def test_a_shard_that_dies_costs_its_own_sessions_alone(
-    start: StartHost, what: str, how: str
-) -> None:
+def test_a_killed_shard_ends_its_own_sessions_alone(start: StartHost, what: str, how: str) -> None:
     host = start(shards=2, max_sessions=8)
     host.ready()
     with ExitStack() as stack:
@@ -159,7 +159,7 @@ def next_exit(host: Host) -> dict[str, Any]:
     raise AssertionError("no shard_exit")
 
 
-def test_a_dead_shard_is_replaced_and_serves_again(start: StartHost) -> None:
+def test_a_killed_shard_is_restarted_and_serves_again(start: StartHost) -> None:
     host = start(shards=1, max_sessions=2)
     host.ready()
     seen = set()
@@ -172,7 +172,7 @@ def test_a_dead_shard_is_replaced_and_serves_again(start: StartHost) -> None:
     assert host.stop() == 0
 
 
-def test_a_shard_without_room_for_its_process_is_tried_again(start: StartHost) -> None:
+def test_a_shard_that_cannot_be_forked_is_retried(start: StartHost) -> None:
     host = start(shards=2, max_sessions=2, env={"NO_ROOM": "3 4"}, admission_timeout_seconds=30.0)
     host.ready()
     with host.open() as first, host.open() as second:
@@ -185,7 +185,7 @@ def test_a_shard_without_room_for_its_process_is_tried_again(start: StartHost) -
     assert "could not be started" in host.log.read_text()
 
 
-def test_a_first_shard_without_room_for_its_process_fails_the_host(start: StartHost) -> None:
+def test_the_host_fails_when_a_first_shard_cannot_be_forked(start: StartHost) -> None:
     host = start(shards=2, max_sessions=2, env={"NO_ROOM": "2"})
     note = host.note()
     assert note is not None
@@ -197,7 +197,9 @@ def handed_over(capacity: dict[str, Any]) -> int:
     return sum(shard["totals"]["handed_over"] for shard in capacity["shards"])
 
 
-def test_a_connection_handed_to_a_shard_that_dies_is_its_successors(start: StartHost) -> None:
+def test_a_connection_in_the_inbox_of_a_killed_shard_goes_to_its_next_process(
+    start: StartHost,
+) -> None:
     """What is in a shard's inbox outlives it.
 
     The doomed shard is stopped while a newcomer comes, so it is the other where that waits. Then
@@ -258,7 +260,7 @@ def test_an_unanswered_connection_of_a_killed_shard_ends_and_the_next_is_served(
         assert second.ask("reset")["type"] == "observation"
 
 
-def test_the_host_keeps_nothing_of_connections_that_have_gone(start: StartHost) -> None:
+def test_the_host_keeps_no_descriptor_of_closed_connections(start: StartHost) -> None:
     host = start()
     host.ready()
     before = descriptors(host)
@@ -275,7 +277,7 @@ def descriptors(host: Host) -> int:
     return psutil.Process(host.process.pid).num_fds()
 
 
-def test_a_shard_that_hangs_does_not_keep_clients_from_the_others(start: StartHost) -> None:
+def test_a_hung_shard_does_not_keep_clients_from_the_others(start: StartHost) -> None:
     host = start("Async", shards=2, max_sessions=8)
     host.ready()
     hanging = shards(host)[0]
@@ -298,7 +300,7 @@ def test_when_the_host_is_killed_no_shard_survives(start: StartHost) -> None:
         wait_until_exited(children)
 
 
-def test_stopping_tells_the_sessions_of_all_shards(start: StartHost) -> None:
+def test_stopping_closes_the_sessions_of_all_shards_with_the_reason(start: StartHost) -> None:
     host = start(shards=3, max_sessions=6)
     host.ready()
     children = shards(host)
@@ -314,7 +316,7 @@ def test_stopping_tells_the_sessions_of_all_shards(start: StartHost) -> None:
     assert not [child for child in children if child.is_running()]
 
 
-def test_an_environment_that_leaves_threads_is_served_by_programs_of_its_own(
+def test_an_environment_that_starts_threads_at_import_is_served_by_new_programs(
     start: StartHost,
 ) -> None:
     host = start("threaded:Threaded", shards=2, max_sessions=4)
@@ -337,7 +339,7 @@ def test_random_numbers_differ_among_shards(start: StartHost) -> None:
     assert len(set(answers)) == 4
 
 
-def test_what_an_environment_starts_does_not_hold_a_connection(start: StartHost) -> None:
+def test_a_process_started_by_an_environment_holds_no_connection_open(start: StartHost) -> None:
     """The last process to have a copy of a socket decides when its client sees the end."""
     host = start(shards=1, max_sessions=3)
     host.ready()
@@ -360,7 +362,7 @@ def test_a_startup_that_fails_in_every_shard_fails_the_host(start: StartHost) ->
     assert host.process.wait(WAIT_SECONDS) == 3
 
 
-def test_many_clients_at_once_wait_their_turn_for_few_slots(start: StartHost) -> None:
+def test_many_clients_at_once_all_get_one_of_few_slots_in_the_end(start: StartHost) -> None:
     host = start(shards=3, max_sessions=6, admission_timeout_seconds=WAIT_SECONDS)
     host.ready()
     done = threading.Semaphore(0)

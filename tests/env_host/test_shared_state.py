@@ -178,7 +178,9 @@ async def test_no_two_sessions_have_the_same_number(state: StateProcess) -> None
         await link.close()
 
 
-async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: StateProxy) -> None:
+async def test_the_reply_to_a_call_that_was_given_up_reaches_no_other_call(
+    world: StateProxy,
+) -> None:
     given_up = asyncio.ensure_future(world.hold(token="first"))
     await world.held(at_least=1)
     given_up.cancel()
@@ -188,7 +190,7 @@ async def test_a_call_that_was_given_up_leaves_its_reply_to_nobody(world: StateP
     assert await second == "second"
 
 
-async def test_the_successor_of_a_killed_shard_gets_nothing_of_its_replies(
+async def test_the_next_process_of_a_killed_shard_gets_none_of_its_replies(
     shard: Callable[[], ShardProcess], world: StateProxy
 ) -> None:
     victim = shard()

@@ -79,7 +79,7 @@ async def test_a_shard_that_sends_garbage_loses_its_own_connection(
     assert await world.entries() == []
 
 
-async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
+async def test_a_shard_killed_in_the_middle_of_a_frame_harms_no_other(
     state: StateProcess, world: StateProxy
 ) -> None:
     call = wire.encode(Kind.CALL, epoch=1, name=b"note", value=b'{"entry":1}', body=bytes(1000))
@@ -89,7 +89,7 @@ async def test_a_shard_that_is_killed_in_the_middle_of_a_frame_harms_nobody(
     assert await world.entries() == []
 
 
-async def test_a_peer_that_says_nothing_is_sent_away(
+async def test_a_peer_that_sends_no_hello_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenvd.env_host.shared_state.server.GREETING_SECONDS", 0.05)
@@ -158,7 +158,7 @@ async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> Non
         await link.close()
 
 
-async def test_what_does_not_greet_is_no_state_process(
+async def test_a_socket_without_welcome_is_no_state_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)

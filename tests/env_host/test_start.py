@@ -69,7 +69,7 @@ def failure(host: Host) -> tuple[str, list[str]]:
     return note["failed"], note["log_tail"]
 
 
-def test_ready_tells_how_many_sessions_there_may_be(start: StartHost) -> None:
+def test_ready_reports_the_maximum_of_sessions(start: StartHost) -> None:
     assert start(ECHO).ready() == {
         "ready": True,
         "max_sessions": DEFAULT_SESSIONS,
@@ -106,7 +106,7 @@ def test_a_class_that_cannot_be_served_is_named(
     assert message in failure(start(reference))[0]
 
 
-def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(
+def test_a_missing_module_is_reported_with_the_searched_paths(
     start: StartHost, tmp_path: Path
 ) -> None:
     message, lines = failure(start("nowhere.at.all:Class"))
@@ -115,14 +115,14 @@ def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(
     assert lines == []
 
 
-def test_what_the_message_tells_in_full_comes_without_a_traceback_of_ours(start: StartHost) -> None:
+def test_a_complete_message_comes_without_a_traceback(start: StartHost) -> None:
     host = start("samples:Nobody")
     message, lines = failure(host)
     assert lines == []
     assert host.log.read_text().splitlines() == [message]
 
 
-def test_an_import_that_fails_is_told_with_the_end_of_its_traceback(
+def test_a_failed_import_is_reported_with_the_end_of_its_traceback(
     start: StartHost, tmp_path: Path
 ) -> None:
     (tmp_path / "unwell.py").write_text("import a_module_that_nobody_has\n")
@@ -135,12 +135,12 @@ def test_an_import_that_fails_is_told_with_the_end_of_its_traceback(
 
 
 @pytest.mark.parametrize(("text", "message"), [("", "is not set"), ("[", "not a configuration")])
-def test_a_configuration_that_is_none_is_refused(start: StartHost, text: str, message: str) -> None:
+def test_an_invalid_configuration_is_refused(start: StartHost, text: str, message: str) -> None:
     host = start(env={"OPENENVD_HOST_CONFIG": text})
     assert message in failure(host)[0]
 
 
-def test_the_host_stands_alone() -> None:
+def test_the_host_imports_no_package_of_ours_but_system() -> None:
     """It finds its own package without putting the folder above on `sys.path`."""
     code = f"""
 import runpy, sys
@@ -181,15 +181,13 @@ def test_the_second_form_of_import_is_tried(start: StartHost, upstream: Path) ->
     start(None, app_candidates=("package.app:app", "app:app")).ready()
 
 
-def test_the_failure_that_says_most_is_told(start: StartHost, upstream: Path) -> None:
+def test_the_most_informative_failure_is_reported(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text("import a_module_that_nobody_has\n")
     message, _ = failure(start(None, app_candidates=("package.app:app", "app:app")))
     assert "a_module_that_nobody_has" in message
 
 
-def test_an_app_that_is_none_of_upstreams_is_served_as_it_is(
-    start: StartHost, upstream: Path
-) -> None:
+def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(
         "from openenv.core.env_server.http_server import FastAPI\napp = FastAPI()\n"
     )

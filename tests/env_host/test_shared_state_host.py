@@ -159,7 +159,7 @@ def test_sessions_of_all_processes_act_on_one_state(
     assert len({pid, other_pid, seen["state_pid"]}) == 3
 
 
-def test_a_host_that_must_not_fork_starts_its_state_process_too(
+def test_a_host_that_cannot_fork_starts_its_state_process_as_a_program(
     worlds: StartHost, stack: ExitStack
 ) -> None:
     host = worlds("threaded_worlds:Writer", shards=2, max_sessions=8)
@@ -177,7 +177,7 @@ def test_a_host_that_must_not_fork_starts_its_state_process_too(
     ("line", "text"),
     [("fail", "world.fail: LookupError: no chalk"), ("late", "in time")],
 )
-def test_a_call_that_fails_is_the_steps_error_and_the_session_goes_on(
+def test_a_failed_call_fails_its_step_and_the_session_goes_on(
     worlds: StartHost, stack: ExitStack, line: str, text: str
 ) -> None:
     host = worlds("Writer", shards=1, max_sessions=8)
@@ -189,7 +189,7 @@ def test_a_call_that_fails_is_the_steps_error_and_the_session_goes_on(
     assert seen_of(client.ask("step", {"line": "x"}))["lines"] == ["x"]
 
 
-def test_when_the_state_dies_every_session_is_told_and_the_next_epoch_serves(
+def test_when_the_state_process_is_killed_every_session_gets_the_reason_and_the_next_epoch_serves(
     worlds: StartHost, stack: ExitStack
 ) -> None:
     host = worlds("Writer", shards=2, max_sessions=8)
@@ -225,7 +225,7 @@ def test_when_a_shard_dies_the_state_forgets_its_sessions_and_keeps_the_rest(
     assert "last words" in seen["lines"]
 
 
-def test_a_session_that_ends_is_told_to_the_state(worlds: StartHost, stack: ExitStack) -> None:
+def test_the_state_is_told_when_a_session_ends(worlds: StartHost, stack: ExitStack) -> None:
     host = worlds("SyncWriter", shards=1, max_sessions=8)
     host.ready()
     stays = stack.enter_context(host.open())
@@ -236,7 +236,7 @@ def test_a_session_that_ends_is_told_to_the_state(worlds: StartHost, stack: Exit
         pass
 
 
-def test_a_state_that_cannot_be_created_is_why_the_host_fails(worlds: StartHost) -> None:
+def test_the_host_fails_when_the_state_cannot_be_created(worlds: StartHost) -> None:
     host = worlds("Broken")
     failed = note_with(host, "failed")
     assert "LookupError: no board" in str(failed)

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from openenvd.env_host.startup import malloc_tuning as heap
+from openenvd.env_host.startup import malloc_tuning
 {keep}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,10 +21,10 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
 print(faults())
-heap.give_back()
+malloc_tuning.give_back()
 """
 FOR_A_WHILE = """
-with heap.kept_pages():
+with malloc_tuning.kept_pages():
     pass
 """
 
@@ -41,7 +41,7 @@ def faults(keep: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="elsewhere nothing is kept")
 def test_pages_are_kept_between_large_messages() -> None:
-    assert faults("heap.keep_pages()") < 100 < faults("")
+    assert faults("malloc_tuning.keep_pages()") < 100 < faults("")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="elsewhere nothing is kept")

@@ -58,7 +58,7 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
         wire.HEADER.pack(1, Kind.CALL, 0, 1, 1, 1, 0, 0, 1, 0) + b"\xff",
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         list(Incoming().feed(data))
 
@@ -78,5 +78,7 @@ def test_large_data_does_not_go_as_json() -> None:
         (MAX_CALLS, 0, 0, False),
     ],
 )
-def test_how_much_may_be_in_flight(calls: int, in_flight: int, body: int, wanted: bool) -> None:
+def test_calls_and_bytes_in_flight_are_bounded(
+    calls: int, in_flight: int, body: int, wanted: bool
+) -> None:
     assert has_room(calls, in_flight, body) is wanted
