@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import stat
 import threading
@@ -39,7 +40,7 @@ from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.shim.client import ShimClient, read_status_file
 
 TIMEOUT_SECONDS = 60.0
-LAUNCH_ID = "0123456789abcdef"
+LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
 
 
 def start(home: Path, source: str = "echo", *, cwd: Path = Path("/"), **fields: object) -> Replicas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from openenvd.operations import registry
 from openenvd.operations.benchmark import BenchmarkPayload
 
 PNG = b"\x89PNG\r\n\x1a\n"
-REQUEST_ID = "0123456789abcdef"
+REQUEST_ID = secrets.token_hex(8)
 
 Run = Callable[..., Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from openenvd.operations import registry
 from openenvd.operations.check import problems
 from openenvd.shim.client import ShimClient
 
-LAUNCH_ID = "0123456789abcdef"
+LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
 FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
 EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
 NEVER_READY = 'import threading\nprint("loading", flush=True)\nthreading.Event().wait()\n'
@@ -104,7 +105,7 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(
     source = write_class(tmp_path, code)
     with pytest.raises(EnvironmentsError) as caught:
         run("launch", source=source, cwd=str(tmp_path), ready_timeout_seconds=2)
-    assert caught.value.kind == kind
+    assert caught.value.kind == kind, str(caught.value)
     assert caught.value.hint
     for word in words:
         assert word in str(caught.value)
