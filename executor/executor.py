@@ -45,9 +45,9 @@ Failure cases, and what the executor makes of them:
 | cancelled while returning                  | the result counts: `Succeeded`                      |
 | it closes its pipe and lives               | its tree is killed; `Died`                          |
 | it leaves children or threads behind       | its outcome counts; its tree is killed, recycled    |
-| zygote dies                                | running tasks go on; a new zygote is started with   |
+| zygote exits                               | running tasks go on; a new zygote is started with   |
 |                                            | back-off, and every worker of the old one is        |
-|                                            | replaced once it is idle. If one of them dies       |
+|                                            | replaced once it is idle. If one of them exits      |
 |                                            | meanwhile, its exit status is not known: `LOST`     |
 | zygote says nothing for long               | killed, and as above                                |
 | zygote finds threads in itself             | ended; workers are spawned from then on             |
@@ -114,7 +114,7 @@ class BurstableExecutor:
         Args:
             plan: how many workers there may be, and what memory they share.
             preload: modules that operations need, which the zygote imports once.
-            home: the workers' directory; operations are told of it.
+            home: the workers' directory, which is passed to operations.
             on_event: is called with every event.
             cancel_grace_seconds: from SIGTERM to SIGKILL, when a task is cancelled or timed out.
             log_tail_lines: how many of a log's last lines `Died` carries.

@@ -20,7 +20,7 @@ HEADER_BYTES = _LENGTH.size
 
 # Beyond this a result is a file, not a message; the daemon must hold it in memory.
 MAX_FRAME_BYTES = 256 * MB
-MAX_RESULT_BYTES = MAX_FRAME_BYTES - MB  # leaves room for what is told around it
+MAX_RESULT_BYTES = MAX_FRAME_BYTES - MB  # leaves room for the rest of the message
 
 
 def encode_frame(message: Any) -> bytes:

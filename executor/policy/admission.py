@@ -4,10 +4,10 @@
     budget   ├ guaranteed SHORT ┼ guaranteed LONG ┼──────────── burst ────────────┤
     a task takes                  its worker's share, and what it needs beyond ───▶
 
-Two things must allow it: the books (what the tasks under way are expected to need) and the machine
-(what it would still give, less what those tasks have yet to grow by; environments that run use
-memory which no book of ours knows). A SHORT task within its guaranteed worker's share always may:
-`openenv down` is how memory is freed.
+Two things must allow it: the budget (less what the tasks under way are expected to need) and the
+machine (what it would still give, less what those tasks have yet to grow by; environments use
+memory that no budget counts). A SHORT task within its guaranteed worker's share is always allowed, since
+`openenv down` frees memory.
 
 Order: a task that does not fit lets smaller ones pass, so that memory does not lie idle. Once it
 has waited `PATIENCE_SECONDS`, nothing of its schedule passes it any more as long as that brings it
@@ -23,8 +23,8 @@ from ...system.units import MB
 from ..messages import SHORT
 
 PATIENCE_SECONDS = 10.0
-# Alone, and the machine still has too little: expectations may be too high, so it is tried, unless
-# they would have to be wrong by more than this factor.
+# A task is alone and the machine still has too little for it: the estimate may be too high, so the
+# task is tried, unless the estimate would have to be wrong by more than this factor.
 LONE_PATIENCE_SECONDS = 30.0
 LONE_SHARE = 0.5
 
@@ -34,14 +34,14 @@ class FreeMemory:
     """What the next tasks of one schedule may take. Sizes in bytes."""
 
     schedule: str
-    burst_bytes: int  # by the books, beyond the guaranteed workers' shares
+    burst_bytes: int  # of the budget, beyond the guaranteed workers' shares
     available_bytes: int  # by the machine
     share_bytes: int = 0  # of one guaranteed worker
     guaranteed_free: int = 0  # guaranteed workers without a task
     is_alone: bool = False  # no task of this schedule is under way
 
     def fits_all(self, count: int, largest_bytes: int) -> bool:
-        """Whether any `count` tasks fit, none of which needs more than `largest_bytes`."""
+        """Say whether any `count` tasks fit, none of which needs more than `largest_bytes`."""
         return count * largest_bytes <= min(self.burst_bytes, self.available_bytes)
 
 
@@ -62,22 +62,29 @@ class Shortage:
     free_bytes: int
 
     def sentence(self) -> str:
-        """For `status`."""
+        """Return the reason that `status` shows."""
         needs, free = self.needs_bytes / MB, self.free_bytes / MB
         return f"waiting for memory: needs {needs:.0f} MB, {free:.0f} MB free"
 
 
 @dataclass(slots=True)
-class Admission:
-    """Who starts, in the order of the queue, and who was looked at and waits."""
+class AdmissionDecision:
+    """The tasks that start, in the order of the queue, and why others do not."""
 
     chosen: list[str] = field(default_factory=list)
     short: dict[str, Shortage] = field(default_factory=dict)
 
 
-def admit(needs: Iterable[Need], memory: FreeMemory, *, most: int, now: float) -> Admission:
-    """Who of those that wait, in the order of the queue, starts now; at most `most`."""
-    admission = Admission()
+def admit(needs: Iterable[Need], memory: FreeMemory, *, most: int, now: float) -> AdmissionDecision:
+    """Decide which waiting tasks of one schedule start now.
+
+    Args:
+        needs: the tasks that wait, in the order of the queue.
+        memory: what they may take.
+        most: how many may start.
+        now: seconds since the epoch.
+    """
+    admission = AdmissionDecision()
     burst, available = memory.burst_bytes, memory.available_bytes
     guaranteed, alone = memory.guaranteed_free, memory.is_alone
     for need in needs:

@@ -15,7 +15,7 @@ from ...system.units import MB
 
 # Below this share of the reserve, what is left is what the kernel itself begins to need.
 _DANGER_SHARE = 0.25
-_LEAST_WORTH_KILLING_BYTES = 32 * MB  # to kill a smaller worker would help nobody
+_LEAST_WORTH_KILLING_BYTES = 32 * MB  # to kill a smaller worker frees too little
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many workers there may be: a pure function of limits, settings and expectations.
+"""Plans how many workers there may be, by limits, settings and memory estimates. Pure.
 
     memory   ├─ reserve ─┼─ daemon ─┼──────────────────── budget ─────────────────────┤
                                     ├ guaranteed SHORT ┼ guaranteed LONG ┼── burst ───┤
@@ -64,30 +64,30 @@ class Plan:
     short_bytes: int = 0
 
     def guaranteed(self, schedule: str) -> int:
-        """How many workers of `schedule` stay."""
+        """Return how many workers of `schedule` are guaranteed."""
         return self.guaranteed_long if schedule == LONG else self.guaranteed_short
 
     def capacity(self, schedule: str) -> int:
-        """How many workers of `schedule` may exist at once."""
+        """Return how many workers of `schedule` may exist at once."""
         burst = self.burst_long if schedule == LONG else self.burst_short
         return self.guaranteed(schedule) + burst
 
     def share_bytes(self, schedule: str) -> int:
-        """What is set aside for one guaranteed worker of `schedule`."""
+        """Return the bytes set aside for one guaranteed worker of `schedule`."""
         return self.long_bytes if schedule == LONG else self.short_bytes
 
     @property
     def burst_bytes(self) -> int:
-        """What is left of the budget for all beyond the guaranteed workers' shares."""
+        """Return the bytes of the budget that guaranteed workers' shares leave."""
         shares = self.guaranteed_long * self.long_bytes + self.guaranteed_short * self.short_bytes
         return max(0, self.budget_bytes - shares)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, for `GET /v1/info`."""
+        """Return plain JSON, for `GET /v1/info`."""
         return asdict(self)
 
     def sentence(self) -> str:
-        """One line for `openenv up`."""
+        """Return one line for `openenv up`."""
         cap = "" if self.worker_bytes is None else f", at most {_mb(self.worker_bytes)} each"
         return (
             f"{self.guaranteed_long} long and {self.guaranteed_short} short workers, "
@@ -106,7 +106,7 @@ def plan_workers(
     worker_memory_bytes: int = 0,
     reserve_bytes: int = 0,
 ) -> Plan:
-    """The plan for this machine; a zero among the settings lets the plan decide.
+    """Make the plan for this machine; a zero among the settings lets the plan decide.
 
     `daemon_bytes` is what the daemon and the zygote themselves use, `expected` the expected
     memory of one worker by schedule.
@@ -147,13 +147,13 @@ def plan_workers(
 
 
 def default_reserve(memory_bytes: int, *, in_group: bool) -> int:
-    """What is left to everything else when no setting says so."""
+    """Return what is left to everything else when no setting says so, in bytes."""
     share = GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE
     return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, int(memory_bytes * share)))
 
 
 def default_worker_bytes(budget_bytes: int, long_bytes: int) -> int:
-    """The cap of one worker: half of the budget, so that one runaway never takes all of it."""
+    """Return the cap of one worker: half of the budget, so that none takes all of it."""
     return min(budget_bytes, max(2 * long_bytes, budget_bytes // 2))
 
 
@@ -168,7 +168,7 @@ def _check_floor(memory: int, reserve: int, daemon: int, needed: int, budget: in
 
 
 def _most_workers(limits: Limits, max_long: int, max_short: int) -> tuple[int, int]:
-    """The most workers of each schedule that settings and the pids limit allow; at least one."""
+    """Return the most workers of each schedule that settings and the pids limit allow."""
     by_pids = MOST_WORKERS
     if limits.pids is not None:
         by_pids = max(2, int(limits.pids * PIDS_SHARE / PIDS_PER_WORKER))
@@ -178,7 +178,7 @@ def _most_workers(limits: Limits, max_long: int, max_short: int) -> tuple[int, i
 
 
 def _fitting(share_bytes: float, each_bytes: int, most: int) -> int:
-    """How many of `each_bytes` fit into the share: at least one, at most `most`."""
+    """Return how many of `each_bytes` fit into the share: at least one, at most `most`."""
     return max(1, min(most, int(share_bytes / each_bytes)))
 
 

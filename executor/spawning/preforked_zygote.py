@@ -8,7 +8,7 @@
         └─ goes on: HTTP, database, threads; never forks again
 
 Daemon and zygote then share the pages of everything imported before, which is most of what a zygote
-is; and the zygote is ready before the daemon is. A zygote that dies later is replaced by a fresh
+is; and the zygote is ready before the daemon is. A zygote that exits later is replaced by a fresh
 program (`zygote_client.py`). A daemon that fails to start closes its end of the control
 socket by exiting, which ends this zygote too.
 """

@@ -127,9 +127,9 @@ class Zygote:
     def _reap(self) -> None:
         self._signals.take()
         with contextlib.suppress(ChildProcessError):
-            while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                was_alone = dead.si_status == signal.SIGKILL and self._was_alone(dead.si_pid)
-                pid, status, usage = os.wait4(dead.si_pid, 0)
+            while exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                was_alone = exited.si_status == signal.SIGKILL and self._was_alone(exited.si_pid)
+                pid, status, usage = os.wait4(exited.si_pid, 0)
                 self._workers.discard(pid)
                 peak_bytes = usage.ru_maxrss * 1024
                 self.send(
@@ -180,7 +180,7 @@ def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker starts with SIGTERM blocked and unblocks it when it can handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    adopt_orphans()  # what a dead worker leaves behind is reaped here
+    adopt_orphans()  # what an exited worker leaves behind is reaped here
     zygote = Zygote(control, death_pipe=death_pipe, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
         if (threads := threads_of_this_process()) > 1:

@@ -93,7 +93,7 @@ def failure_event(
     memory_error = raised and frame["error"]["type"] == "MemoryError"
     if raised and not (memory_error or evidence.cgroup_killed or run.stop_reason):
         return Raised(task_id, TaskError(**frame["error"]), peak, time.time())
-    # A worker that reports a cancellation which nobody asked for got another's SIGTERM.
+    # A worker that reports a cancellation without a request for one got a foreign SIGTERM.
     status = None if raised else int(signal.SIGTERM)
     known = replace(
         evidence,

@@ -13,7 +13,7 @@
 
 Reaping reads what is left in the pipe, kills what the worker left behind, takes it out of the pool,
 makes its task's event, and closes its descriptors, in this order: what it had already sent counts,
-and nothing of it is left when its task's end is told.
+and nothing of it is left when its task's event is delivered.
 
 The stage changes under the pools' lock, which `stop_run` finds taken (it is called on any thread)
 and the others take; those are the supervisor thread's.

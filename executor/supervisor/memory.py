@@ -7,7 +7,7 @@
                                           look for a worker over its cap   (the others)
     a task fails, a worker exits ──▶ evidence ──▶ `events.py`
 
-Counters only ever grow, so `evidence` tells what moved since the last reading. A kill during a task
+Counters only ever grow, so `evidence` holds what moved since the last reading. A kill during a task
 that then goes on is no reason of a later SIGKILL, so the counters are looked at once a second too:
 a SIGKILL is explained by what moved since the last look but one. (Not the last: a kill is counted
 before its victim has exited.)
@@ -65,7 +65,7 @@ class _Group:
 
 
 class WorkerMemory:
-    """Holds workers to their memory caps, and tells what ended them."""
+    """Holds workers to their memory caps, and gathers the evidence of their exits."""
 
     def __init__(
         self, pools: Pools, wake_up: WakeUp, plan: Plan, timing: Timing, *, use_cgroups: bool
@@ -137,7 +137,7 @@ class WorkerMemory:
     def evidence(
         self, worker: PooledWorker, run: Run, wait_status: int | None, *, has_exited: bool
     ) -> Evidence:
-        """Read what the kernel tells when a task has failed, or its worker has exited."""
+        """Gather what the kernel counted when a task has failed, or its worker has exited."""
         group = self._groups.get(worker.name)
         if group is None or worker.cgroup is None:
             return _machine_evidence(worker, run, wait_status, has_exited)
@@ -252,7 +252,7 @@ class AvailableMemory:
         """Return what is left for further tasks, in bytes.
 
         Args:
-            held_bytes: tells what busy workers hold already.
+            held_bytes: returns what busy workers hold already.
             expected_bytes: what all tasks under way are expected to need.
         """
         now = time.monotonic()
@@ -269,7 +269,7 @@ def machine_oom_kills() -> int | None:
 
 
 def _machine_evidence(worker: PooledWorker, run: Run, status: int | None, exited: bool) -> Evidence:
-    """What tells of a kill where a worker has no cgroup, and of LONG tasks alone: it is dear."""
+    """The machine's counter, for a worker without a cgroup; of LONG tasks alone: it is dear."""
     before = run.machine_oom_kills if exited else None
     after = None if before is None else machine_oom_kills()
     return Evidence(

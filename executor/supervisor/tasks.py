@@ -9,7 +9,7 @@
                          └─ outcome ───▶ the task's event, then `employ`, or the worker must leave
     nothing can be started, or the executor stops ──▶ refuse_waiting
 
-A worker is not used again when it was told to stop, when it says itself that it must retire (it has
+A worker is not used again when it was told to stop, when it reports that it must retire (it has
 children or threads left), and for the reasons of `_why_leave`. What is read of a worker that has
 exited ends its task, and nothing is left to be decided about the worker.
 
@@ -104,10 +104,10 @@ class Tasks:
         self._wake_up.wake_by(deadline)
 
     def on_frame(self, worker: PooledWorker, frame: Frame) -> bool:
-        """Act on what the worker says; whether it is LEAVING, and has to be told so.
+        """Act on a frame of the worker; returns whether the worker has to exit.
 
         Raises:
-            KeyError, TypeError: it is not what a worker says.
+            KeyError, TypeError: a worker does not send such a frame.
         """
         run = worker.run
         if run is None or frame["task"] != run.task.id:

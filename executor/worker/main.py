@@ -15,7 +15,7 @@ and writes:
 where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not be used again.
 
 The callable is called as `callable(payload, request_id, home, progress)`. Its stdout and stderr are
-the task's log by file descriptor, so that what it and its children wrote survives any death
+the task's log by file descriptor, so that what it and its children wrote survives any exit
 (`task_log.py`).
 
 SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`

@@ -11,7 +11,7 @@ something in it:
                                     by the supervisor, when the worker has exited
                                     by the next daemon, when this one has
 
-Renamed, it is nobody's but the task's, and the worker's next SHORT task gets another. One that
+Renamed, it is the task's alone, and the worker's next SHORT task gets another. One that
 stayed empty serves the next task, and goes with the worker.
 """
 

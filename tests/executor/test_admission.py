@@ -64,7 +64,7 @@ VERY_LONG_WAIT = LONE_PATIENCE_SECONDS
         ([100, 30], memory(500, 40, is_alone=True), LONG_WAIT, "b"),
     ],
 )
-def test_who_starts(sizes: list[int], free: FreeMemory, waited: float, starts: str) -> None:
+def test_which_tasks_start(sizes: list[int], free: FreeMemory, waited: float, starts: str) -> None:
     assert admitted(sizes, free, waited=waited) == starts
 
 
@@ -72,17 +72,17 @@ def test_no_more_start_than_there_are_workers_for() -> None:
     assert admitted([10, 10, 10], memory(1000), most=2) == "ab"
 
 
-def test_who_waits_is_told_what_for() -> None:
+def test_a_waiting_task_has_a_reason() -> None:
     found = admit([Need("a", 210 * MB, NOW)], memory(95), most=8, now=NOW)
     assert found.short["a"].sentence() == "waiting for memory: needs 210 MB, 95 MB free"
 
 
-def test_free_memory_that_is_more_than_all_could_need_fits_all() -> None:
+def test_any_tasks_fit_when_free_memory_exceeds_their_largest_needs() -> None:
     assert memory(640, 10_000).fits_all(64, 10 * MB)
     assert not memory(640, 639).fits_all(64, 10 * MB)
 
 
-def test_the_books_count_what_tasks_need_beyond_the_shares(
+def test_what_tasks_need_beyond_the_shares_is_taken_off_the_burst(
     make_bench: Callable[..., Bench],
 ) -> None:
     plan = make_plan(long_bytes=60 * MB, short_bytes=30 * MB)
@@ -102,7 +102,7 @@ def test_the_books_count_what_tasks_need_beyond_the_shares(
     assert bench.executor.free_memory(LONG).burst_bytes == plan.burst_bytes - 40 * MB
 
 
-def test_what_was_submitted_since_the_last_look_at_the_machine_counts(
+def test_tasks_submitted_since_the_machine_was_last_read_are_counted(
     make_bench: Callable[..., Bench],
 ) -> None:
     bench = make_bench()

@@ -66,7 +66,7 @@ def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
     assert bench.recorder.events.index(started) < bench.recorder.events.index(outcome)
 
 
-def test_the_operation_is_told_its_request_and_home(bench: Bench) -> None:
+def test_an_operation_gets_its_request_id_and_home(bench: Bench) -> None:
     outcome = bench.run("context")
     assert outcome.result["request_id"] == outcome.task_id
     assert outcome.result["home"] == str(bench.home)
@@ -99,7 +99,7 @@ def test_a_raising_operation_leaves_its_worker_alive(either: Bench) -> None:
     assert either.run("context").result["pid"] == pid
 
 
-def test_an_exception_may_bring_its_kind_and_hint(bench: Bench) -> None:
+def test_an_exception_may_carry_a_kind_and_a_hint(bench: Bench) -> None:
     error = bench.run("refuse").error
     assert (error.kind, error.hint) == ("invalid", "ask for something else")
 
@@ -130,7 +130,9 @@ def test_a_huge_payload_goes_in_whole(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("operation", ["close_stdout", "close_python_stdout", "flood"])
-def test_what_an_operation_does_to_stdout_harms_nobody(bench: Bench, operation: str) -> None:
+def test_an_operation_that_closes_or_floods_stdout_harms_no_later_task(
+    bench: Bench, operation: str
+) -> None:
     assert bench.run(operation).result == "done"
     for _ in range(4):
         task_id = bench.run("print_lines").task_id
@@ -142,13 +144,13 @@ def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> Non
     assert isinstance(bench.run("print_lines"), Succeeded)
 
 
-def test_a_time_out_beyond_the_kernel_s_timers_harms_nobody(bench: Bench) -> None:
+def test_a_time_out_beyond_the_kernels_timers_is_accepted(bench: Bench) -> None:
     """They end at 2^31 ms, 24.8 days."""
     assert isinstance(bench.run("context", timeout_seconds=365 * 86_400.0), Succeeded)
     assert isinstance(bench.run("context"), Succeeded)
 
 
-# ---------------------------------------------------------------------- its worker dies
+# ---------------------------------------------------------------------- its worker exits
 
 
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
@@ -162,7 +164,7 @@ def test_a_time_out_beyond_the_kernel_s_timers_harms_nobody(bench: Bench) -> Non
         ("die", {"signal": "SIGTERM"}, ExitKind.SIGNALED, signal.SIGTERM),
     ],
 )
-def test_a_death_is_explained_and_harms_no_neighbour(
+def test_a_workers_exit_is_explained_and_harms_no_other_worker(
     either: Bench,
     operation: str,
     payload: dict[str, str],
@@ -184,7 +186,7 @@ def test_a_death_is_explained_and_harms_no_neighbour(
     assert isinstance(either.recorder.outcome(neighbour), Cancelled)
 
 
-def test_an_exit_code_and_the_last_lines_are_told(bench: Bench) -> None:
+def test_an_exit_is_reported_with_its_code_and_the_last_log_lines(bench: Bench) -> None:
     outcome = bench.run("hard_exit")
     assert outcome.exit.exit_code == 7
     assert outcome.log_tail == ("last words",)
@@ -236,12 +238,12 @@ def test_a_running_task_is_cancelled_and_may_clean_up(either: Bench) -> None:
     assert note.read_text() == "cleaned up"
 
 
-def test_cancelling_what_is_over_says_so(bench: Bench) -> None:
+def test_cancelling_a_finished_or_unknown_task_returns_false(bench: Bench) -> None:
     assert not bench.executor.cancel(bench.run("echo").task_id)
     assert not bench.executor.cancel("never heard of")
 
 
-def test_cancelling_twice_is_cancelling_once(bench: Bench) -> None:
+def test_cancelling_twice_makes_one_event(bench: Bench) -> None:
     task_id = bench.submit("hang")
     bench.recorder.progress(task_id)
     assert bench.executor.cancel(task_id)
@@ -259,7 +261,7 @@ def test_a_waiting_task_is_cancelled_without_having_started(make_bench: MakeBenc
     assert not bench.recorder.of((Started, Succeeded), task_id)
 
 
-def test_cancel_at_any_moment_loses_nothing(bench: Bench) -> None:
+def test_a_task_cancelled_at_any_moment_has_exactly_one_outcome(bench: Bench) -> None:
     """Receiving, running, returning: wherever it meets a task, there is one outcome."""
     for turn in range(150):
         task_id = bench.submit("huge", {"size": 2**turn if turn < 20 else 1000})
@@ -282,10 +284,10 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(make_bench: Mak
     wait_gone(pid)
 
 
-# ---------------------------------------------------------------------- its family
+# ---------------------------------------------------------------------- its descendants
 
 
-def test_a_cancelled_tasks_family_is_ended_with_it(make_bench: MakeBench) -> None:
+def test_the_descendants_of_a_cancelled_task_are_killed(make_bench: MakeBench) -> None:
     bench = make_bench(cancel_grace_seconds=0.2)
     task_id = bench.submit("hang_with_family")
     family = bench.recorder.progress(task_id)["family"]
@@ -296,7 +298,7 @@ def test_a_cancelled_tasks_family_is_ended_with_it(make_bench: MakeBench) -> Non
 
 
 @pytest.mark.parametrize("then", ["die", "return"])
-def test_what_a_task_leaves_running_is_ended(bench: Bench, then: str) -> None:
+def test_processes_that_a_task_leaves_running_are_killed(bench: Bench, then: str) -> None:
     task_id = bench.submit(
         "hang_with_family", {"then": then, "stranger": then == "return" or HAS_CGROUPS}
     )
@@ -343,7 +345,7 @@ def test_a_burst_worker_that_has_nothing_to_do_leaves(make_bench: MakeBench) -> 
         wait_gone(pid)
 
 
-def test_a_worker_that_has_worked_and_rested_makes_way_for_a_fresh_one(
+def test_a_guaranteed_worker_that_idles_after_a_task_is_replaced_by_a_fresh_one(
     make_bench: MakeBench,
 ) -> None:
     """SkyPilot kept 3 GB after a burst: a worker that has worked has pages of its own."""
@@ -363,14 +365,14 @@ def test_a_worker_that_has_grown_is_recycled(bench: Bench) -> None:
     assert bench.run("context").result["pid"] != pid
 
 
-def test_workers_are_picked_first_when_memory_runs_out(bench: Bench) -> None:
+def test_the_kernel_picks_workers_before_the_zygote_when_memory_runs_out(bench: Bench) -> None:
     pid = bench.run("context").result["pid"]
     assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == WORKER_OOM_SCORE_ADJ
     zygote = psutil.Process(pid).ppid()
     assert int(Path(f"/proc/{zygote}/oom_score_adj").read_text()) < WORKER_OOM_SCORE_ADJ
 
 
-def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench) -> None:
+def test_short_tasks_keep_their_workers_when_all_long_ones_are_busy(bench: Bench) -> None:
     """SkyPilot #4968, #10195: long requests blocked short ones for hours."""
     running = [bench.submit("hang", schedule=LONG) for _ in range(4)]
     assert bench.executor.room(LONG) == 0
@@ -381,7 +383,7 @@ def test_a_full_house_of_long_tasks_leaves_short_ones_their_workers(bench: Bench
         bench.recorder.progress(task_id)
 
 
-def test_forty_long_tasks_are_forty_threads(make_bench: MakeBench) -> None:
+def test_forty_long_tasks_run_in_forty_threads(make_bench: MakeBench) -> None:
     """SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit."""
     bench = make_bench(plan=make_plan(burst_long=38))
     for task_id in [bench.submit("hang", schedule=LONG) for _ in range(40)]:
@@ -392,7 +394,7 @@ def test_forty_long_tasks_are_forty_threads(make_bench: MakeBench) -> None:
     assert bench.run("environment", {"name": "OMP_NUM_THREADS"}).result == "1"
 
 
-def test_room_is_taken_by_submitting_and_given_back_at_the_end(bench: Bench) -> None:
+def test_a_task_takes_room_from_submit_to_its_outcome(bench: Bench) -> None:
     task_id = bench.submit("hang")
     assert bench.executor.room(SHORT) == 3
     bench.recorder.progress(task_id)
@@ -411,7 +413,7 @@ def zygote_of(bench: Bench) -> int:
     return parent
 
 
-def test_running_tasks_survive_the_zygote_and_another_is_started(bench: Bench) -> None:
+def test_running_tasks_survive_a_killed_zygote_which_is_replaced(bench: Bench) -> None:
     note = bench.home / "note"
     running = bench.submit("hang_and_clean_up", {"path": str(note)})
     bench.recorder.progress(running)
@@ -440,7 +442,7 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     assert isinstance(bench.recorder.outcome(task_id), Succeeded)
 
 
-def test_an_operation_without_room_for_a_process_is_told_which_limit(
+def test_an_operation_that_cannot_start_a_process_names_the_limit(
     pids_group: Path, bench: Bench
 ) -> None:
     outcome = bench.run("start_without_room", {"group": str(pids_group)})
@@ -450,7 +452,7 @@ def test_an_operation_without_room_for_a_process_is_told_which_limit(
     assert outcome.error.hint == HINT
 
 
-def test_without_room_for_a_worker_a_task_is_told_which_limit(
+def test_a_task_without_a_worker_for_lack_of_pids_names_the_limit(
     pids_group: Path, bench: Bench
 ) -> None:
     (pids_group / "cgroup.procs").write_text(str(zygote_of(bench)))
@@ -462,7 +464,7 @@ def test_without_room_for_a_worker_a_task_is_told_which_limit(
     assert isinstance(bench.run("echo", schedule=LONG), Succeeded)
 
 
-def test_nothing_is_forked_where_there_are_threads(
+def test_workers_are_spawned_when_a_preload_leaves_threads_in_the_zygote(
     make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tracer or a numeric library may start one in every Python, unasked."""
@@ -476,7 +478,7 @@ def test_nothing_is_forked_where_there_are_threads(
     assert worker.ppid() == os.getpid()  # spawned
 
 
-def test_a_preload_that_ends_the_zygote_is_left_out_in_the_end(
+def test_workers_start_without_a_preload_that_ends_the_zygote(
     make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends_the_zygote.py").write_text("import os\nos._exit(1)\n")
@@ -521,7 +523,7 @@ def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
         wait_gone(pid)
 
 
-def test_sweep_ends_a_left_worker_and_spares_a_reused_pid() -> None:
+def test_sweep_ends_an_orphaned_worker_and_spares_a_reused_pid() -> None:
     """SkyPilot #9742: a cancel signalled whoever had the pid by then."""
     left = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     spared = subprocess.Popen(["sleep", "3600"], start_new_session=True)
@@ -539,7 +541,7 @@ def test_sweep_ends_a_left_worker_and_spares_a_reused_pid() -> None:
 # ---------------------------------------------------------------------- starting and stopping
 
 
-def test_stop_before_start_and_twice_is_fine(make_bench: MakeBench) -> None:
+def test_stop_may_be_called_before_start_and_twice(make_bench: MakeBench) -> None:
     bench = make_bench(start=False)
     bench.executor.stop()
     bench.executor.start()
@@ -547,14 +549,14 @@ def test_stop_before_start_and_twice_is_fine(make_bench: MakeBench) -> None:
     bench.executor.stop()
 
 
-def test_submitting_to_what_does_not_run_is_refused(make_bench: MakeBench) -> None:
+def test_submitting_before_start_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(start=False)
     assert bench.executor.room(SHORT) == 0
     with pytest.raises(NotRunning):
         bench.submit("echo")
 
 
-def test_stop_tells_what_became_of_running_tasks(make_bench: MakeBench) -> None:
+def test_stop_reports_running_tasks_as_stopped(make_bench: MakeBench) -> None:
     bench = make_bench(make_plan(burst_short=0))
     note = bench.home / "note"
     running = bench.submit("hang_and_clean_up", {"path": str(note)})
@@ -577,7 +579,7 @@ def test_a_spawned_worker_that_was_never_read_of_leaves_no_descriptors(tmp_path:
     os.close(writing)
 
 
-def test_stop_right_after_start_leaves_nothing(make_bench: MakeBench) -> None:
+def test_stop_right_after_start_leaves_no_process_or_descriptor(make_bench: MakeBench) -> None:
     bench = make_bench()
     task_id = bench.submit("echo")
     bench.executor.stop(grace_seconds=5.0)
@@ -594,7 +596,7 @@ def test_status_shows_workers_and_what_they_run(bench: Bench) -> None:
     assert status.plan["guaranteed_long"] == 2
 
 
-def test_a_worker_says_in_its_title_what_it_runs(bench: Bench) -> None:
+def test_a_workers_process_title_names_what_it_runs(bench: Bench) -> None:
     task_id = bench.submit("hang", label="launch trial")
     pid = bench.recorder.progress(task_id)["pid"]
     name = bench.recorder.started(task_id).worker

@@ -70,7 +70,7 @@ def test_a_kill_by_hand_is_never_out_of_memory(capped: Bench) -> None:
     assert outcome.exit.signal_number == signal.SIGKILL
 
 
-def test_an_earlier_kill_is_not_held_against_a_later_task(capped: Bench) -> None:
+def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Bench) -> None:
     assert capped.run("grow", {"size": 200 * MB}).exit.is_oom
     assert not capped.run("die", {"signal": "SIGKILL"}).exit.is_oom
 
@@ -121,7 +121,7 @@ def test_a_kill_right_after_a_grandchilds_is_only_probably_out_of_memory(
 
 
 @pytest.mark.usefixtures("without_kernel_log")
-def test_without_children_its_own_cgroup_tells_for_certain(capped: Bench) -> None:
+def test_a_cgroup_kill_of_a_worker_without_children_is_certain(capped: Bench) -> None:
     outcome = capped.run("grow", {"size": 200 * MB})
     assert outcome.exit.is_oom
     assert outcome.exit.certainty is Certainty.CERTAIN
@@ -147,7 +147,7 @@ def watched(make_bench: Callable[..., Bench]) -> Bench:
 
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
 @pytest.mark.parametrize("operation", ["grow_and_hang", "grow_child_and_hang"])
-def test_without_cgroups_a_watchdog_ends_what_exceeds_its_cap(
+def test_without_cgroups_a_watchdog_kills_a_worker_over_its_cap(
     watched: Bench, schedule: str, operation: str
 ) -> None:
     neighbour = watched.submit("hang", schedule=schedule)
@@ -191,6 +191,8 @@ def usage(name: str, held_mb: int, limit_mb: int | None = 256) -> Usage:
         ([usage("a", 10)], 20, None),  # which would help nobody
     ],
 )
-def test_whom_the_watchdog_ends(usages: list[Usage], available_mb: int, ended: str | None) -> None:
+def test_which_worker_the_watchdog_kills(
+    usages: list[Usage], available_mb: int, ended: str | None
+) -> None:
     found = find_violation(usages, available_bytes=available_mb * MB, reserve_bytes=100 * MB)
     assert (None if found is None else found.name) == ended

@@ -71,12 +71,12 @@ def test_settings_bound_the_plan() -> None:
     assert (made.worker_bytes, made.reserve_bytes) == (256 * MB, 100 * MB)
 
 
-def test_a_group_of_our_own_keeps_half_of_a_machine_s_reserve() -> None:
+def test_a_cgroup_keeps_half_of_a_machines_reserve() -> None:
     group, machine = Machine(1, 2000 * MB), Machine(1, 2000 * MB, machine_memory_bytes=2000 * MB)
     assert (plan(group).reserve_bytes, plan(machine).reserve_bytes) == (100 * MB, 200 * MB)
 
 
-def test_the_pids_limit_counts() -> None:
+def test_the_pids_limit_bounds_the_plan() -> None:
     """SkyPilot #10559: 40 launches made 1,805 threads, and hit the limit."""
     made = plan(Machine(4, 262_144 * MB, pids=256))
     assert made.capacity(LONG) + made.capacity(SHORT) <= 32
@@ -116,7 +116,7 @@ def test_back_off_grows_to_a_bound() -> None:
     assert waits[-1] == 5.0
 
 
-def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
+def test_frames_are_parsed_however_the_stream_is_split() -> None:
     messages = [{"n": n, "text": "x" * n} for n in range(50)]
     stream = b"".join(encode_frame(message) for message in messages)
     reader = FrameReader()
@@ -128,7 +128,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
     assert heard == messages
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_invalid_frames_are_refused() -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(b"\xff\xff\xff\xff rubbish")
     with pytest.raises(FrameError):

@@ -57,11 +57,11 @@ def test_a_lost_preforked_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) 
     wait_gone(told["next_parent"])
 
 
-def test_it_ends_with_a_daemon_that_never_came_to_life(tmp_path: Path) -> None:
+def test_a_zygote_exits_with_a_daemon_that_fails_to_start(tmp_path: Path) -> None:
     wait_gone(run_daemon(tmp_path, "fail to start")["zygote"])
 
 
-def test_it_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
+def test_no_zygote_is_forked_where_there_is_a_thread(tmp_path: Path) -> None:
     (tmp_path / "leaves_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     )

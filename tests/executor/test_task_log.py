@@ -45,11 +45,11 @@ def test_each_task_has_its_own_lines_and_no_others(bench: Bench) -> None:
     assert {bench.log(task_id).count("from a child") for task_id in printed} == {1}
 
 
-def test_what_only_a_child_wrote_is_in_the_log_when_the_task_has_ended(bench: Bench) -> None:
+def test_a_childs_output_is_in_the_log_when_the_task_has_ended(bench: Bench) -> None:
     assert bench.log(bench.run("print_by_child").task_id) == "from a child\n"
 
 
-def test_what_only_a_child_wrote_survives_the_death_of_the_worker(bench: Bench) -> None:
+def test_a_childs_output_survives_the_exit_of_the_worker(bench: Bench) -> None:
     outcome = bench.run("print_by_child_and_die")
     assert isinstance(outcome, Died)
     assert outcome.log_tail == ("from a child",)
@@ -77,7 +77,7 @@ def test_workers_leave_nothing_but_logs_behind(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("last words\n", ["7f3a.log"]), ("", [])])
-def test_the_next_daemon_finds_what_tasks_of_a_killed_one_wrote(
+def test_the_next_daemon_settles_the_logs_of_a_killed_one(
     tmp_path: Path, text: str, expected: list[str]
 ) -> None:
     log_path = str(tmp_path / "7f3a.log")
