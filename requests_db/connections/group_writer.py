@@ -28,7 +28,7 @@ from sqlalchemy import Connection
 
 from .write_connection import WriteConnection
 
-MAX_GROUP = 64  # calls per transaction: the dispatcher wants its turn too
+MAX_GROUP = 64  # calls per transaction: the dispatcher's writes wait for so many at most
 
 P = ParamSpec("P")
 R = TypeVar("R")

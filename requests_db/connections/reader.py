@@ -47,12 +47,12 @@ class Reader:
 
     async def close(self) -> None:
         """Answer the queries that wait, then close; the next query would open it again."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            thread = self._thread
-            await connection.close()
-            if thread is not None:
-                thread.join()  # it has answered, and is at its last instruction
+        async with self._opening:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+                if self._thread is not None:
+                    self._thread.join()  # it has answered, and is at its last instruction
 
     async def _open(self) -> aiosqlite.Connection:
         async with self._opening:

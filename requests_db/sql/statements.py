@@ -71,14 +71,14 @@ CLAIM = (
     .returning(*REQUESTS.columns)
 )
 
-# The head of the queue, looked at and left where it is; and then what was chosen of it.
+# The head of the queue, only read; then the requests that were chosen of it.
 FIRST_PENDING = (
     select(*REQUESTS.columns)
     .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
     .order_by(_r.rank, _r.seq)
     .limit(bindparam("up_to"))
 )
-# As many as are ahead of each; the claim's index answers it alone.
+# The order of the queue; the claim's index answers it alone.
 PLACES = (
     select(_r.seq)
     .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
@@ -98,7 +98,7 @@ STARTED = (
     .values(_given(_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at))
 )
 
-# What is known by now of who ran it; a parameter that is NULL changes nothing.
+# The worker, if it is known only now; a parameter that is NULL changes nothing.
 _RAN = (_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at)
 FINISH = (
     update(requests)
@@ -141,7 +141,7 @@ ASK_TO_CANCEL = (
     .values(cancel_requested_at=bindparam("now"))
 )
 
-# Looking at requests.
+# Finding requests.
 
 REQUEST_BY_ID = select(*REQUESTS.columns).where(_r.id == bindparam("of_id"))
 REQUEST_BY_KEY = select(*REQUESTS.columns).where(_r.idempotency_key == bindparam("key"))
@@ -205,7 +205,7 @@ ADD_TO_TALLY = (
 )
 TALLY = select(*(_t[state.value.lower()] for state in RequestState))
 PENDING_TALLY = select(_t.pending)
-# Only asked when as many wait of both schedules together; the claim's index answers it alone.
+# Only read when so many wait in both schedules together; the claim's index answers it alone.
 PENDING_OF = (
     select(func.count())
     .select_from(requests)
@@ -256,7 +256,7 @@ UPDATE_REPLICA = (
 )
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
 
-# Collecting what is old.
+# Retention.
 
 # The newest ended request that is beyond the number to keep.
 COLLECT_UP_TO = (

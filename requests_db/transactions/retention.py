@@ -9,7 +9,7 @@ from ..sql import statements
 from ..states import RequestState
 from .journal import Journal
 
-BATCH = 500  # requests per transaction: others want to write too
+BATCH = 500  # requests per transaction: other writers get their turn between them
 
 
 def collect(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.connections import checkpoints, sqlite
+from openenvd.requests_db.connections import sqlite
+from openenvd.requests_db.connections.checkpoints import COMMITS
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
@@ -26,7 +27,6 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         checkpoint(path)
         done.set()
 
-    monkeypatch.setattr(checkpoints, "COMMITS", 3)
     monkeypatch.setattr(sqlite, "checkpoint", noted)
     return done
 
@@ -37,13 +37,13 @@ def submit(writer: WriteConnection) -> None:
         submitting.submit(connection, new, None, 1.0, None)
 
 
-def test_a_checkpoint_follows_every_few_commits(path: Path, moved: threading.Event) -> None:
+def test_a_checkpoint_follows_every_so_many_commits(path: Path, moved: threading.Event) -> None:
     before = path.stat().st_size
     writer = WriteConnection(path)
-    for _ in range(3):
+    for _ in range(COMMITS):
         submit(writer)
     assert moved.wait(30)
-    assert path.stat().st_size >= before + 30_000
+    assert path.stat().st_size >= before + COMMITS * 10_000
     writer.close()
 
 
@@ -51,7 +51,7 @@ def test_the_checkpoint_thread_exits_with_the_last_connection_that_writes(
     path: Path, moved: threading.Event
 ) -> None:
     first, second = (WriteConnection(path) for _ in range(2))
-    for _ in range(3):
+    for _ in range(COMMITS):
         submit(first)
         submit(second)
     assert moved.wait(30)
@@ -70,10 +70,10 @@ def test_commits_succeed_after_a_failed_checkpoint(
         tried.set()
         raise sqlite.DriverError("disk I/O error")
 
-    monkeypatch.setattr(checkpoints, "COMMITS", 1)
     monkeypatch.setattr(sqlite, "checkpoint", refuse)
     writer = WriteConnection(path)
-    submit(writer)
+    for _ in range(COMMITS):
+        submit(writer)
     assert tried.wait(30)
     submit(writer)
     writer.close()

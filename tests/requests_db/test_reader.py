@@ -109,6 +109,14 @@ async def test_closing_answers_the_reads_that_wait_and_ends_the_thread(reader: R
     await reader.close()
 
 
+async def test_a_reader_that_is_closed_while_it_opens_leaves_no_thread(reader: Reader) -> None:
+    opening = asyncio.ensure_future(reader.rows(COUNT, ()))
+    await asyncio.sleep(0)
+    await reader.close()
+    assert await opening == [(0,)]
+    assert reader_threads() == []
+
+
 async def test_a_cancelled_read_disturbs_no_other(reader: Reader) -> None:
     await reader.rows(COUNT, ())
     reads = [asyncio.ensure_future(reader.rows(COUNT, ())) for _ in range(3)]
