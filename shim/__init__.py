@@ -1,2 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs above one local replica: starts and watches its server, and records its end."""
+"""The process above one local replica: starts and watches its server, and records how it exited.
+
+loop.py             the shim itself: its loop, its cgroup, its status file; start here
+server_state.py     the server's state machine, and what is known of the server
+shutdown_policy.py  when the server and the shim are ended (decisions alone)
+server_process.py   the server's process: socket, cgroup, notify pipe, start, kill, reap
+server_child.py     the fork itself
+server_exit.py      how the server exited, with the evidence
+connections.py      the clients, and the wire to them
+files.py            sockets, lock and files
+__main__.py         the light way in
+
+client.py              what the daemon and its workers call: start a shim, talk to it
+fork_server.py         imports shim and server once, and forks shims (Linux)
+fork_server_client.py  asks it for a shim
+"""

@@ -1,2 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operating system gives a process: standard library alone, for every room to import."""
+"""The ground room: what the operating system gives a process, standard library alone.
+
+Every room may import it, the env host too, which runs inside other projects' Pythons. A shim
+imports most of it as well, so it is light: no dataclasses, pathlib or subprocess where a shim
+comes by.
+
+    processes      process_identity.py, proc.py, exit_status.py, detached.py, priority.py
+    forks          after_fork.py, prctl.py, signal_pipe.py
+    memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
+    wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
+    logs           file_tail.py, log_rotation.py
+    time           backoff.py, loop_lag.py, futures.py
+    metrics        prometheus.py
+"""
