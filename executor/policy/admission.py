@@ -6,8 +6,8 @@
 
 Two things must allow it: the budget (less what the tasks under way are expected to need) and the
 machine (what it would still give, less what those tasks have yet to grow by; environments use
-memory that no budget counts). A SHORT task within its guaranteed worker's share is always allowed, since
-`openenv down` frees memory.
+memory that no budget counts). A SHORT task within its guaranteed worker's share is always allowed,
+since `openenv down` frees memory.
 
 Order: a task that does not fit lets smaller ones pass, so that memory does not lie idle. Once it
 has waited `PATIENCE_SECONDS`, nothing of its schedule passes it any more as long as that brings it
