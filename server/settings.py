@@ -165,23 +165,29 @@ class Paths(Layout):
 
     @property
     def token(self) -> Path:
+        """The token that every call needs."""
         return self.home / "token"
 
     @property
     def database(self) -> Path:
+        """The requests database."""
         return self.home / "requests.db"
 
     @property
     def daemon_log(self) -> Path:
+        """The daemon's own log."""
         return self.home / "daemon.log"
 
     @property
     def request_logs(self) -> Path:
+        """The folder of the logs of requests."""
         return self.home / "logs" / "requests"
 
     @property
     def socket(self) -> Path:
+        """The Unix socket of the API."""
         return self.sockets / "daemon.sock"
 
     def request_log(self, request_id: str) -> Path:
+        """The log of one request."""
         return self.request_logs / f"{request_id}.log"

@@ -41,6 +41,7 @@ class FastPath:
         self._deps = deps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the call, or pass it on to FastAPI."""
         if scope["type"] == "http":
             if scope["method"] == "POST" and scope["path"] == _PATH:
                 return await self._submit(scope, receive, send)

@@ -92,8 +92,10 @@ def render_metrics(
 
 
 def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[str]:
-    """What each replica has said of itself, within the last seconds; its own `/metrics` says it by
-    shard and as of now."""
+    """Render what each replica reported of itself within the last seconds.
+
+    Its own `/metrics` shows the same by shard and as of now.
+    """
     families = [
         metric_family(
             f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind

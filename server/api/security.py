@@ -71,6 +71,7 @@ class Guard:
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the refusal, or pass the call on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

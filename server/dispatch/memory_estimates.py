@@ -113,8 +113,9 @@ class MemoryEstimates:
         self.accept(known)
 
     def of(self, request: Request) -> int:
-        """What the request is expected to need, with what it leaves running. A retry needs what
-        it is given.
+        """Estimate what the request needs, in bytes, with what it leaves running.
+
+        A retry needs what it is given.
         """
         if request.memory_bytes is not None:
             return request.memory_bytes
@@ -144,8 +145,10 @@ class MemoryEstimates:
         return self._largest[schedule]
 
     def typical(self, schedule: str) -> int:
-        """What a request of `schedule` commonly needs: of each operation the median over its
-        sources, or what it declares; of these the largest."""
+        """Estimate what a request of `schedule` commonly needs, in bytes.
+
+        Of each operation the median over its sources, or what it declares; of these the largest.
+        """
         return max(
             (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
             default=LEAST_BYTES,

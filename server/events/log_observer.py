@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `watchdog` calls when a log has changed. Apart, so that it is imported with the first
-follower of a log (`log_streams.py`) and not at every start.
+"""The handler that `watchdog` calls when a log has changed.
+
+A module of its own, so that it is imported with the first follower of a log (`log_files.py`) and
+not at every start.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ class Handler(FileSystemEventHandler):
         self._loop = loop
 
     def on_any_event(self, event: FileSystemEvent) -> None:
+        """Pass on that a file changed."""
         if event.event_type not in ("modified", "created", "moved"):
             return  # reading a log is an event too
         path = Path(os.fsdecode(event.dest_path or event.src_path))

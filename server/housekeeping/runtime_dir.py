@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a home's sockets: `home/sockets`, or a short one in the temporary folder when that
-is too long a path.
+"""The folder of a home's sockets.
+
+It is `home/sockets`, or a short one in the temporary folder when that is too long a path.
 
     made        by each daemon that starts (`held`)
     removed     by the daemon that ends, when no shim has a socket there; by the last shim of a
@@ -53,8 +54,10 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def collect_abandoned(folders: Iterable[Path]) -> list[Path]:
-    """Remove those in which nobody listens; returns them. Others', and what is no folder of
-    sockets, stays."""
+    """Remove the folders of sockets in which no process listens; return them.
+
+    Other users' folders, and folders that hold anything but sockets, stay.
+    """
     return [folder for folder in folders if _remove_if_abandoned(folder)]
 
 
