@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to the database's file: SQLite's settings and errors, the write lock, checkpoints."""
+"""Connections to the database's file, and the threads that they run on.
+
+write_connection.py   one connection that writes; the lock of all that do   ◀── dispatcher
+group_writer.py       the API's transactions, several in one commit         ◀── AsyncStore
+reader.py             the API's queries, read-only, on aiosqlite            ◀── AsyncStore
+checkpoints.py        moves the write-ahead log into the database
+sqlite.py             SQLite's settings, and what its errors mean
+"""

@@ -2,12 +2,8 @@
 """How SQLite is opened and set up, and what its errors mean.
 
 Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its pages
-to the kernel when it returns. So what was acknowledged survives the death of the daemon in any
-form, `kill -9` included; that is what a queue on one machine must promise. A power cut or a crash
-of the kernel may lose the last commits (what was written since the last checkpoint), never the
-order of what remains nor the file's integrity. `FULL` would close that gap for one fsync a
-commit: a few milliseconds each on ordinary disks, a hundred times what a commit costs here. It is
-not worth it, as the workers, the environments and the clients waiting die in the same power cut.
+to the kernel when it returns. What was acknowledged survives `kill -9`, but a power cut may lose the
+last commits: `docs/decisions/0013-durable-against-a-killed-process.md`.
 
 Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
 sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
