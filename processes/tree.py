@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopping a whole process tree: terminate, grace, kill, wait.
+"""Stops a whole process tree: terminate, grace, kill, wait.
 
-A tree is found three ways at once, because each alone loses somebody: by parents (loses those
-whose parent died), by session and process group (loses those that called `setsid`), by cgroup
-(loses nobody, where there is one). Waiting is on pidfds: nothing is polled, and nobody's zombie
-is collected but by its own parent.
+A tree is found three ways at once, because each alone loses some: by parents (loses those whose
+parent died), by session and process group (loses those that called `setsid`), by cgroup (loses
+none, where there is one). Waiting is on pidfds: nothing is polled, and no zombie is reaped but by
+its own parent.
 
 A shim has its own, smaller way to end its server (`server_process.py`): it adopts orphans.
 """
@@ -30,7 +30,7 @@ _KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again
 def tree_of(
     pid: int, *, session: bool = True, cgroup: Cgroup | None = None
 ) -> list[ProcessIdentity]:
-    """Every living process of the tree at `pid`, itself first (when it lives).
+    """Return every living process of the tree at `pid`, itself first (when it lives).
 
     Works when `pid` is dead: its session, process group and cgroup may have survived it. The
     kernel gives no new process a number that is still a session's or group's.
@@ -48,7 +48,7 @@ def tree_of(
 
 
 def descendants(stats: Iterable[ProcessStat], pid: int) -> set[int]:
-    """`pid` and everything below it."""
+    """Return `pid` and everything below it."""
     children: dict[int, list[int]] = {}
     for stat in stats:
         children.setdefault(stat.parent, []).append(stat.pid)
@@ -69,14 +69,16 @@ def stop_tree(
     session: bool = True,
     cgroup: Cgroup | None = None,
 ) -> list[int]:
-    """End the tree: SIGTERM, at most `grace_seconds`, SIGKILL, and wait for the end.
+    """Stop the tree: SIGTERM, at most `grace_seconds`, SIGKILL, and wait for the end.
 
-    Returns the pids that were signalled; none when everything was dead already, so that stopping
-    twice is fine. A pid that now belongs to another process is left alone, and so is its session.
+    A pid that now belongs to another process is left alone, and so is its session.
+
+    Returns:
+        The pids that were signalled; none when everything was dead already.
     """
     signalled: dict[int, None] = {}
     if identity.pid <= 1:
-        return []  # "nobody", or what everything descends from: never a tree to stop
+        return []  # no process, or what everything descends from: never a tree to stop
     if grace_seconds > 0:
         members = _members(identity, session, cgroup)
         signalled |= dict.fromkeys(_signal_all(members, signal.SIGTERM))
@@ -101,7 +103,7 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
 def _members(
     identity: ProcessIdentity, session: bool, cgroup: Cgroup | None
 ) -> list[ProcessIdentity]:
-    """The tree's living processes, unless the root's pid has become somebody else's."""
+    """The tree's living processes, unless the root's pid is another process's now."""
     reused = _pid_exists(identity.pid) and not identity.exists()
     if not reused:
         return tree_of(identity.pid, session=session, cgroup=cgroup)

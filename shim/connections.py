@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shim's clients, and the wire to them: JSON objects, one a line. Nobody blocks.
+"""A shim's clients, and the wire to them: JSON objects, one a line. No call blocks.
 
 Shim to client, on connecting and on every change:
 

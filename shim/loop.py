@@ -23,7 +23,7 @@ What happens when
                             connection; `status.json` says which cgroup and session to sweep
                             (`client.clean_up_after_shim`)
     the daemon dies         nothing: no pipe, no session, no cgroup is shared with it
-    its home is removed     nobody can reach it any more: as `stop`, some seconds later
+    its home is removed     no client can reach it any more: as `stop`, some seconds later
     the disk is full        clients are sent it all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it
     a client does not read  statuses are whole, so only the newest is kept for it

@@ -119,7 +119,7 @@ def _call(
     from .fork_server import set_title
 
     after_fork.reset_signals()
-    after_fork.live_in(environ, argv)
+    after_fork.set_environment(environ, argv)
     set_title(fork_into.title)
     after_fork.close_all_but(keep_fds)
     after_fork.run_and_exit(fork_into.entry)

@@ -20,9 +20,8 @@ import time
 from collections.abc import Callable
 
 from ..system.cgroups import CgroupManager
-from ..system.file_tail import last_lines
 from ..system.json_lines import Json
-from ..system.log_rotation import BUSY_LOOK_SECONDS, BoundedLog
+from ..system.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
 from .server_process import NotifyPipe, ServerProcess
 from .shutdown_policy import ShutdownPolicy, ShutdownStep

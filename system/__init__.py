@@ -9,7 +9,7 @@ comes by.
     forks          after_fork.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
-    logs           file_tail.py, log_rotation.py
+    logs           log_files.py
     time           backoff.py, loop_lag.py, futures.py
     metrics        prometheus.py
 """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a forked child as good as an exec'ed one: nothing of its parent's but the pages it shares.
+"""Makes a forked child as good as an exec'ed one: it keeps of its parent what it shares in pages.
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
     handlers and mask are the default  `reset_signals`
-    a new argv and environment         `live_in`
+    a new argv and environment         `set_environment`
     the program runs, then exits       `run_and_exit`
 
-The parent's Python objects are still there, and live as long as the process: whoever calls this
-must not return from the frame that forked, or a socket that is collected there would close a
-descriptor which is somebody else's by then.
+The parent's Python objects are still there, and live as long as the process: the caller must
+not return from the frame that forked, or a socket that is garbage there would close a descriptor
+that has another use by then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def fork() -> int:
 
 
 def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
-    """Be a process of one's own after `fork`, which ends with its parent.
+    """Become a process of its own after `fork`, which is killed when its parent dies.
 
     Args:
         parent: the process that forked this one.
@@ -93,7 +93,7 @@ def reseed() -> None:
 
 
 def write_output_to(log_fd: int) -> None:
-    """Nothing to read; what is printed, by anyone in this process, goes to `log_fd`."""
+    """Send what any code in this process prints to `log_fd`; there is no input."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for fd, standard in ((null, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, standard)
@@ -108,26 +108,26 @@ def reset_signals() -> None:
 
 
 def reset_handlers() -> None:
-    """Take the handlers back that a parent of ours has set (`SignalPipe`)."""
+    """Reset the handlers that a parent has set (`SignalPipe`)."""
     signal.set_wakeup_fd(-1)
     for number in TAKEN_OVER:
         signal.signal(number, signal.SIG_DFL)
 
 
-def live_in(environ: Mapping[str, str], argv: Sequence[str]) -> None:
-    """These environment variables and no others, and what Python would have read from them."""
+def set_environment(environ: Mapping[str, str], argv: Sequence[str]) -> None:
+    """Set these environment variables and no others, and what Python would have read from them."""
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
     sys.dont_write_bytecode = bool(environ.get("PYTHONDONTWRITEBYTECODE"))
     if environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
-    sys.argv = list(argv[-1:])  # the program, which was given no words
+    sys.argv = list(argv[-1:])  # the program, without arguments
     sys.orig_argv = list(argv)
 
 
 def run_and_exit(entry: str) -> NoReturn:
-    """Call `module:function`, and end as a program ends that exits with what it returned."""
+    """Call `module:function`, and exit as a program would with what it returned."""
     code = EXIT_UNCAUGHT
     gc.enable()
     try:
@@ -149,7 +149,7 @@ def _exit_code(value: object) -> int:
 
 
 def _finish(code: int) -> NoReturn:
-    """What the interpreter does at its end; not the frames below us, they are our parent's."""
+    """Exit as the interpreter does; without the frames below us, which are our parent's."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  as multiprocessing does
         atexit._run_exitfuncs()  # noqa: SLF001

@@ -5,7 +5,7 @@
 mounted, and from which group on: in a container the mount shows a subtree only). Every path can
 be read below another root, so that tests use trees of files.
 
-It creates nothing (`cgroups.py`) and knows no limit (`limits.py`). Light: a shim imports it.
+It makes no group (`cgroups.py`) and knows no limit. Light: a shim imports it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Location(NamedTuple):
 
 
 def locate(controller: str, root: str = "") -> Location | None:
-    """The group that holds this process for `controller`; None when it is not controlled here.
+    """Return the group that holds this process for `controller`; None when there is none here.
 
     A controller is in one hierarchy at a time: where v1 has it, v2 does not.
     """
@@ -68,7 +68,7 @@ def locate(controller: str, root: str = "") -> Location | None:
 
 
 def read_text(path: str) -> str | None:
-    """The file's text; None when it cannot be read."""
+    """Return the file's text; None when it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -77,7 +77,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_keyed(path: str, key: str) -> int | None:
-    """The number behind `key` in a file of `key number` lines, such as `memory.events`."""
+    """Return the number behind `key` in a file of `key number` lines, such as `memory.events`."""
     for line in (read_text(path) or "").splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():

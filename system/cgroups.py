@@ -12,7 +12,7 @@ lets a group hand the memory controller down only while it holds no process itse
 group is tried first (its processes moved into a leaf, when all of them are ours), then the groups
 above it. What stands in the way is said in `why_not`, and callers do without.
 
-What it does *not* do: find limits (`limits.py`), explain deaths (`diagnose.py`).
+It neither finds limits nor explains exits: see `processes/`.
 Sizes are bytes. Light: a shim imports it, hence no dataclasses and no pathlib.
 """
 
@@ -54,7 +54,7 @@ class Cgroup:
         return self.directory
 
     def add(self, pid: int) -> None:
-        """Move a process in; what it forks from then on is born inside.
+        """Move a process in; what it forks from then on starts inside.
 
         Raises:
             OSError: when the group or the process is gone, or may not be moved.
@@ -121,12 +121,12 @@ class Cgroup:
         return None if current is None else max(0, current - (cached or 0))
 
     def pids(self) -> list[int]:
-        """Who is inside."""
+        """Return the pids of the processes inside."""
         text = read_text(f"{self.directory}/cgroup.procs") or ""
         return [int(line) for line in text.split()]
 
     def kill(self) -> None:
-        """SIGKILL everything inside; returns when nobody alive is left, or after a bound."""
+        """Send SIGKILL to everything inside; returns when no process is left, or after a bound."""
         with contextlib.suppress(OSError):
             if self.version == V2:
                 _write(f"{self.directory}/cgroup.kill", "1")  # since Linux 5.14, atomic
@@ -137,7 +137,7 @@ class Cgroup:
                 return
 
     def _kill_member(self, pid: int) -> bool:
-        """Kill `pid` if it (still) lives in this group; whether it did."""
+        """Kill `pid` if it still lives in this group; returns whether it did."""
         with contextlib.suppress(OSError):
             identity = ProcessIdentity.of(pid)
             stat = read_stat(pid)
@@ -172,12 +172,12 @@ class Cgroup:
         return os.path.isdir(self.directory)  # noqa: PTH112
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, for whoever reattaches after a restart; `from_json` reads it back."""
+        """Return plain JSON, to find the group again after a restart; `from_json` reads it."""
         return {"directory": self.directory, "name": self.name, "version": self.version}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cgroup:
-        """The group that `to_json` wrote (which may be gone by now: `exists`)."""
+        """Return the group that `to_json` wrote (which may be gone by now: `exists`)."""
         return cls(data["directory"], data["name"], data["version"])
 
     def _number(self, name: str) -> int | None:
@@ -198,14 +198,14 @@ class CgroupManager:
         self.why_not = ""
         self._version = 0
         self._directory = ""
-        for _ in range(3):  # whoever leaves may remove an empty level under our feet
+        for _ in range(3):  # a process that leaves may remove an empty level meanwhile
             try:
                 self._open(root)
                 return
             except FileNotFoundError as exc:
-                self.why_not = _told(exc)
+                self.why_not = _why(exc)
             except OSError as exc:
-                self.why_not = _told(exc)
+                self.why_not = _why(exc)
                 return
 
     @property
@@ -249,7 +249,7 @@ class CgroupManager:
         """Move this process from `cgroup` back above `openenvd`, and remove what is empty then.
 
         v2 forbids the move: there the empty group stays. Other groups are not touched, even
-        empty ones: somebody may be about to enter.
+        empty ones: a process may be about to enter.
         """
         if self._version == V1:
             base = os.path.dirname(os.path.dirname(self._directory))  # noqa: PTH120
@@ -280,7 +280,7 @@ class CgroupManager:
         self.why_not = ""
 
     def _delegated(self, own: Location) -> str | None:
-        """The nearest v2 group that we may write and that hands memory down."""
+        """Return the nearest v2 group that we may write and that hands memory down."""
         if "memory" not in (read_text(f"{own.directory}/cgroup.controllers") or "").split():
             self.why_not = f"cgroup v2 {own.path} has no memory controller to hand down"
             return None
@@ -309,7 +309,7 @@ class GroupsBelow:
         try:
             self._open(root)
         except OSError as exc:
-            self.why_not = _told(exc)
+            self.why_not = _why(exc)
 
     def create(self, name: str, limit_bytes: int) -> Cgroup:
         """Make a group with a limit; on v2 the kernel kills all of its processes together.
@@ -399,7 +399,7 @@ def _is_ours(pid: int) -> bool:
     return False
 
 
-def _told(exc: OSError) -> str:
+def _why(exc: OSError) -> str:
     return f"{exc.filename or 'the control groups'}: {exc.strerror}"
 
 

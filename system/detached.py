@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting a program that outlives us, and is nobody's child that would have to be collected."""
+"""Starts a program that outlives this process, and is no child that it would have to reap."""
 
 from __future__ import annotations
 

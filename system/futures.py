@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Futures of a loop that other threads answer: whoever waited may be gone, and so may the loop.
-
-Standard library alone, for any room.
-"""
+"""Futures of a loop that other threads answer: its waiter may be gone, and so may the loop."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ _T = TypeVar("_T")
 def tell_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
 ) -> None:
-    """From any thread. A loop that has been closed waits for nothing."""
+    """Call a function on a loop, from any thread; nothing is done when the loop is closed."""
     with contextlib.suppress(RuntimeError):  # closed
         loop.call_soon_threadsafe(function, *arguments)
 
 
 def settle(answer: asyncio.Future[_T], result: _T, error: BaseException | None) -> None:
-    """On the loop. Whoever was cancelled waits no longer."""
+    """Set a future's result or error, on its loop, unless its waiter was cancelled."""
     if answer.done():
         return
     if error is None:

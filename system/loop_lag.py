@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How late an event loop is, and what holds it: standard library alone, for any room.
+"""Measures how late an event loop is, and logs what holds it.
 
     the loop's thread                      the watchdog, an OS thread of its own
     ─────────────────                      ─────────────────────────────────────
@@ -73,7 +73,7 @@ class LagSnapshot:
 
 
 class LagWindow:
-    """The arithmetic: samples of the last `window_seconds`. Knows no loop, and is told the time."""
+    """The arithmetic: samples of the last `window_seconds`. Knows no loop and no clock."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the scheduler prefers, where Linux gives each session one share of the processors.
+"""Which session the scheduler prefers, where Linux gives each session one share of the processors.
 
 With autogroups (sched(7), the default of desktops and of many servers) a hundred launches, each in
 a session of its own, are a hundred competitors for a daemon that is one; `nice` counts only within
@@ -14,9 +14,14 @@ OWN_SESSION = Path("/proc/self/autogroup")
 
 
 def prefer_own_session(nice: int, file: Path = OWN_SESSION) -> bool:
-    """Give the session of this process another niceness (-20 most preferred); best effort.
+    """Give the session of this process another niceness; best effort.
 
-    Lowering needs privilege. False when it was not possible, or there are no autogroups.
+    Args:
+        nice: -20 is most preferred; lowering it needs privilege.
+        file: of the autogroup.
+
+    Returns:
+        False when it was not possible, or there are no autogroups.
     """
     try:
         if not file.exists():

@@ -57,7 +57,7 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """The process that has this pid now (a zombie still has it).
+        """Return the process that has this pid now (a zombie still has it).
 
         Raises:
             ProcessLookupError: when there is none.
@@ -69,7 +69,7 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def of_stat(cls, stat: ProcessStat) -> ProcessIdentity:
-        """The process that `stat` was read from."""
+        """Return the process that `stat` was read from."""
         return cls(stat.pid, _boot_tag() + stat.started_seconds)
 
     def exists(self) -> bool:
@@ -77,21 +77,21 @@ class ProcessIdentity(NamedTuple):
         return _started_at(self.pid) == self.started_at
 
     def is_alive(self) -> bool:
-        """Whether it runs. A zombie does not: it waits to be collected and holds nothing."""
+        """Whether it runs. A zombie does not: it waits to be reaped and holds nothing."""
         if not IS_LINUX:
             return self.exists() and not _elsewhere().is_zombie(self.pid)
         stat = read_stat(self.pid)
         return stat is not None and not stat.is_dead and self == ProcessIdentity.of_stat(stat)
 
     def age_seconds(self) -> float:
-        """For how long it has run, or would have by now."""
+        """Return for how long it has run, or would have by now, in seconds."""
         if not IS_LINUX:
             return max(0.0, time.time() - self.started_at)
         started = self.started_at % _BOOT_TAG_UNIT
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
     def open_pidfd(self) -> int | None:
-        """A pidfd of exactly this process (the caller closes it); None when it is gone.
+        """Open a pidfd of exactly this process (the caller closes it); None when it is gone.
 
         The identity is checked *after* opening: from then on the descriptor is tied to the
         process, whatever becomes of the number.
@@ -109,7 +109,7 @@ class ProcessIdentity(NamedTuple):
         return None
 
     def signal(self, number: int) -> bool:
-        """Send a signal; False when the process is gone (or its pid is somebody else's).
+        """Send a signal; False when the process is gone (or its pid another's).
 
         Raises:
             PermissionError: when the process belongs to another user.

@@ -27,7 +27,7 @@ from ...processes.resources.memory import replica_bytes
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
 from ...shim.client import ShimClient, ShimGone, start_shim
-from ...system.file_tail import last_lines
+from ...system.log_files import last_lines
 from ...system.units import MB
 from .. import run_files
 from ..errors import (

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...processes.exits.diagnose import Evidence, diagnose_exit
 from ...processes.exits.exit_reason import ExitKind, ExitReason
-from ...system.file_tail import last_lines
+from ...system.log_files import last_lines
 from ..messages import (
     Cancelled,
     Died,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a wait status and the kernel's counters to an `ExitReason`.
 
-    whoever waited for the process ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
+    the process's parent ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
 
 `Evidence` is everything that is known of one process's end; `diagnose_exit` is a pure function of
 it, tested by a table. Its questions come in the order that `exit_reason.py` lists.
@@ -37,7 +37,7 @@ class Evidence:
     Sizes are in bytes, counters are None where there is none to read.
 
     Attributes:
-        wait_status: as `os.waitpid` gave it; None when nobody could collect it.
+        wait_status: as `os.waitpid` gave it; None when it could not be reaped.
         was_alone: whether it certainly had no child. When it had one, a SIGKILL that its cgroup
             counted is only probably its own, unless the kernel log names it.
         oom_kills_before: counted in its cgroup when it started.
@@ -67,7 +67,7 @@ class Evidence:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None when a signal ended the process or nobody collected it."""
+        """The exit code; None when a signal ended the process, or it was not reaped."""
         code = self._code()
         return None if code is None or code < 0 else code
 
@@ -207,11 +207,11 @@ def _verdict(known: Evidence) -> _Verdict:
 
 
 def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> _Verdict:
-    """Something below the process was killed for memory, and then it ended in its own way.
+    """Return the verdict on a process that exited otherwise, after one below it was killed.
 
     When it ended in an error (or out of sight), memory is the likely cause, and the certain one
     when the kernel named the victim, in this very cgroup (see `of_cgroup`); when it ended well or
-    by somebody's signal, the kill is told as a remark.
+    by a signal, the kill is a remark in the evidence.
     """
     is_proven = victim is not None and victims_cgroup(known.kernel_log_line or "") is not None
     failed = known.wait_status is None or known.exit_code not in (0, None)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ExitReason`: how a process died, in one value that looks the same everywhere.
+"""`ExitReason`: how a process ended, in one value that looks the same everywhere.
 
-Covers the value and its words. It does *not* gather evidence: `cgroups.py` reads counters,
-`tree.py` reaps, and whoever waited for the process calls `diagnose_exit` with what it knows.
+Covers the value and its words. It does *not* gather evidence: that is `diagnose.py`, which the
+process's parent calls.
 
-A kill for memory is claimed in this order, and never on a bare SIGKILL (DESIGN.md, "Memory"):
+A kill for memory is claimed in this order, and never on a bare SIGKILL (docs/decisions/0015):
 
     1. the `oom_kill` counter of the process's own cgroup moved      certain; probable, when the
        kernel log is silent and it may have been a process below it that the kernel killed
@@ -32,7 +32,7 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # we asked it to stop, and it did
     OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
     TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
-    LOST = "lost"  # gone while nobody watched; nothing more is known
+    LOST = "lost"  # gone while it was not watched; nothing more is known
 
 
 class Certainty(StrEnum):

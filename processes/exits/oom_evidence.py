@@ -46,9 +46,9 @@ def killed_process(line: str) -> tuple[int, str] | None:
 
 
 def victims_cgroup(line: str) -> str | None:
-    """Return the path of the victim's cgroup, from the hierarchy's root; None if not told."""
-    _, told, path = line.rpartition(_IN_CGROUP)
-    return path if told else None
+    """Return the path of the victim's cgroup, from the hierarchy's root, if it is there."""
+    _, found, path = line.rpartition(_IN_CGROUP)
+    return path if found else None
 
 
 def kernel_log_kills(since_monotonic: float) -> list[str]:
@@ -84,7 +84,7 @@ def _read_kernel_log(since_monotonic: float) -> list[str]:
                 cgroup_of[int(victim[2])] = victim[1]
             elif (killed := killed_process(text)) is not None:
                 cgroup = cgroup_of.pop(killed[0], None)
-                told = "" if cgroup is None else f"{_IN_CGROUP}{cgroup}"
-                lines.append(f"{text.splitlines()[0]}{told}")
+                suffix = "" if cgroup is None else f"{_IN_CGROUP}{cgroup}"
+                lines.append(f"{text.splitlines()[0]}{suffix}")
     finally:
         os.close(fd)

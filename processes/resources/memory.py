@@ -51,7 +51,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Return what the process has written and shares with nobody."""
+    """Return what the process has written and shares with no other."""
     return _rollup_bytes(pid, "Private_Dirty")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...requests_db.dispatch_store import DispatchStore
-from ...system.log_rotation import keep_newest_half
+from ...system.log_files import keep_newest_half
 from ...system.units import MB
 from ..housekeeping.log_retention import logs_of, to_remove
 from ..settings import Paths, Settings

@@ -2,7 +2,7 @@
 """Which logs go: those that are too old, and the oldest once all together are too large.
 
 Of requests the age is the database's business, whose rows go first (`dispatcher.py`). What still
-runs keeps its log, which is bounded while it is written (`system.log_rotation`); it counts, though.
+runs keeps its log, which is bounded while it is written (`system.log_files`); it counts, though.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.file_tail import last_lines
-from openenvd.system.log_rotation import (
+from openenvd.system.log_files import (
     BUSY_LOOK_SECONDS,
     LOOK_SECONDS,
     keep_newest_half,
+    last_lines,
     next_look_seconds,
 )
 

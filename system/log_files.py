@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping a log file bounded while somebody else appends to it. Light: a shim imports it.
+"""Log files: their last lines, and keeping one bounded while others append to it.
 
 The newest half is moved to the front within the file, which is then cut: no second file is needed
 (the disk may be full), writers keep their `O_APPEND` descriptors, and a crash on the way repeats
 lines rather than losing them. What is appended between the last read and the cut, some
-microseconds, is lost.
+microseconds, is lost. Light: a shim imports it.
 """
 
 from __future__ import annotations
 
 import os
 
+MAX_TAIL_BYTES = 64 * 1024
 LOOK_SECONDS = 10.0  # how often a quiet log is looked at
 BUSY_LOOK_SECONDS = 0.2  # and one that is about to grow beyond its bound
 _CHUNK_BYTES = 64 * 1024
@@ -79,3 +80,24 @@ def _line_start(fd: int, offset: int) -> int:
         return 0
     found = os.pread(fd, _CHUNK_BYTES, offset - 1).find(b"\n")
     return offset if found < 0 else offset + found
+
+
+def last_lines(
+    path: str | os.PathLike[str], count: int, max_bytes: int = MAX_TAIL_BYTES
+) -> list[str]:
+    """Return at most `count` last lines of the last `max_bytes`; none of a missing file.
+
+    A first line that was cut by `max_bytes` is left out, unless it is the only one.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - max_bytes)
+            file.seek(start)
+            data = file.read(max_bytes)
+    except OSError:
+        return []
+    lines = data.decode(errors="replace").splitlines()
+    if start > 0 and len(lines) > 1:
+        del lines[0]
+    return lines[-count:] if count > 0 else []
