@@ -2,7 +2,7 @@
 """The errors of the env host.
 
 HostError
-├── StartError              it cannot serve at all: exit code `EXIT_FAILED_TO_START`
+├── StartError              the environment cannot be served: exit code `EXIT_FAILED_TO_START`
 │   ├── ConfigError         its configuration is missing or broken
 │   ├── LoadError           the environment does not import
 │   ├── NotConcurrent       several sessions in a process asked of a class that allows one

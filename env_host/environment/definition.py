@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Definition`: what is served, wherever it came from; and how a bare class becomes one.
+"""`Definition`: the environment that is served, and how it is made from a bare class.
 
-`project.py` makes one from an upstream project's own `create_app` call, `definition_of_class`
-from `module:Class`. Everything behind it is written against this one value.
+`upstream_project.py` makes one from an upstream project's own `create_app` call,
+`definition_of_class` from `module:Class`. Everything else is written against this one value.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ class Definition:
     def env_class(self) -> type | None:
         """The environment's class, where it is known without creating one."""
         factory: Any = self.factory
-        while hasattr(factory, "func"):  # a partial, or what gives its environments a world
+        while hasattr(factory, "func"):  # a partial, or a factory of shared-state proxies
             factory = factory.func
         return factory if inspect.isclass(factory) else None
 
     @property
     def factory_name(self) -> str:
-        """What to call the factory in an error."""
+        """The factory's name, for errors."""
         return getattr(self.factory, "__name__", str(self.factory))
 
     @property
     def shares_one_thread(self) -> bool:
-        """Whether every session of it must run on the same thread."""
+        """Whether all sessions must run on the same thread."""
         return bool(getattr(self.env_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether its calls may run on any thread, so that sessions can share some."""
+        """Whether calls may run on any thread, so that sessions can share a pool."""
         return bool(getattr(self.env_class, "THREAD_SAFE", False))
 
     def parse_action(self, data: dict[str, Any]) -> Any:
-        """The action that `data` describes.
+        """Parse the action in `data`.
 
         Raises:
-            pydantic.ValidationError: it describes none.
+            pydantic.ValidationError: the data is no action of this environment.
         """
         if "type" in data and self.mcp is not None:
             tool = with_parsed_arguments(data)
@@ -81,7 +81,7 @@ class Definition:
         return self.action_cls.model_validate(data)
 
     def schemas(self) -> dict[str, Any]:
-        """What `/schema` answers."""
+        """Return the JSON schemas that `/schema` answers."""
         return {
             "action": self.action_cls.model_json_schema(),
             "observation": self.observation_cls.model_json_schema(),
@@ -91,10 +91,10 @@ class Definition:
 
 
 def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:
-    """The definition of `module:Class`, which was looked for in `folders` first.
+    """Import `module:Class` and make a definition of it; `folders` are for the error message.
 
     Raises:
-        LoadError: it does not import, or is no environment.
+        LoadError: the class does not import, or is no environment.
     """
     env_class = _import_class(reference, folders)
     action, observation, state = _types_of(env_class)
@@ -109,7 +109,7 @@ def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) 
 
 
 def with_parsed_arguments(data: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a tool that came as JSON text, as the web interface sends them, as values."""
+    """Parse a tool's arguments if they are JSON text, as the web interface sends them."""
     arguments = data.get("arguments")
     if data.get("type") != "call_tool" or not isinstance(arguments, str):
         return data
@@ -120,9 +120,11 @@ def with_parsed_arguments(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_upstream_conversions(data: dict[str, Any]) -> dict[str, Any]:
-    """What upstream makes of two fields, whatever the action's type: `tokens` becomes a tensor
-    where torch is installed, `action_id` a number where it is one (source: upstream 0.10.0,
-    `core/env_server/serialization.py`, `deserialize_action`)."""
+    """Convert two fields as upstream does, whatever the action's type.
+
+    `tokens` becomes a tensor where torch is installed, `action_id` a number where it is one
+    (source: upstream 0.10.0, `core/env_server/serialization.py`, `deserialize_action`).
+    """
     converted = dict(data)
     if isinstance(tokens := data.get("tokens"), (list, str)):
         converted["tokens"] = _tensor(_json_or_empty(tokens))
@@ -172,13 +174,13 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
 
 
 def _is_absent(module_name: str, exc: Exception) -> bool:
-    """Whether it is this module that is not there, and not one that it imports."""
+    """Tell whether this module is missing, and not one that it imports."""
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
     return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 
 
 def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[BaseModel]]:
-    """Action, observation and state: said by attribute, by type argument, or by annotation."""
+    """Find action, observation and state: by attribute, by type argument, or by annotation."""
     generic = next(_type_arguments(env_class), (None, None, None))
     hints = _hints_of(env_class)
     rest = (AnyAction, interfaces.Observation, interfaces.State)

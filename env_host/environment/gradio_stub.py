@@ -32,7 +32,7 @@ class _Absent:
 
 
 def is_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether gradio may be imported: the web interface is on, or the project needs it."""
+    """Tell whether gradio may be imported: the web interface is on, or the project needs it."""
     environ = os.environ if environ is None else environ
     web = environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
     return web or environ.get(ALLOW_VARIABLE) == "1"
@@ -45,7 +45,7 @@ def keep_out() -> None:
 
 
 def was_missed(exc: BaseException | None) -> bool:
-    """Whether an import failed because gradio was kept out."""
+    """Tell whether an import failed because gradio was kept out."""
     while exc is not None:
         if isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] == "gradio":
             return _Absent in sys.meta_path

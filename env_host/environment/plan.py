@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an environment's sessions are served: how many, in how many processes, each alone or not.
+"""Decides how many sessions are served, in how many processes, and whether each has its own.
 
-Decided once, when the host starts, by what was asked, what the class allows and what the machine
-has. `plan_of` decides; it takes plain values.
+`plan_of` decides once, when the host starts, from the configuration, what the class allows and what
+the machine has; it takes plain values.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup.fd_limit import fitting_sessions
 from .definition import Definition
 
-# What an isolated session is expected to need when nobody said: 14 MB, and an environment.
+# What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
-ISOLATED_PER_CORE = 16  # most, when nobody said how many
+ISOLATED_PER_CORE = 16  # most, by default
 MOST_CORES = 4096
-MEMORY_SHARE = 0.5  # of what is free, for isolated sessions that nobody counted
+MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
 
 log = logging.getLogger("openenvd.env_host")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to be used."""
+    """What the machine has."""
 
     cores: int
     fds: int  # each process may have
@@ -46,7 +46,7 @@ class ServingPlan:
     exclusive: bool  # one session at a time in a process
 
     def share(self, index: int) -> int:
-        """How many of the sessions are one shard's."""
+        """Return how many of the sessions are the shard's."""
         each, left = divmod(self.max_sessions, self.shards)
         return each + (index < left)
 
@@ -54,7 +54,7 @@ class ServingPlan:
 def plan_of(
     config: HostConfig, machine: Machine, *, is_concurrent: bool, class_name: str
 ) -> ServingPlan:
-    """The plan.
+    """Decide the plan.
 
     Raises:
         NotConcurrent: several sessions in one process were asked of a class that allows one.
@@ -83,7 +83,7 @@ def _isolated_sessions(config: HostConfig, machine: Machine) -> int:
 
 
 def this_machine(config: HostConfig, fds: int) -> Machine:
-    """What this process may use, as far as it was not told."""
+    """Find what this process may use, where the configuration does not say."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = min(cores or 1, config.cores or MOST_CORES)
     return Machine(cores, fds, config.memory_bytes or _free_bytes())
@@ -100,9 +100,9 @@ def _free_bytes() -> int | None:
 
 
 def supports_concurrency(definition: Definition) -> tuple[bool, str]:
-    """Whether sessions may run side by side, and the name of the class that says so.
+    """Tell whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is no class is asked for one environment, to see what it makes.
+    A factory that is not a class is called once, to see the class of its environment.
     """
     env_class: Any = definition.env_class
     if env_class is None:
@@ -117,7 +117,9 @@ def _class_made_by(definition: Definition) -> type | None:
         env = definition.factory()
         env_class = type(env)
         env.close()
-    except Exception:  # each session will say so; until then nothing is known of it
-        log.warning("%s made no environment when asked", definition.factory_name, exc_info=True)
+    except Exception:  # each session will report it
+        log.warning(
+            "%s could not create an environment to inspect", definition.factory_name, exc_info=True
+        )
         return None
     return env_class

@@ -4,7 +4,7 @@
 A project calls upstream's `create_app(factory, ActionClass, …)` at import. All ways of doing so
 end in `HTTPEnvServer`, whose arguments are noted while the project is imported. Its check that
 several sessions need a class marked for them is skipped: how many sessions there are is decided
-here (`limits.py`), and what the project asked for is a wish like any other.
+here (`plan.py`), and the project's number is only a request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger("openenvd.env_host")
 
 
 def import_app(candidates: tuple[str, ...]) -> Any:
-    """The first of `module:attribute` that imports.
+    """Import the first of `module:attribute` that imports.
 
     Raises:
-        LoadError: none does. Its cause is the failure that says most: that of a candidate which
-            exists and failed by itself, rather than one that is not there.
+        LoadError: none imports. Its cause is the most telling failure: that of a candidate which
+            exists and failed by itself, rather than of one that is missing.
     """
     failures: list[Exception] = []
     for candidate in candidates:
@@ -44,7 +44,7 @@ def import_app(candidates: tuple[str, ...]) -> Any:
 
 
 def load_project(candidates: tuple[str, ...], name: str) -> Definition | None:
-    """The definition of an upstream project; None when its app is none of upstream's.
+    """Make the definition of an upstream project; None when its app is not upstream's.
 
     Raises:
         LoadError: the project does not import.
@@ -76,7 +76,7 @@ def _definition(server: Any, app: Any, name: str) -> Definition:
 
 
 def _serves_itself(app: Any, path: str) -> bool:
-    """Whether the project put a route of its own before upstream's."""
+    """Tell whether the project put a route of its own before upstream's."""
     for route in getattr(app, "routes", ()):
         if getattr(route, "path", None) == path:
             endpoint = getattr(route, "endpoint", None)
@@ -91,7 +91,7 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
     try:
         server_class: Any = importlib.import_module(UPSTREAM_SERVER).HTTPEnvServer
     except ImportError:
-        yield noted  # the project does not use it, or says itself what is missing
+        yield noted  # the project does not use it, or its own import fails
         return
     register = server_class.register_routes
 

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests for a session that is in another shard: `/mcp` over HTTP, where each may come anywhere.
+"""Routes requests for a session to the shard that has it: `/mcp` over HTTP may arrive at any shard.
 
     client ──POST /mcp, session_id──▶ shard a ──one end of a new socket pair──▶ inbox of shard b
                                         ▲  └──the same POST, on the other end──▶ b serves it
-                                        └──────────── its answer ◀──────────────┘
+                                        └──────────── b's answer ◀─────────────┘
 
-With `--isolate` it is the front that is asked, and `b` is the process of a session: the pair's end
-goes by way of the host, which forks a process for a new session and gives it to that.
+With `--isolate`, `a` is the front shard and `b` the process of a session: the pair's end goes
+through the supervisor, which forks a process for a new session and passes it there.
 
-A WebSocket is handed over as a whole (`handover.py`). An HTTP connection cannot be: it is kept
-alive, and its next request may be for any session. So the request alone travels, as HTTP: to `b` it
-is a connection like any other. Who owns a session its id says (`heads.py`).
+The descriptor of a WebSocket is passed to its shard (`ipc/fd_messages.py`). That of an HTTP
+connection cannot be: it is kept alive, and its next request may be for any session. So the request
+alone travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
+(`shard/request_head.py`).
 
-    b dies meanwhile      its end of the pair closes: the client gets a JSON-RPC error that says so
-    b had died before     its successor is another generation: `Unknown session_id`, as it is
+    b exits meanwhile     its end of the pair closes: the client gets a JSON-RPC error that says so
+    b had exited before   its replacement is another generation: `Unknown session_id`
     b is busy             the client waits as it would have waited there
-    the client leaves     the request is not taken back: it may have had effects
+    the client leaves     the request goes on: it may have had effects already
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Siblings:
-    """The other shards of the replica, to be asked. Within a running loop."""
+    """The other shards of the replica, for requests. Within a running loop."""
 
     def __init__(
         self,
@@ -50,10 +51,11 @@ class Siblings:
         hand_over: Callable[[int, int], None],
         isolate: GetReady | None = None,
     ) -> None:
-        """
+        """Take the functions of the shard.
+
         Args:
-            owner_of: the other shard that has a session; None: it is ours, or nobody's.
-            roomier: a shard for a new session when we have no room; None: we do, or nobody has.
+            owner_of: the other shard that has a session; None: this shard, or none.
+            roomier: a shard with room for a new session when this one has none; otherwise None.
             hand_over: gives shard `index` a connection's descriptor, and closes it here.
             isolate: where new sessions have processes of their own; waits for room for one, and
                 returns what gives that process a connection's descriptor, and closes it here.
@@ -65,24 +67,24 @@ class Siblings:
 
     @property
     def isolates(self) -> bool:
-        """Whether no session is to begin here."""
+        """Whether each session has a process of its own, so that none begins here."""
         return self._isolate is not None
 
     async def ask_new(self, request: Json) -> Json:
-        """What the process of a new session answers.
+        """Send a request to the process of a new session, and return its answer.
 
         Raises:
-            CapacityReached: there is no room for one.
-            SessionError: it ended before it had answered.
+            CapacityReached: there is no room for a session.
+            SessionError: the process ended before it had answered.
         """
         assert self._isolate is not None
         return await _ask(request, self._isolate, "The process of the new session")
 
     async def ask(self, index: int, request: Json) -> Json:
-        """What shard `index` answers to a JSON-RPC request.
+        """Send a JSON-RPC request to shard `index`, and return its answer.
 
         Raises:
-            SessionError: it ended before it had answered.
+            SessionError: the shard ended before it had answered.
         """
 
         async def get_ready() -> Callable[[int], None]:
@@ -92,7 +94,7 @@ class Siblings:
 
 
 async def _ask(request: Json, get_ready: GetReady, who: str) -> Json:
-    """`get_ready` is called last: what it returns must be, or a slot that it took is lost."""
+    """Call `get_ready` last: the function it returns must be called, or its slot is lost."""
     ours, theirs = socket.socketpair()
     with theirs:
         for end in (ours, theirs):
@@ -111,10 +113,10 @@ async def _ask(request: Json, get_ready: GetReady, who: str) -> Json:
 
 
 def body_of(response: bytes) -> Json:
-    """The JSON of an HTTP response that ended with its connection.
+    """Parse the JSON of an HTTP response that ended with its connection.
 
     Raises:
-        ValueError: it is cut off, no object, or none of the request's.
+        ValueError: the response is cut off, an error, or not a JSON object.
     """
     head, _, body = response.partition(_END_OF_HEAD)
     if b" 200 " not in head.partition(b"\r\n")[0]:

@@ -3,9 +3,8 @@
 
     create ──▶ enter ──▶ calls, one at a time ──▶ leave
 
-What of it runs where: see `creation.py` for the first and the last, `session_thread.py` for
-synchronous calls; asynchronous ones run on the loop, all in the session's own context, as they do
-in upstream's one task for each session.
+Environments are created where `Factory` decides; synchronous calls run on threads (`threads.py`),
+asynchronous ones on the loop, all in the session's own context, as in upstream's task per session.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Attached(Protocol):
         """Ping a client that has been silent; close if it has not answered the last ping."""
 
     def end(self, reason: SessionEnded) -> None:
-        """Tell the client, and close."""
+        """Send the reason to the client, and close."""
 
 
 class Threads:
@@ -97,15 +96,15 @@ class Session:
         self._factory = factory
         self._threads = threads
         self._thread = threads.shared
-        self._holding: _Holding | None = None
+        self._holding: _HeldContext | None = None
         self._context: contextvars.Context | None = None
 
     @property
     def ready_calls(self) -> Calls:
-        """How to call its environment.
+        """How to call the environment.
 
         Raises:
-            UnknownSession: it is still being created.
+            UnknownSession: the environment is still being created.
         """
         if self.calls is None:
             raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
@@ -113,24 +112,24 @@ class Session:
 
     @property
     def age(self) -> float:
-        """Seconds since it was last used; since it began, if it never was."""
+        """Seconds since the session was last used, or began."""
         return asyncio.get_running_loop().time() - self.last_used
 
     @property
     def thread(self) -> Runner:
-        """Where its synchronous calls run."""
+        """Where the session's synchronous calls run."""
         if self._thread is None:
             self._thread = SessionThread()
         return self._thread
 
     @property
     def needs_closing(self) -> bool:
-        """Whether there is anything to do at its end."""
+        """Whether there is anything to do at the session's end."""
         calls = self.calls
         return calls is None or self._holding is not None or calls.signature.closes
 
     def create(self) -> asyncio.Future[None] | None:
-        """Create the environment: None when that is done, otherwise a future of it."""
+        """Create the environment: None when it exists, otherwise a future of it."""
         if self._thread is None:
             self.env = self._factory.create_on_loop()
             if self.env is not None:
@@ -138,44 +137,44 @@ class Session:
         return self.thread.run(self._create)
 
     def enter_at_once(self) -> bool:
-        """Make it ready to be called, unless that needs to wait: then `enter` does it."""
+        """Make the session ready to be called, unless that has to wait: then `enter` does it."""
         calls = Calls(self.env)
         if calls.signature.holds_mcp:
             return False
-        self._be_ready(calls)
+        self._set_ready(calls)
         return True
 
     async def enter(self) -> None:
         """Hold the environment's MCP connection, if it has one, until the session ends."""
         calls = Calls(self.env)
         if calls.signature.holds_mcp:
-            self._holding = _Holding(self.env.mcp_session)
+            self._holding = _HeldContext(self.env.mcp_session)
             await self._holding.begin()
-        self._be_ready(calls)
+        self._set_ready(calls)
 
     def touch(self) -> None:
         """Note that the session was used just now."""
         self.last_used = asyncio.get_running_loop().time()
 
     async def leave(self) -> asyncio.Future[None]:
-        """Give up the MCP connection and queue the environment's `close`; a future of that."""
+        """Close the MCP connection and queue the environment's `close`; a future of that."""
         if self._holding is not None:
             await self._holding.end()
         return (self._thread or self._threads.spare).run(self._close)
 
     def release_thread(self) -> None:
-        """Let its own thread end, if it has one."""
+        """Stop the session's own thread, if it has one."""
         if self._thread is not None and self._thread is not self._threads.shared:
             self._thread.stop()
 
     async def call(self, method: Callable[..., Any], is_async: bool, *args: Any, **kw: Any) -> Any:
-        """The result of one call, on the loop or on the session's thread."""
+        """Make one call, on the loop or on the session's thread, and return its result."""
         if is_async:
             return await self.start(method(*args, **kw))
         return await self.thread.run(method, *args, **kw)
 
     def start(self, awaitable: Any) -> asyncio.Future[Any]:
-        """A task of one asynchronous call, in the session's context."""
+        """Start one asynchronous call as a task in the session's context."""
         if not asyncio.iscoroutine(awaitable):
             future: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
             return future
@@ -183,7 +182,7 @@ class Session:
             self._context = contextvars.copy_context()
         return asyncio.get_running_loop().create_task(awaitable, context=self._context)
 
-    def _be_ready(self, calls: Calls) -> None:
+    def _set_ready(self, calls: Calls) -> None:
         self.calls = calls
         if calls.signature.is_async and self._thread is not self._threads.shared:
             self.release_thread()
@@ -204,11 +203,12 @@ class Session:
             if inspect.iscoroutine(result := close()):
                 asyncio.run(result)
         except Exception:
-            log.warning("session %s: closing its environment failed", self.id, exc_info=True)
+            text, extra = "session %s: closing its environment failed", {"session": self.id}
+            log.warning(text, self.id, exc_info=True, extra=extra)
 
 
-class _Holding:
-    """Keeps a context open in one task from begin to end, as cancel scopes demand."""
+class _HeldContext:
+    """Keeps a context manager open in one task from begin to end, as cancel scopes demand."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -218,10 +218,10 @@ class _Holding:
         self._task = loop.create_task(self._hold())
 
     async def begin(self) -> None:
-        """Wait until it is open.
+        """Wait until the context is open.
 
         Raises:
-            Exception: it cannot be opened.
+            Exception: the context cannot be opened.
         """
         try:
             await self._entered
@@ -230,7 +230,7 @@ class _Holding:
             raise
 
     async def end(self) -> None:
-        """Close it, and wait for that."""
+        """Close the context, and wait for that."""
         self._released.set()
         await asyncio.wait({self._task})
         if not self._task.cancelled() and (error := self._task.exception()) is not None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: who is here, how many may be, and how one begins and ends.
+"""`SessionTable`: the sessions of one process, its slots, and how a session begins and ends.
 
-`SessionTable` owns the slots. It lives on the event loop alone, so it needs no lock; every check
-and the reservation that follows it happen without an await in between.
+The table is used on the event loop alone, so it needs no lock; every check and the reservation that
+follows it happen without an await in between.
 
 A slot is free again as soon as its session ends, even while a call that will not return still
 holds the session's thread. The exception is a class that allows one session at a time: there the
-slot stays taken until its environment is closed, and a newcomer waits a moment for that.
+slot stays taken until its environment is closed, and a new client waits a moment for that.
 """
 
 from __future__ import annotations
@@ -29,64 +29,66 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "Attached", "Hooks", "NoHooks", "Session", "SessionTable"]
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
-HAND_OVER_SECONDS = 5.0  # how long a newcomer waits for a session that is closing already
+CLOSING_WAIT_SECONDS = 5.0  # how long a new client waits for a session that is closing already
 MAX_ONE_SHOT = 1024  # sessions at once that serve one HTTP request each, mostly waiting
 
 log = logging.getLogger("openenvd.env_host")
 
 
 class Admission(Protocol):
-    """Who waits for a slot, and for how long (`admission.py`)."""
+    """Who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
 
     def take_promise(self) -> bool:
-        """Whether the next session was promised a slot; it is taken at once then."""
+        """Tell whether the next session was promised a slot; it is taken at once then."""
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
-        """Return True when there is room, False when it has been waited for long enough."""
+        """Wait for a slot; returns False when the wait has timed out."""
 
     @property
     def totals(self) -> tuple[int, int]:
-        """Sessions and slots, of all processes that serve this environment."""
+        """The sessions and slots of all processes that serve this environment."""
 
 
 class Hooks(Protocol):
-    """Whoever wants to know of the sessions of a process: the shard that it is."""
+    """What a shard wants to know of its sessions."""
 
     def new_id(self) -> str:
-        """The id of the next session."""
+        """Make the id of the next session."""
 
     def on_change(self, count: int) -> None:
-        """The number of sessions has changed, or a slot has become free."""
+        """Called when the number of sessions has changed, or a slot has become free."""
 
     def on_begin(self, session: Session, socket: Attached) -> None:
-        """A WebSocket has a session from now on."""
+        """Called when a WebSocket gets a session."""
 
     def on_end(self, session: Session) -> None:
-        """It has not any more; called once for each `on_begin`."""
+        """Called once for each `on_begin`, when the WebSocket no longer has a session."""
 
 
 class NoHooks:
-    """Nobody wants to know more than how many there are."""
+    """The default: random ids, and no notifications but of the number."""
 
     def __init__(self, on_change: Callable[[int], None] = lambda count: None) -> None:
         self._on_change = on_change
 
     def new_id(self) -> str:
+        """Make a random id."""
         return str(uuid.uuid4())
 
     def on_change(self, count: int) -> None:
+        """Forward the number."""
         self._on_change(count)
 
     def on_begin(self, session: Session, socket: Attached) -> None:
-        pass
+        """Do nothing."""
 
     def on_end(self, session: Session) -> None:
-        pass
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened in this process, ever."""
+    """Counters of this process since it started."""
 
     begun: int = 0  # sessions
     steps: int = 0
@@ -94,7 +96,7 @@ class Counts:
 
 
 class SessionTable:
-    """All sessions, and the room for more. On the event loop only."""
+    """All sessions, and the slots for more. On the event loop only."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class SessionTable:
         self.counts = Counts()
         self._taken = 0
         self._closing = 0
-        self._endings: set[asyncio.Task[None]] = set()  # a loop keeps no hold of its tasks
+        self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
@@ -129,11 +131,11 @@ class SessionTable:
 
     @property
     def taken(self) -> int:
-        """How many slots are taken; one whose environment is closing may still take one."""
+        """How many slots are taken; a session whose environment is closing may still take one."""
         return self._taken
 
     def take(self, socket: Attached) -> Session | None:
-        """What `reserve` gives, when nobody has to be asked or waited for; otherwise None."""
+        """Reserve a slot if that needs no waiting; otherwise None."""
         if self._stopping or self._taken >= self.max_sessions:
             return None
         if self._admission is not None and not self._admission.take_promise():
@@ -141,23 +143,24 @@ class SessionTable:
         return self._begin(socket)
 
     async def reserve(self, socket: Attached | None = None) -> Session:
-        """A slot for a new session, whose environment is still to be created.
+        """Reserve a slot for a new session, whose environment is still to be created.
 
         Raises:
-            CapacityReached, SessionEnded: there is no room, or we are stopping.
+            CapacityReached: no slot became free in time.
+            SessionEnded: the process is stopping.
         """
-        await self._wait_for_hand_over()
-        let_in = self._admission is None or await self._admission.wait_for_room(self._has_room)
+        await self._wait_for_closing()
+        is_admitted = self._admission is None or await self._admission.wait_for_room(self._has_room)
         if self._stopping:
             raise self._stopping
-        if self._admission is not None and not let_in:
+        if self._admission is not None and not is_admitted:
             raise CapacityReached(*self._admission.totals)
         if self._taken >= self.max_sessions:
             raise CapacityReached(self._taken, self.max_sessions)
         return self._begin(socket)
 
     async def open(self) -> Session:
-        """A new session, ready to be called."""
+        """Begin a session, ready to be called."""
         session = await self.reserve()
         try:
             if (creation := session.create()) is not None:
@@ -169,10 +172,10 @@ class SessionTable:
         return session
 
     def find(self, session_id: str) -> Session:
-        """The session of that id.
+        """Return the session of that id.
 
         Raises:
-            UnknownSession: there is none.
+            UnknownSession: no session has this id.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -183,23 +186,23 @@ class SessionTable:
         """Give an existing session to a WebSocket.
 
         Raises:
-            UnknownSession: there is none, it is not ready, or it has a WebSocket already.
+            UnknownSession: no session has this id, or it is not ready, or has a WebSocket already.
         """
         session = self.find(session_id)
         _ = session.ready_calls
         if session.socket is not None:
             raise UnknownSession(f"Session {session_id} already has an attached WebSocket")
-        self._join(session, socket)
+        self._attach(session, socket)
         session.touch()
         return session
 
     def detach(self, session: Session) -> asyncio.Future[None] | None:
-        """Take an attached session back from its WebSocket; a future of its end, if it ends so."""
-        self._part(session)
+        """Detach a session from its WebSocket; a future of its end, if it ends with that."""
+        self._detach(session)
         return self.release(session) if session.close_when_detached else None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
-        """End a session and wait for it. `abandoned`: a call of it is still running; do not."""
+        """End a session, and wait for its end unless it is abandoned to a running call."""
         if (ending := self.release(session, abandoned=abandoned)) is not None:
             await ending
 
@@ -210,12 +213,15 @@ class SessionTable:
         after: asyncio.Future[None] | None = None,
         abandoned: bool = False,
     ) -> asyncio.Future[None] | None:
-        """End a session: None when that is done, otherwise a future of it. Its slot is free at
-        once, save of a class for one session at a time.
+        """End a session; its slot is free at once, save of a class for one session at a time.
 
         Args:
+            session: may have ended already.
             after: a call that is being cancelled, and comes to its end first.
             abandoned: a call that cannot be cancelled is still running; do not wait for it.
+
+        Returns:
+            A future of the end; None if the session has ended.
         """
         if self._sessions.pop(session.id, None) is None:
             return None
@@ -223,7 +229,7 @@ class SessionTable:
         if not self._exclusive:
             self._taken -= 1
         self._hooks.on_change(len(self._sessions))
-        self._part(session)
+        self._detach(session)
         if abandoned:
             self._warn_of_abandoned(session)
         if after is None and not abandoned and not session.needs_closing:
@@ -236,7 +242,7 @@ class SessionTable:
 
     @asynccontextmanager
     async def one_shot_session(self) -> AsyncIterator[Session]:
-        """A session outside the table, for one HTTP request: its own environment, then closed."""
+        """A session outside the table for one HTTP request, with an environment of its own."""
         async with self._one_shot:
             session = self._new()
             try:
@@ -249,7 +255,7 @@ class SessionTable:
                 session.release_thread()
 
     async def stop(self, reason: SessionEnded) -> None:
-        """Refuse new sessions and end all there are; returns when they are gone."""
+        """Refuse new sessions and end all others; returns when no session is left."""
         self._stopping = reason
         for session in self:
             if session.socket is not None:
@@ -260,17 +266,17 @@ class SessionTable:
             await self._changed.wait()
 
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
-        """The sessions that nothing has used for longer than the limit."""
+        """Return the sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
 
     def _has_room(self) -> bool:
         return self._taken < self.max_sessions
 
-    def _join(self, session: Session, socket: Attached) -> None:
+    def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
         self._hooks.on_begin(session, socket)
 
-    def _part(self, session: Session) -> None:
+    def _detach(self, session: Session) -> None:
         if session.socket is not None:
             session.socket = None
             self._hooks.on_end(session)
@@ -285,7 +291,7 @@ class SessionTable:
         self._sessions[session.id] = session
         self._hooks.on_change(len(self._sessions))
         if socket is not None:
-            self._join(session, socket)
+            self._attach(session, socket)
         return session
 
     async def _end(
@@ -304,23 +310,23 @@ class SessionTable:
         if self._exclusive:
             self._taken -= 1
             self._hooks.on_change(len(self._sessions))
-        self._tell_change()
+        self._notify_change()
 
     def _warn_of_abandoned(self, session: Session) -> None:
         what, seconds = "its creation", session.age
         if session.calls is not None:
             what = f"its {session.call_name}"
             seconds = asyncio.get_running_loop().time() - session.call_began
-        text = "session %s ended while %s still runs, since %.1f s"
-        log.warning(text, session.id, what, seconds)
+        text = "session %s ended while %s was still running, after %.1f s"
+        log.warning(text, session.id, what, seconds, extra={"session": session.id})
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _wait_for_hand_over(self) -> None:
+    async def _wait_for_closing(self) -> None:
         """Wait for a slot whose session has ended but whose environment is still closing."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(CLOSING_WAIT_SECONDS):
                 while self._taken >= self.max_sessions and self._exclusive and self._closing:
                     await self._changed.wait()

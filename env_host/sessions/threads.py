@@ -5,13 +5,13 @@ SQLite connections, Playwright and greenlets are bound to the thread that made t
 factory, every call and `close` of one environment share a thread, unless its class says
 `THREAD_SAFE = True`: then `ThreadPool` bounds how many threads there are.
 
-    event loop ──(settle, call)──▶ SimpleQueue ──▶ thread, or whichever of the pool is free
+    event loop ──(settle, call)──▶ SimpleQueue ──▶ the thread, or a free one of the pool
         ▲                                            │
         └────────── call_soon_threadsafe ◀───────────┘
 
 A thread starts with its first call. Threads are daemons: a call that never returns must not keep
 the process from exiting. A session's own is started without `threading.Thread`: 14 kB and 120 us
-each instead of 17 kB and 190 us. It has no name therefore; a hung call is named by its session.
+each instead of 17 kB and 190 us. It has no name therefore; a hung call is logged with its session.
 The stack is virtual memory until it is used; a large one invites huge pages.
 """
 
@@ -53,11 +53,11 @@ class SessionThread:
         self._jobs.put((settle, call))
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """A future of `call(*args, **kwargs)`; cancelling it before its turn skips the call."""
+        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
         return _future_of(self, self._loop, call, *args, **kwargs)
 
     def stop(self) -> None:
-        """End the thread after what it has been given; does not wait."""
+        """End the thread after the calls it was given; does not wait."""
         if self._started:
             self._jobs.put(None)
 
@@ -78,7 +78,7 @@ class ThreadPool:
         self._loop = asyncio.get_running_loop()
 
     def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
-        """As a `SessionThread` does, but on whichever thread is free."""
+        """Have `settle(result, error)` called on the loop when a free thread has done `call`."""
         self._under_way += 1
         if self._threads < min(self._under_way, self._most):
             self._threads += 1
@@ -87,11 +87,11 @@ class ThreadPool:
         self._jobs.put((functools.partial(self._settle, settle), call))
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """A future of `call(*args, **kwargs)`; cancelling it before its turn skips the call."""
+        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
         return _future_of(self, self._loop, call, *args, **kwargs)
 
     def stop(self) -> None:
-        """Nothing: the threads are not the session's."""
+        """Do nothing: the threads are not the session's."""
 
     def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
         self._under_way -= 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a WebSocket's handshake, without a socket: bytes to `Upgrade`, and the answer.
+"""The server's side of a WebSocket handshake, without a socket: bytes to `Upgrade`, and the answer.
 
-Only what is well-formed beyond doubt is taken; everything else is left to uvicorn, which says what
-is wrong with it.
+Only a request that is well-formed beyond doubt is taken; all others are left to uvicorn, which
+answers what is wrong with them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _VERSION = b"13"
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """A client that asks for a WebSocket."""
+    """A client's request for a WebSocket."""
 
     path: str
     query: str
     key: bytes
 
     def parameter(self, name: str) -> str | None:
-        """A parameter of the address."""
+        """Return a parameter of the address."""
         if not self.query:
             return None
         found = parse_qs(self.query).get(name)
@@ -36,7 +36,7 @@ class Upgrade:
 
 
 def parse_upgrade(head: bytes) -> Upgrade | None:
-    """The handshake in `head`, which ends with an empty line; None when it is not plainly one."""
+    """Parse the handshake in `head`, which ends with an empty line; None when unsure."""
     lines = head.removesuffix(END_OF_HEAD).split(b"\r\n")
     request = lines[0].split(b" ")
     if len(request) != 3 or request[0] != b"GET" or request[2] != b"HTTP/1.1":
@@ -55,7 +55,7 @@ def parse_upgrade(head: bytes) -> Upgrade | None:
 
 
 def acceptance(upgrade: Upgrade) -> bytes:
-    """The answer: from here on it is a WebSocket."""
+    """Make the answer, after which the connection is a WebSocket."""
     digest = hashlib.sha1(upgrade.key + _GUID, usedforsecurity=False).digest()
     token = binascii.b2a_base64(digest, newline=False)
     return (

@@ -5,12 +5,12 @@
         ▲                     │    └──▶ client_left, once, whatever the reason
         └── send_text, close ─┴── pong, close
 
-Closing: our close frame goes out, and the peer has `CLOSE_SECONDS` to answer it; closing the
-connection at once could cost it what we said last. Its own close frame is answered, and that is it:
-what is still to be written has as long to be taken.
+Closing: our close frame is sent, and the peer has `CLOSE_SECONDS` to answer it; closing the
+connection at once could lose the last frames before it. The peer's own close frame is answered and
+the connection closed, once the remaining bytes are written, or after `CLOSE_SECONDS`.
 
-A peer that does not read makes us hold no more: `is_paused` tells the subclass, and of its pings
-the last alone is answered, once it reads again.
+For a peer that does not read, no more is buffered: the subclass looks at `is_paused`, and of the
+peer's pings the last alone is answered, once it reads again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WebSocketProtocol(asyncio.Protocol):
         raise NotImplementedError
 
     def client_left(self) -> None:
-        """Nothing more will come, and nothing sent will arrive."""
+        """Called once: no more messages come, and none that is sent will arrive."""
         raise NotImplementedError
 
     def send_text(self, payload: bytes) -> None:
@@ -89,18 +89,18 @@ class WebSocketProtocol(asyncio.Protocol):
             self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
 
     def close(self, code: int, reason: str = "") -> None:
-        """Begin to close; tolerates that it is closed or closing."""
+        """Begin to close; tolerates a connection that is closed or closing."""
         if self._closing is not None or self._has_left:
             return
         self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
         self.transport.write(close_frame(code, reason))
 
     def connection_made(self, transport: Any) -> None:
-        """Nothing to do: the handshake is done."""
+        """Keep the transport; the handshake is done."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Any number of frames, or parts of them."""
+        """Handle any number of frames, or parts of them."""
         self._is_heard = True
         try:
             for kind, payload in self._parser.feed(data):
@@ -113,24 +113,24 @@ class WebSocketProtocol(asyncio.Protocol):
             self.fail(exc.code, exc.reason)
 
     def eof_received(self) -> bool | None:
-        """The peer has closed its side without a word."""
-        self._hang_up()
+        """Close: the peer has closed its side without a close frame."""
+        self._close_when_written()
         self._leave()
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end of it."""
+        """Clean up after the connection."""
         if self._closing is not None:
             self._closing.cancel()
         self.is_paused = False
         self._leave()
 
     def pause_writing(self) -> None:
-        """The peer does not keep up."""
+        """Note that the peer does not keep up."""
         self.is_paused = True
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Note that the peer reads again, and answer its last ping."""
         self.is_paused = False
         pong, self._pong = self._pong, None
         if pong is not None and self._closing is None and not self._has_left:
@@ -140,15 +140,15 @@ class WebSocketProtocol(asyncio.Protocol):
         """Close at once: the peer broke the protocol."""
         if self._closing is None and not self._has_left:
             self.transport.write(close_frame(code, reason))
-        self._hang_up()
+        self._close_when_written()
         self._leave()
 
     def fail_text(self) -> None:
-        """The peer sent a text that is none."""
+        """Close at once: the peer sent a text that is not UTF-8."""
         self.fail(BAD_TEXT_CLOSE, "the text is not UTF-8")
 
     def shutdown(self) -> None:
-        """The server stops (uvicorn's word for it)."""
+        """Close: uvicorn calls this when it stops."""
         self.close(GOING_AWAY_CLOSE)
         self.transport.close()
 
@@ -168,7 +168,7 @@ class WebSocketProtocol(asyncio.Protocol):
             code = code_of_close(payload)
             if self._closing is None and not self._has_left:
                 self.transport.write(close_frame(code))
-            self._hang_up()
+            self._close_when_written()
             self._leave()
         elif kind != PONG and self._closing is None and not self._has_left:
             self.binary_received()
@@ -179,8 +179,8 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             self._write(PONG, payload)
 
-    def _hang_up(self) -> None:
-        """Close when what was written has gone; at last without, if the peer does not take it."""
+    def _close_when_written(self) -> None:
+        """Close when all bytes are written, or after `CLOSE_SECONDS` if the peer does not read."""
         self.transport.close()
         if self._closing is None:
             self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
