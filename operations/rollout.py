@@ -3,7 +3,7 @@
 
     main thread: waits, is cancelled          thread "rollout": the event loop
     ───────────────────────────────           ────────────────────────────────
-    run ──order──────────────────────────────▶ rollouts.run.roll_out
+    run ──config─────────────────────────────▶ rollouts.run.roll_out
     TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
     context.progress, the log ◀───report, each second
 
@@ -32,7 +32,7 @@ from . import base
 from .options import RolloutOptions
 
 if TYPE_CHECKING:
-    from ..rollouts.run import Order, Report
+    from ..rollouts.run import Report, RunConfig
 
 LOG_SECONDS = 10.0  # between two lines about how far it is
 
@@ -90,14 +90,14 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         """Episodes of a group could not be told to begin alike without one."""
         return 0 if self.group is not None and self.seed is None else self.seed
 
-    def order(self, addresses: Mapping[str, str]) -> Order:
-        """For the room that does it."""
-        from ..rollouts.run import Order
-        from ..rollouts.stages.chosen import Stages
+    def run_config(self, addresses: Mapping[str, str]) -> RunConfig:
+        """The run that this payload asks for."""
+        from ..rollouts.run import RunConfig
+        from ..rollouts.stages.named_stages import Stages
 
         named = {} if self.advantages is None else {"advantages": self.advantages}
-        same = {item.name for item in fields(Order)} & set(type(self).model_fields)
-        return Order(
+        same = {item.name for item in fields(RunConfig)} & set(type(self).model_fields)
+        return RunConfig(
             **{name: getattr(self, name) for name in same - {"seed"}},
             environments=addresses,
             folder=Path(self.out),
@@ -131,13 +131,13 @@ class Rollout:
         from ..rollouts.policies.named_function import importable
         from ..rollouts.run import roll_out
 
-        teller = _Teller(context)
-        order = payload.order(addresses_of(payload.names, context.home))
-        base.say(f"{_episodes(order.episodes)} at {', '.join(order.environments.values())}")
+        reporter = _ProgressReporter(context)
+        config = payload.run_config(addresses_of(payload.names, context.home))
+        base.say(f"{_episodes(config.episodes)} at {', '.join(config.environments.values())}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), malloc_tuning.kept_pages():
-            result = run_on_thread(roll_out(order, teller.tell, base.say))
-        teller.finish(result)
+            result = run_on_thread(roll_out(config, reporter.report, base.say))
+        reporter.finish(result)
         return result
 
 
@@ -158,14 +158,14 @@ def addresses_of(names: list[str], home: Path) -> dict[str, str]:
     return {name: name if "://" in name else address_by_name(runs, name) for name in names}
 
 
-class _Teller:
+class _ProgressReporter:
     """Progress to the daemon each time, and to the log now and then."""
 
     def __init__(self, context: base.OperationContext) -> None:
         self._context = context
         self._say_at = time.monotonic() + LOG_SECONDS
 
-    def tell(self, report: Report) -> None:
+    def report(self, report: Report) -> None:
         """Where it stands; from any thread."""
         message = report.message()
         told = {"phase": "rolling out", "message": message, "rollout": report.to_json()}

@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives many sessions at once, and writes what came back.
+"""Runs many episodes at once at OpenEnv servers, and writes or hands over what they gave.
 
-    collector ──reserve──▶ ByteBudget ◀──release── writer thread ──▶ parts, journal, manifest
-        │  steps, one by one                            ▲                     │
-        └──put_step, finish──▶ stages ──────────────────┘                  readers
+    collector ──reserve──▶ ByteBudget ◀──release── writer thread ──▶ parts, manifest
+        │  steps, one by one                            ▲                │
+        └──put_step, finish──▶ stages ──────────────────┘             readers
 
-Every byte between a session and the disk is counted against one budget, so that memory stays flat
-however slow the disk is. An unfinished episode is never visible; a finished one exists once.
+Every byte between a session and the disk is counted against one budget: memory stays flat however
+slow the disk is. A finished episode exists exactly once; an unfinished one is never visible.
 
-Where to look:
+    run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
+    failure_policy.py      which episodes are written
+    collector.py           many episodes at once; episode_runner.py: one attempt at one of them
+    batches.py             whole episodes in memory, for Python callers
+    episodes.py            step, episode, sink
+    buffers.py             the budget; concurrency_limit.py: how many episodes run within it
+    loop_budget.py         what one iteration of the event loop does
+    interpreter.py         settings of Python meanwhile; loop_thread.py: the loop's thread
+    progress_stats.py      counts for the progress line and the result
+    sessions/              hundreds of WebSockets on one loop
+    policies/              what decides on actions
+    stages/                advantages, filters, training samples
+    folder/                what is written, and how it is read
 
-    collector.py      many episodes at once; playing.py is one attempt at one of them
-    episodes.py       the words: step, episode, sink
-    buffers.py        the budget; standing.py: how many episodes may run within it
-    turns.py          how many steps pass in a turn of the loop; interpreter.py: of Python itself
-    batches.py        whole episodes in memory, for whoever takes them from Python
-    to_folder.py      `openenv rollout`: choosing.py, tally.py, figures.py, loop_thread.py
-    sessions/         hundreds of WebSockets on one loop
-    policies/         who decides
-    folder/           what is written, and how it is read
-    stages/           advantages, filters, training samples
-
-What others use is here, and imported when it is asked for: the daemon reads payloads alone.
+The public names are imported when they are first used: the daemon reads payloads alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole episodes in memory, for whoever takes them in batches.
+"""Whole episodes in memory, handed over in batches.
 
     put_step ─▶ steps of what runs ─finish─▶ finished, at most `limit_bytes` ─▶ `next` ─▶ a batch
 
-Memory is what runs (see `standing.py`), what has finished and nobody took yet, and the batch that
-is being put together. Once the middle is full, `finish` waits, and no further episode begins.
+Memory holds running episodes (see `concurrency_limit.py`), finished ones that wait to be taken, and
+the batch that is being built. Once the second is full, `finish` waits, and no episode begins.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A disk that is slower than the environments fills whatever room there is, and is
 So a budget may begin small, and opens where its room is too little: where somebody waits, or has
 waited, and yet the disk has run out of work.
 
-The lock guards the figures and the line of those who wait; it is never held across a wait.
+The lock guards the stats and the line of those who wait; it is never held across a wait.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def admits(used_bytes: int, size_bytes: int, limit_bytes: int) -> bool:
 
 
 class ByteBudget:
-    """`limit_bytes` of room, reserved on event loops and given back from any thread.
+    """`limit_bytes` of memory, reserved on event loops and released from any thread.
 
-    With `first_bytes` it begins with so much, and opens as `idle` tells.
+    With `first_bytes` the budget begins smaller, and opens when the consumer is `idle`.
     """
 
     def __init__(self, limit_bytes: int, first_bytes: int | None = None) -> None:
@@ -54,7 +54,7 @@ class ByteBudget:
 
     @property
     def used_bytes(self) -> int:
-        """What is reserved now."""
+        """How many bytes are reserved now."""
         return self._used_bytes
 
     @property
@@ -63,7 +63,7 @@ class ByteBudget:
         return len(self._waiting)
 
     def is_full(self, size_bytes: int) -> bool:
-        """Whether somebody who wants so much now has to wait."""
+        """Whether a reservation of this size would wait now."""
         return bool(self._waiting) or not admits(self._used_bytes, size_bytes, self._open_bytes)
 
     async def reserve(self, size_bytes: int) -> Hold:
@@ -79,7 +79,7 @@ class ByteBudget:
         return Hold(self, size_bytes)
 
     def fail(self, error: Exception) -> None:
-        """Nothing is given back any more: whoever waits, or comes later, is told `error`."""
+        """Ends the budget: all waiting and later reservations raise `error`."""
         with self._lock:
             self._failure = error
             waiting, self._waiting = list(self._waiting), deque()
@@ -87,9 +87,10 @@ class ByteBudget:
             waiter.wake(error)
 
     def idle(self) -> None:
-        """From any thread: whoever works on what was reserved has run out of it. Where somebody has
-        waited meanwhile, there is twice the room from now on; until `busy`, there is as much as
-        anybody asks for.
+        """Says that the consumer of what was reserved has no more work; from any thread.
+
+        Where somebody has waited since the last time, the budget doubles. Until `busy` it opens as
+        far as anybody asks for.
         """
         with self._lock:
             self._is_idle = True
@@ -101,11 +102,11 @@ class ByteBudget:
             waiter.wake()
 
     def busy(self) -> None:
-        """From any thread: there is work again."""
+        """Says that the consumer has work again; from any thread."""
         self._is_idle = False
 
     def change(self, difference_bytes: int) -> None:
-        """What a hold took more, or gave back."""
+        """Adds the bytes that a hold took, or subtracts those that it released."""
         with self._lock:
             self._used_bytes += difference_bytes
             self.peak_bytes = max(self.peak_bytes, self._used_bytes)

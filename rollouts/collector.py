@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many episodes at once, of any policy at any OpenEnv servers.
 
-    numbers ─▶ slot 1 … slot N ─▶ StandingRoom ─▶ Attempt, again after a failure ─▶ sink
+    numbers ─▶ slot 1 … slot N ─▶ ConcurrencyLimit ─▶ Attempt, again after a failure ─▶ sink
 
 A slot plays one episode after the other. Episodes are numbered, and everything about one follows
 from its number: id, seed, environment. So a rollout that was interrupted goes on with the numbers
@@ -32,18 +32,17 @@ from typing import Any
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.units import MB
 from .batches import BatchSink
-from .concurrency_limit import EpisodeRoom, StandingRoom
-from .episode_runner import Attempt, Rules, Stage
+from .concurrency_limit import ConcurrencyLimit, EpisodeRoom
+from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .interpreter import while_episodes_run
-from .loop_budget import Turns
+from .loop_budget import StepBudget
 from .policies.policy import CallablePolicy, CpuThreads, Policy, TimedPolicy
-from .progress_stats import Figures
-from .sessions.descriptors import make_room
+from .progress_stats import ProgressStats
 from .sessions.message_memory import MessageMemory
 from .sessions.session import session_url
-from .sessions.session_pool import SessionPool
+from .sessions.session_pool import DEFAULT_TIMING, SessionPool, SessionTiming, reserve_descriptors
 
 DEFAULT_BUFFER_BYTES = 512 * MB
 LAG_WINDOW_SECONDS = 600.0
@@ -69,16 +68,32 @@ class RolloutCollector:
         reuse_sessions: bool = True,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         max_loop_lag_seconds: float | None = None,
+        timing: SessionTiming = DEFAULT_TIMING,
     ) -> None:
-        """`env` is an address or several; `retries` are per episode, of whole episodes. The time of
-        a policy is that of one call, without its wait for one of the threads of synchronous ones.
+        """Checks the arguments; nothing is connected before episodes are collected.
 
-        `buffer_bytes` bounds what running episodes hold, and again what has finished and was not
-        taken. `reset` is given to every reset, beside the seed. Of each `group` of episodes in the
-        order of their numbers, all begin alike: with the same seed, in the same environment.
+        Args:
+            env: The address of an OpenEnv server, or several, which take turns.
+            policy: A `Policy`, or a callable that takes an observation and returns an action.
+            concurrency: How many episodes run at once.
+            max_steps: Steps after which an episode is truncated; None for no limit.
+            step_timeout_seconds: Longest answer to a reset or a step.
+            policy_timeout_seconds: Longest call of the policy. Where it is synchronous, its wait
+                for a thread does not count.
+            episode_timeout_seconds: Longest episode, without its waiting for the sink.
+            retries: Further attempts at an episode that failed, each of the whole episode.
+            seed: Seed of the first group of episodes; each further group adds 1.
+            reset: Further arguments of every reset.
+            group: How many consecutive episodes begin alike: with one seed, in one environment.
+            reuse_sessions: Whether a session plays one episode after the other.
+            buffer_bytes: Memory for running episodes, and as much again for finished ones that
+                `batches` has not handed over.
+            max_loop_lag_seconds: Longest time that the event loop may be held.
+            timing: How long sessions wait for a server.
 
         Raises:
-            NoEnvironment: an address is none.
+            NoEnvironment: An address cannot be one of a server.
+            ValueError: There is no address, or a number is below 1.
         """
         addresses = (env,) if isinstance(env, str) else tuple(env)
         if not addresses or concurrency < 1:
@@ -97,9 +112,10 @@ class RolloutCollector:
             retries,
             reuse_sessions,
             buffer_bytes,
+            timing,
         )
         self._max_loop_lag_seconds = max_loop_lag_seconds
-        self.figures = Figures()
+        self.stats = ProgressStats()
         self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
 
     async def batches(
@@ -134,7 +150,7 @@ class RolloutCollector:
         Raises:
             RolloutError: the sink's; `LoopLagged`.
         """
-        run = _Run(self._plan, self.figures, iter(numbers), sink, keeps_episodes=keeps_episodes)
+        run = _Run(self._plan, self.stats, iter(numbers), sink, keeps_episodes=keeps_episodes)
         with self.lag, while_episodes_run():
             async with run.opened():
                 await run.all_slots()
@@ -165,6 +181,7 @@ class _Plan:
     retries: int
     reuse_sessions: bool
     buffer_bytes: int
+    timing: SessionTiming
 
     def tries_again(self, episode: Episode) -> bool:
         """Whether there is to be another attempt after this one."""
@@ -183,7 +200,7 @@ class _Run:
     def __init__(
         self,
         plan: _Plan,
-        figures: Figures,
+        stats: ProgressStats,
         numbers: Iterator[int],
         sink: StepSink,
         *,
@@ -191,26 +208,30 @@ class _Run:
     ) -> None:
         # What runs, and what waits to be written.
         self._memory = MessageMemory(2 * plan.buffer_bytes)
-        pool = SessionPool(plan.concurrency, self._memory, reuse=plan.reuse_sessions)
+        pool = SessionPool(
+            plan.concurrency, self._memory, reuse=plan.reuse_sessions, timing=plan.timing
+        )
         self._plan = plan
         self._numbers = numbers
-        self._standing = StandingRoom(plan.buffer_bytes, keeps_episodes=keeps_episodes)
-        threads = CpuThreads(on_hung=figures.hang)
-        self._stage = Stage(plan.rules, plan.policy, threads, pool, sink, figures, Turns())
+        self._limit = ConcurrencyLimit(plan.buffer_bytes, keeps_episodes=keeps_episodes)
+        threads = CpuThreads(on_hung=stats.hang)
+        self._context = RunContext(
+            plan.rules, plan.policy, threads, pool, sink, stats, StepBudget()
+        )
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Whatever happens inside, no session and no thread is left behind."""
         try:
-            await asyncio.to_thread(make_room, self._plan.concurrency)
+            await asyncio.to_thread(reserve_descriptors, self._plan.concurrency)
             yield
         finally:
             try:
-                await self._stage.pool.close()
+                await self._context.pool.close()
             finally:
-                self._stage.threads.close()
+                self._context.threads.close()
                 await self._plan.policy.close()
-                await self._memory.let_go()
+                await self._memory.release_all()
 
     async def all_slots(self) -> None:
         """Until there are no more numbers."""
@@ -223,28 +244,28 @@ class _Run:
 
     async def _slot(self) -> None:
         for number in self._numbers:
-            async with self._standing.enter() as room:
+            async with self._limit.enter() as room:
                 await self._episode(number, room)
 
     async def _episode(self, number: int, room: EpisodeRoom) -> None:
-        figures = self._stage.figures
-        figures.running += 1
+        stats = self._context.stats
+        stats.running += 1
         try:
             episode = await self._attempts(number, room)
-            await self._stage.sink.finish(episode)
+            await self._context.sink.finish(episode)
         finally:
-            figures.running -= 1
-        figures.end(episode)
+            stats.running -= 1
+        stats.end(episode)
 
     async def _attempts(self, number: int, room: EpisodeRoom) -> Episode:
         for attempt in itertools.count(1):
             address = self._plan.address_of(number)
-            episode = await Attempt(self._stage, number, address, room).run()
+            episode = await Attempt(self._context, number, address, room).run()
             episode = replace(episode, attempts=attempt)
             if not self._plan.tries_again(episode):
                 break
-            self._stage.figures.retry(episode)
-            await self._stage.sink.discard(episode.id)
+            self._context.stats.retry(episode)
+            await self._context.sink.discard(episode.id)
         return episode
 
 

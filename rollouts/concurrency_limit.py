@@ -26,7 +26,7 @@ OBSERVATIONS = 2  # one is decided on, one comes
 GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
 
 
-class StandingRoom:
+class ConcurrencyLimit:
     """Lets episodes begin."""
 
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
@@ -71,8 +71,8 @@ class StandingRoom:
 class EpisodeRoom:
     """What one running episode holds."""
 
-    def __init__(self, standing: StandingRoom, hold: Hold, *, keeps_all: bool) -> None:
-        self._standing = standing
+    def __init__(self, limit: ConcurrencyLimit, hold: Hold, *, keeps_all: bool) -> None:
+        self._limit = limit
         self._hold = hold
         self._keeps_all = keeps_all
         self._held_bytes = 0
@@ -85,4 +85,4 @@ class EpisodeRoom:
             self._held_bytes = max(self._held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
         if self._held_bytes > self._hold.size_bytes:
             self._hold.resize(self._held_bytes)
-        self._standing.learn(self._held_bytes)
+        self._limit.learn(self._held_bytes)

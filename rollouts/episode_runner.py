@@ -22,12 +22,12 @@ import msgspec
 from .concurrency_limit import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
-from .loop_budget import Turns
+from .loop_budget import StepBudget
 from .policies.policy import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
-from .progress_stats import Figures
+from .progress_stats import ProgressStats
 from .sessions.answers import Answer, answer_of
 from .sessions.session import Session
-from .sessions.session_pool import SessionPool, is_for_want_of_room
+from .sessions.session_pool import SessionPool, is_no_capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RunContext:
     """What all attempts of a rollout have in common."""
 
     rules: Rules
@@ -55,18 +55,18 @@ class Stage:
     threads: CpuThreads
     pool: SessionPool
     sink: StepSink
-    figures: Figures
-    turns: Turns
+    stats: ProgressStats
+    step_budget: StepBudget
 
 
 class Attempt:
     """One attempt; `run` it once."""
 
-    def __init__(self, stage: Stage, number: int, address: str, room: EpisodeRoom) -> None:
+    def __init__(self, stage: RunContext, number: int, address: str, room: EpisodeRoom) -> None:
         self._id = episode_id(number)
         self._seed = stage.rules.seed_of(number)
         self._address = address
-        self._stage = stage
+        self._context = stage
         self._rules = stage.rules
         self._pool = stage.pool
         self._room = room
@@ -103,7 +103,7 @@ class Attempt:
 
     def _player(self) -> Player:
         try:
-            return self._stage.policy.player(self._stage.threads)
+            return self._context.policy.player(self._context.threads)
         except Exception as exc:
             raise policy_failed(exc) from exc
 
@@ -121,7 +121,7 @@ class Attempt:
     async def _reset_somewhere(self) -> Session:
         fresh = False
         while True:
-            await self._stage.turns.take()  # a connection costs more than a step
+            await self._context.step_budget.acquire()  # a connection costs more than a step
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
             except EpisodeFailed as exc:
@@ -135,7 +135,7 @@ class Attempt:
                 self._pool.drop(self._address, session)
                 # A server may have closed what idled. Nothing was played in it yet.
                 fresh = was_used and exc.reason is FailureReason.CONNECTION_LOST
-                room = is_for_want_of_room(exc) and await self._pool.wait_for_room(self._address)
+                room = is_no_capacity(exc) and await self._pool.wait_for_room(self._address)
                 if not (fresh or room):
                     raise
             except BaseException:
@@ -145,20 +145,20 @@ class Attempt:
                 return session
 
     async def _may_come_in_later(self, exc: EpisodeFailed) -> bool:
-        if is_for_want_of_room(exc):
+        if is_no_capacity(exc):
             return await self._pool.wait_for_room(self._address)
         is_gone = exc.reason is FailureReason.NOT_CONNECTED
-        return is_gone and await self._pool.wait_for_return(self._address)
+        return is_gone and await self._pool.wait_for_reconnection(self._address)
 
     async def _reset(self, session: Session) -> None:
-        await self._stage.turns.take()
+        await self._context.step_budget.acquire()
         seed = {} if self._seed is None else {"seed": self._seed}
         arguments = {"episode_id": self._id, **seed, **self._rules.reset}
         seconds = self._rules.step_timeout_seconds
         self._answer = answer_of(await session.reset(arguments, seconds=seconds))
 
     async def _step(self, session: Session, player: Player) -> None:
-        await self._stage.turns.take()
+        await self._context.step_budget.acquire()
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
         decided = await self._decided(player, before, turn)
@@ -199,11 +199,11 @@ class Attempt:
         self._steps += 1
         self._reward += step.reward or 0.0
         self._size_bytes += size_bytes
-        self._stage.figures.step(size_bytes)
+        self._context.stats.step(size_bytes)
 
     async def _sink(self, step: Step, size_bytes: int) -> None:
-        room = await self._stage.sink.reserve(size_bytes)
-        await self._stage.sink.put_step(self._id, self._steps, step, room)
+        room = await self._context.sink.reserve(size_bytes)
+        await self._context.sink.put_step(self._id, self._steps, step, room)
 
     @asynccontextmanager
     async def _uncounted(self) -> AsyncIterator[None]:
@@ -235,8 +235,10 @@ class Attempt:
 
 
 def _forget_frames(exc: BaseException | None) -> None:
-    """They hold observations, and what passed through them: a circle, until somebody looks for
-    garbage. Hundreds of episodes that fail at once would hold all of theirs.
+    """Drops the tracebacks of an exception and its causes.
+
+    Their frames hold observations in reference cycles until garbage is collected. Hundreds of
+    episodes that fail at once would hold all of theirs.
     """
     while exc is not None and exc.__traceback__ is not None:  # of a circle of causes, each once
         exc.__traceback__ = None
@@ -251,8 +253,9 @@ def status_of(failure: Failure | None, *, done: bool) -> EpisodeStatus:
 
 
 def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:
-    """Both as one JSON object; what the environment said is its `metadata`, or, where the policy
-    says something of that name itself, its `environment_metadata`.
+    """Joins what the policy noted and the environment's metadata into one JSON object.
+
+    The latter is `metadata`, or `environment_metadata` where the policy uses that name itself.
     """
     if said_by_environment in (b"{}", b"null"):
         return said_by_policy

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink
 from .errors import AllFailed
-from .progress_stats import Figures
+from .progress_stats import EpisodeCounts, ProgressStats
 from .stages.grouping import GroupSink
-from .tally import Tally
 
 HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
 _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
@@ -22,13 +21,13 @@ _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
 Say = Callable[[str], None]
 
 
-class ChosenSink:
+class FailurePolicySink:
     """A `StepSink` before the stages, or before the writer where there are none."""
 
     def __init__(
         self,
         inner: StepSink,
-        tally: Tally,
+        counts: EpisodeCounts,
         say: Say,
         policy_hint: str | None = None,
         *,
@@ -36,7 +35,7 @@ class ChosenSink:
     ) -> None:
         self._inner = inner
         self._groups = inner if isinstance(inner, GroupSink) else None
-        self._tally = tally
+        self._counts = counts
         self._say = say
         self._policy_hint = policy_hint
         self._keeps_failed = keeps_failed
@@ -79,18 +78,19 @@ class ChosenSink:
         """Close what is behind."""
         await self._inner.close()
 
-    def refuse_a_total_failure(self, figures: Figures, earlier: int) -> None:
-        """
+    def raise_if_all_failed(self, stats: ProgressStats, earlier: int) -> None:
+        """Checks that the rollout has a result.
+
         Raises:
-            AllFailed: nothing is there, or all that was played failed.
+            AllFailed: The folder has no episode, or all that were played failed.
         """
-        played, failed = figures.episodes, figures.finished[EpisodeStatus.FAILED]
+        played, failed = stats.episodes, stats.finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return
         if failed == played:
             which = "the only episode" if played == 1 else f"all {played} episodes"
             raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
-        if not self._tally.written:
+        if not self._counts.written:
             raise AllFailed(
                 f"{failed} of {played} episodes failed, at least one of each group; the last with "
                 f"{self._last_failure}",
@@ -100,7 +100,7 @@ class ChosenSink:
     async def _keep(self, episode: Episode) -> None:
         await self._inner.finish(episode)
         if self._groups is None:
-            self._tally.written += 1
+            self._counts.written += 1
 
     async def _leave_out(self, episode: Episode) -> None:
         if self._groups is None:
@@ -114,6 +114,6 @@ class ChosenSink:
         self._failed += 1
         self._last_failure = f"{failure.reason}: {failure.message}"
         self._hint = self._policy_hint if failure.reason in _POLICYS else None
-        self._tally.last_failures[failure.reason.value] = failure.message
+        self._counts.last_failures[failure.reason.value] = failure.message
         at = f" at step {failure.step}" if failure.step else ""
         self._say(f"episode {episode.id} failed{at}: {self._last_failure}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .episodes import Episode, EpisodeStatus
@@ -14,7 +15,7 @@ RATE_SECONDS = 5.0  # the span that steps a second are told of
 _LEAST_APART_SECONDS = 0.1
 
 
-class Figures:
+class ProgressStats:
     """Counts, from the loop's thread alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,4 +98,23 @@ class Figures:
             "mean_reward": self.mean_reward,
             "seconds": seconds,
             "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
+        }
+
+
+@dataclass
+class EpisodeCounts:
+    """How many episodes were written, left out or dropped; used by the loop's thread alone."""
+
+    written: int = 0  # also those that a filter dropped, and failed ones that were kept
+    left_out: int = 0  # succeeded, but not all of their group
+    filtered: Counter[str] = field(default_factory=Counter)  # by the filter that dropped them
+    last_failures: dict[str, str] = field(default_factory=dict)  # messages, by reason
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as JSON values."""
+        return {
+            "written": self.written,
+            "left_out": self.left_out,
+            "filtered": dict(self.filtered),
+            "last_failures": self.last_failures,
         }

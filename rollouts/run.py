@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout into a folder, from wherever an earlier one was interrupted.
+"""Runs a rollout into a folder, or the rest of one that was interrupted.
 
     rollout.json: the same? ─▶ writer: which episodes exist? ─▶ collector: the others ─▶ close
                                                                      └─▶ stages, if any
 
 Everything about an episode follows from its number, so what is missing can be played at any time.
-An episode that failed for good is told, and left out, so that the next rollout into the folder
-plays it again; `keep_failed` writes it with what there was of it. For groups see `stages.grouping`.
+An episode that failed for good is reported and left out, so that the next rollout into the folder
+plays it again; `keep_failed` writes it, as far as it came. For groups see `stages.grouping`.
 
 Half of the buffer is for what running episodes hold, half for what waits to be written.
 """
@@ -29,16 +29,15 @@ from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout
-from .failure_policy import ChosenSink, Say
+from .failure_policy import FailurePolicySink, Say
 from .folder.disk import typed
 from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
-from .progress_stats import Figures
-from .stages.chosen import Functions, Stages
+from .progress_stats import EpisodeCounts, ProgressStats
 from .stages.grouping import GroupSink
-from .tally import Tally
+from .stages.named_stages import Functions, Stages
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
@@ -46,8 +45,8 @@ DEFAULT_BUFFER_BYTES = 256 * MB
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be rolled out. No limit is None."""
+class RunConfig:
+    """What a rollout runs. None stands for no limit."""
 
     environments: Mapping[str, str]  # what the user called them, and where they answer
     policy: str
@@ -85,141 +84,153 @@ class Order:
         }
 
     def record_before(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A record as it is found: one of an earlier version does not tell of the format, which may
-        be any then, nor of stages, of which there were none."""
+        """Completes a record of an earlier version, which lacks the format and the stages."""
         return {"format": self.form, **Stages().record(), **record}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far it is."""
+    """The progress of a run."""
 
     wanted: int
     earlier: int  # episodes that were there already
-    figures: Figures
-    tally: Tally
+    stats: ProgressStats
+    counts: EpisodeCounts
     lag: LagSnapshot
 
     def message(self) -> str:
-        """For the line that moves."""
-        figures = self.figures
+        """The text of the progress line."""
+        stats = self.stats
         parts = [
-            f"{self.earlier + figures.episodes}/{self.wanted} episodes",
-            f"{figures.steps_per_second():,.0f} steps/s",
+            f"{self.earlier + stats.episodes}/{self.wanted} episodes",
+            f"{stats.steps_per_second():,.0f} steps/s",
         ]
-        if figures.mean_reward is not None:
-            parts.append(f"mean reward {figures.mean_reward:.3g}")
-        if failed := figures.finished[EpisodeStatus.FAILED]:
+        if stats.mean_reward is not None:
+            parts.append(f"mean reward {stats.mean_reward:.3g}")
+        if failed := stats.finished[EpisodeStatus.FAILED]:
             parts.append(f"{failed} failed")
-        if filtered := self.tally.filtered.total():
+        if filtered := self.counts.filtered.total():
             parts.append(f"{filtered} filtered")
-        if figures.retries:
-            parts.append(f"{figures.retries} tried again")
+        if stats.retries:
+            parts.append(f"{stats.retries} tried again")
         lag = self.lag
         parts.append(f"lag p99 {lag.p99_seconds * 1000:.0f} max {lag.max_seconds * 1000:.0f} ms")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The report as JSON values."""
         return {
             "wanted": self.wanted,
             "earlier": self.earlier,
-            "there": self.earlier + self.tally.written,
-            **self.figures.to_json(),
-            **self.tally.to_json(),
+            "there": self.earlier + self.counts.written,
+            **self.stats.to_json(),
+            **self.counts.to_json(),
             "lag": self.lag.to_json(),
         }
 
 
 async def roll_out(
-    order: Order, on_report: Callable[[Report], None], say: Say = lambda _: None
+    config: RunConfig,
+    on_report: Callable[[Report], None],
+    say: Say = lambda _: None,
+    *,
+    report_seconds: float = REPORT_SECONDS,
 ) -> dict[str, Any]:
-    """The last report as JSON, with the folder. `on_report` is called on a thread, and may block.
+    """Runs a rollout into a folder, or the rest of one.
+
+    Args:
+        config: What is to be run.
+        on_report: Called with each report, on a thread; may block.
+        say: Called with lines for the log.
+        report_seconds: Time between two reports.
+
+    Returns:
+        The last report as JSON values, with the folder.
 
     Raises:
-        RolloutError
+        RolloutError: The run as a whole failed; what had finished is kept.
     """
-    addresses = list(order.environments.values())
-    policy = await policy_named(order.policy, addresses[0])
-    functions = await asyncio.to_thread(order.stages.functions)
-    await asyncio.to_thread(claim_folder, order)
-    collector = _collector(order, addresses, policy)
-    tally = Tally()
+    addresses = list(config.environments.values())
+    policy = await policy_named(config.policy, addresses[0])
+    functions = await asyncio.to_thread(config.stages.functions)
+    await asyncio.to_thread(claim_folder, config)
+    collector = _collector(config, addresses, policy)
+    counts = EpisodeCounts()
 
     def report() -> Report:
-        return Report(order.episodes, earlier, collector.figures, tally, collector.lag.snapshot())
+        return Report(config.episodes, earlier, collector.stats, counts, collector.lag.snapshot())
 
-    async with _writer(order) as writer:
-        numbers = missing(order.episodes, writer.finished_episode_ids())
-        refuse_torn_groups(order, numbers)
-        earlier = order.episodes - len(numbers)
+    async with _writer(config) as writer:
+        numbers = missing(config.episodes, writer.finished_episode_ids())
+        refuse_partial_groups(config, numbers)
+        earlier = config.episodes - len(numbers)
         if earlier:
-            say(f"{earlier} of {order.episodes} episodes are there already")
-        async with _staged(functions, writer, tally) as staged:
-            keeps_failed = order.keep_failed or order.stages.takes_failed
-            hint = hint_of(order.policy)
-            sink = ChosenSink(staged, tally, say, hint, keeps_failed=keeps_failed)
-            async with _reporting(report, on_report):
+            say(f"{earlier} of {config.episodes} episodes are there already")
+        async with _staged(functions, writer, counts) as staged:
+            keeps_failed = config.keep_failed or config.stages.takes_failed
+            hint = hint_of(config.policy)
+            sink = FailurePolicySink(staged, counts, say, hint, keeps_failed=keeps_failed)
+            async with _reporting(report, on_report, report_seconds):
                 await collector.collect(numbers, sink)
-    sink.refuse_a_total_failure(collector.figures, earlier)
-    return {**report().to_json(), "out": str(order.folder), "kept_failed": keeps_failed}
+    sink.raise_if_all_failed(collector.stats, earlier)
+    return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
 
 
-def _collector(order: Order, addresses: list[str], policy: Policy) -> RolloutCollector:
+def _collector(config: RunConfig, addresses: list[str], policy: Policy) -> RolloutCollector:
     return RolloutCollector(
         addresses,
         policy,
-        concurrency=min(order.concurrency, order.episodes),
-        max_steps=order.max_steps,
-        step_timeout_seconds=order.step_timeout_seconds,
-        policy_timeout_seconds=order.policy_timeout_seconds,
-        episode_timeout_seconds=order.episode_timeout_seconds,
-        retries=order.retries,
-        seed=order.seed,
-        reset=order.reset,
-        group=order.stages.size,
-        buffer_bytes=order.buffer_bytes // 2,
-        max_loop_lag_seconds=order.max_loop_lag_seconds,
+        concurrency=min(config.concurrency, config.episodes),
+        max_steps=config.max_steps,
+        step_timeout_seconds=config.step_timeout_seconds,
+        policy_timeout_seconds=config.policy_timeout_seconds,
+        episode_timeout_seconds=config.episode_timeout_seconds,
+        retries=config.retries,
+        seed=config.seed,
+        reset=config.reset,
+        group=config.stages.size,
+        buffer_bytes=config.buffer_bytes // 2,
+        max_loop_lag_seconds=config.max_loop_lag_seconds,
     )
 
 
 def missing(episodes: int, existing: frozenset[str]) -> list[int]:
-    """The numbers of the episodes that are not there yet."""
+    """The numbers of the episodes that the folder lacks."""
     return [number for number in range(episodes) if episode_id(number) not in existing]
 
 
-def refuse_torn_groups(order: Order, numbers: list[int]) -> None:
-    """What we write is whole groups, so these are the numbers of some.
+def refuse_partial_groups(config: RunConfig, numbers: list[int]) -> None:
+    """Checks that whole groups are missing, as a rollout writes no others.
 
     Raises:
-        OtherRollout: somebody else has written to the folder.
+        OtherRollout: The folder has only some episodes of a group.
     """
-    size = order.stages.size
+    size = config.stages.size
     lacking = Counter(number // size for number in numbers)
     for group in (group for group, count in lacking.items() if count < size):
         first, last = episode_id(group * size), episode_id(group * size + size - 1)
         raise OtherRollout(
-            f"{order.folder} has only some of the episodes {first} to {last}, which are a group",
+            f"{config.folder} has only some of the episodes {first} to {last}, which are a group",
             "write to another folder: advantages are told of whole groups",
         )
 
 
-def claim_folder(order: Order) -> None:
-    """Make the folder this rollout's.
+def claim_folder(config: RunConfig) -> None:
+    """Records in the folder what the rollout is, or compares it with the record.
 
     Raises:
-        OtherRollout: it is another one's.
-        OutputUnwritable, OutputFull
+        OtherRollout: The folder holds a different rollout.
+        OutputUnwritable, OutputFull: The file system refuses.
     """
-    path, now = order.folder / RECORD, order.record()
+    path, now = config.folder / RECORD, config.record()
     with typed(path):
-        order.folder.mkdir(parents=True, exist_ok=True)
+        config.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             found = orjson.loads(path.read_bytes())
-            before = order.record_before(found)
+            before = config.record_before(found)
             differing = [key for key, value in now.items() if before.get(key) != value]
             if differing:
-                raise _other_rollout(order.folder, differing[0], before, now)
+                raise _other_rollout(config.folder, differing[0], before, now)
             if found.keys() >= now.keys():
                 return
         partial = path.with_suffix(".partial")
@@ -237,13 +248,13 @@ def _other_rollout(
 
 
 @asynccontextmanager
-async def _writer(order: Order) -> AsyncIterator[RolloutWriter]:
-    """Closed whatever happens: what has finished is kept."""
+async def _writer(config: RunConfig) -> AsyncIterator[RolloutWriter]:
+    """The open writer, closed in any case: finished episodes are kept."""
     writer = await RolloutWriter.open(
-        order.folder,
-        buffer_bytes=order.buffer_bytes // 2,
-        form=order.form,
-        keep_cached=order.keep_cached,
+        config.folder,
+        buffer_bytes=config.buffer_bytes // 2,
+        form=config.form,
+        keep_cached=config.keep_cached,
     )
     try:
         yield writer
@@ -256,10 +267,9 @@ async def _writer(order: Order) -> AsyncIterator[RolloutWriter]:
 
 @asynccontextmanager
 async def _staged(
-    functions: Functions | None, writer: RolloutWriter, tally: Tally
+    functions: Functions | None, writer: RolloutWriter, counts: EpisodeCounts
 ) -> AsyncIterator[StepSink]:
-    """The stages before the writer, if any. Of a group that is not complete at the end, nothing is
-    written."""
+    """The stages in front of the writer, if any. Incomplete groups are not written."""
     if functions is None:
         yield writer
         return
@@ -268,7 +278,7 @@ async def _staged(
         functions.size,
         filters=functions.filters,
         advantages=functions.advantages,
-        tally=tally,
+        counts=counts,
     )
     try:
         yield sink
@@ -278,11 +288,11 @@ async def _staged(
 
 @asynccontextmanager
 async def _reporting(
-    report: Callable[[], Report], on_report: Callable[[Report], None]
+    report: Callable[[], Report], on_report: Callable[[Report], None], seconds: float
 ) -> AsyncIterator[None]:
     async def each_second() -> None:
         while True:
-            await asyncio.sleep(REPORT_SECONDS)
+            await asyncio.sleep(seconds)
             await asyncio.to_thread(on_report, report())
 
     reporting = asyncio.create_task(each_second(), name="reporting")

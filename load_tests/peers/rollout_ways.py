@@ -121,7 +121,7 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
     await sink.close()
     told.collect_seconds = time.monotonic() - began
     told.notes["write_buffer_peak_bytes"] = writer.budget.peak_bytes
-    told.notes["failures"] = dict(collector.figures.failures)
+    told.notes["failures"] = dict(collector.stats.failures)
     rollouts = open_rollouts(folder, keep_cached=False)  # each is read once
     began = time.monotonic()
     told.joined_bytes = await asyncio.to_thread(_join_once, rollouts)

@@ -121,8 +121,9 @@ def _batches(source: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(line: bytes) -> dict[str, Any]:
-    """The texts of the free-form columns as they came: parsed and written again, a number that JSON
-    does not have, or one of very many digits, would become another.
+    """Splits a line into columns, and leaves the free-form ones as the texts they are.
+
+    Parsed and written again, `NaN` or a number of very many digits would become another.
     """
     try:
         fields = _skim(line)

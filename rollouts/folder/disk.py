@@ -39,8 +39,10 @@ class Disk:
     keeps_cached = False  # also of a subclass that knows nothing of it
 
     def __init__(self, *, keep_cached: bool = False) -> None:
-        """Args:
-        keep_cached: Leave large files in the page cache, for a reader that follows at once.
+        """Makes a disk.
+
+        Args:
+            keep_cached: Leave large files in the page cache, for a reader that follows at once.
         """
         self.keeps_cached = keep_cached
 

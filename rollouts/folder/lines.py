@@ -20,7 +20,12 @@ BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
 
 
 def lines(
-    file: FileIO, offset: int, size_bytes: int, *, keep_cached: bool = True
+    file: FileIO,
+    offset: int,
+    size_bytes: int,
+    *,
+    keep_cached: bool = True,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Generator[bytes]:
     """Yields the lines of a stretch of a file, without their line ends.
 
@@ -28,7 +33,7 @@ def lines(
     that were read are dropped from the page cache, also where the caller stops in the middle.
     """
     file.seek(offset)
-    buffer = bytearray(min(BLOCK_BYTES, size_bytes))
+    buffer = bytearray(min(block_bytes, size_bytes))
     read_bytes = 0
     kept = 0  # of a line whose end is yet to come
     try:

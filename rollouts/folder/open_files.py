@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a folder that may still be written: found under the name they have now, and the last
-few kept open.
+"""Opens files of a folder that may still be written, and keeps the last few open.
 
 A part's files lose `.partial` at some moment after the reader knows of them, and what was a growing
 part's lines may be a file in columns by then. So each is looked for under all names that it may
@@ -71,8 +70,10 @@ def present(path: Path) -> Path:
 
 
 class Recent:
-    """Makes what is asked for, and keeps the last few. What falls out is closed when nobody holds
-    it any more. May be asked from several threads; in another process it begins empty.
+    """A cache of the last few values, such as open files; may be used from several threads.
+
+    A value that is dropped is closed when its last reference goes. In another process the cache
+    begins empty.
     """
 
     def __init__(self, most: int) -> None:

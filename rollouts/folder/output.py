@@ -38,7 +38,7 @@ Together = tuple[Sequence[OpenPart], Sequence[Future[None]]]  # exist together, 
 
 
 class Output:
-    """An open folder. Nothing of what it returned from finishing is lost, once checkpointed."""
+    """A folder that is open for writing."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Output:
         return frozenset(self._finished)
 
     def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Another step of an episode under way, out of sight until the episode is finished."""
+        """Adds a step of an unfinished episode, which no reader sees."""
         spool = self._spools.get(episode_id)
         if spool is None:
             spool = self._spools[episode_id] = self._new_spool(episode_id)
@@ -95,12 +95,12 @@ class Output:
         self._in_memory_bytes += spool.in_memory_bytes - before_bytes
         self._spill(spool)
 
-    def set_aside(self, episode_id: str, text: BytesLike) -> Path:
-        """What an episode saw last, until it is finished or forgotten."""
+    def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
+        """Writes the last observation of an episode that waits for its group to a file."""
         return self._pending_observations.put(episode_id, text)
 
     def discard(self, episode_id: str) -> None:
-        """Forget the steps of this attempt."""
+        """Forgets the steps of this attempt."""
         self._pending_observations.forget(episode_id)
         spool = self._spools.pop(episode_id, None)
         if spool is not None:
@@ -108,19 +108,18 @@ class Output:
             spool.forget()
 
     def finish(self, episode: Episode, verdict: Verdict = NO_VERDICT) -> None:
-        """It has ended; `verdict` goes into its row. It exists after the next `checkpoint`.
+        """Finishes an episode, which exists after the next `checkpoint`.
 
         Raises:
-            EpisodeRefused: it was finished before, or a step is missing. Its steps are forgotten.
+            EpisodeRefused: It was finished before, or a step is missing. Its steps are forgotten.
         """
         self.finish_together([(episode, verdict)])
 
     def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """They have ended. They exist after the next `checkpoint`, all of them: never only some,
-        whatever crashes.
+        """Finishes several episodes, which exist after the next `checkpoint`: all, or none.
 
         Raises:
-            EpisodeRefused: as above, of one of them. The steps of all are forgotten.
+            EpisodeRefused: As above, of one of them. The steps of all are forgotten.
         """
         try:
             ended = [(self._ended(*one), *one) for one in members]
@@ -135,7 +134,7 @@ class Output:
                 self.discard(episode.id)
 
     def checkpoint(self) -> bool:
-        """What was finished until now exists from here on. False: nothing was new."""
+        """Makes all finished episodes durable. Returns False where nothing was new."""
         large = bool(self._unpublished)
         self._publish_all()
         ids = self._growing.episode_ids[self._checkpointed :]
@@ -149,17 +148,16 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Everything finished exists, the rest is forgotten, and the manifest tells of it all."""
+        """Makes all finished episodes durable, forgets the others, and compacts the manifest."""
         self._forget_unfinished()
         self._finish_growing()
         self._manifest.compact()
         self.release()
 
     def save(self) -> None:
-        """After an error of the disk: make the most of what was finished.
+        """Makes finished episodes durable after an error of the disk.
 
-        What is under way is forgotten, and half an episode cut off, so there is room again for the
-        record of those that are whole.
+        Unfinished ones are forgotten first, so that there is room for the record.
         """
         self._forget_unfinished()
         self._growing.cut(self._whole)
@@ -169,12 +167,12 @@ class Output:
         self.checkpoint()
 
     def release(self) -> None:
-        """Others may write here again. What was not checkpointed is gone."""
+        """Releases the folder for other writers. What was not checkpointed is lost."""
         self._syncing.shutdown()
         self._lock.close()
 
     def _begin(self) -> None:
-        """Put in order what an earlier run left, however it ended."""
+        """Repairs what an earlier writer left, however it ended."""
         self._manifest = Manifest(self.folder, self._disk)
         self._known = self._manifest.known
         with typed(self._spool_folder):
@@ -199,7 +197,7 @@ class Output:
         self._publish_all()
 
     def _remove_unknown(self, but: Sequence[OpenPart] = ()) -> None:
-        """Partial files, and finished ones that nothing tells of."""
+        """Removes partial files, and finished ones that the manifest does not have."""
         wanted = {file.name for part in self._known.parts.values() for file in part.files}
         for part in but:
             wanted |= {partial(file.path).name for file in part.files.values()}
@@ -212,7 +210,7 @@ class Output:
         return Spool.begin(episode_id, self._spool_folder, self._spooled)
 
     def _spill(self, spool: Spool) -> None:
-        """Keep what is in memory within its allowance."""
+        """Writes steps of unfinished episodes to the spool where they exceed their allowance."""
         if self._in_memory_bytes > self._spool_bytes:
             sizes = [(s.episode_id, s.in_memory_bytes) for s in self._spools.values()]
             chosen = to_spill(sizes, self._spool_bytes // 2)
@@ -226,7 +224,7 @@ class Output:
             other.spill(self._disk)
 
     def _ended(self, episode: Episode, verdict: Verdict) -> Spool:
-        """All steps of an episode that may be finished."""
+        """Returns the steps of an episode that may be finished."""
         if verdict.filtered is not None:
             self.discard(episode.id)
         else:
@@ -240,7 +238,7 @@ class Output:
         return spool
 
     def _finish_as_parts(self, large: Sequence[Ended], small: Sequence[Ended]) -> None:
-        """A part for each of the large, and one for all of the small: one record tells of them."""
+        """Makes a part of each large episode and one of all small ones, with one record."""
         parts = [self._new_part() for _ in large]
         for part, one in zip(parts, large, strict=True):
             self._in_memory_bytes -= one[0].in_memory_bytes
@@ -255,7 +253,7 @@ class Output:
             self._publish_all()
 
     def _finish_in_the_growing_part(self, ended: Sequence[Ended]) -> None:
-        """No record is written, and no part is finished, between the first and the last."""
+        """Adds episodes to the growing part, with no record and no new part between them."""
         for one in ended:
             self._growing.add(*one)
         self._whole = self._growing.mark
@@ -269,12 +267,12 @@ class Output:
         self._publish_all()
 
     def _make_certain(self, *together: OpenPart) -> None:
-        """Parts are whole; they go to the medium while others are written."""
+        """Syncs whole parts on other threads, while further ones are written."""
         synced = [self._syncing.submit(part.certain) for part in together]
         self._unpublished.append((together, synced))
 
     def _publish_all(self) -> None:
-        """Parts that are whole are on the medium, are recorded, and have their names."""
+        """Waits until whole parts are synced, records them and renames their files."""
         if not self._unpublished:
             return
         parts = [part for together, _ in self._unpublished for part in together]
@@ -292,7 +290,7 @@ class Output:
         self._unpublished = []
 
     def _converted(self, part: OpenPart) -> Part:
-        """In columns, where these are asked for; what the growing part has stays until then."""
+        """Converts a part to columns, where the format has them."""
         if self._form == JSONL:
             return part.finished()
         return in_columns(part, self._form, self._disk)
@@ -306,7 +304,7 @@ class Output:
         return OpenPart(self.folder, self._take_number(), self._disk)
 
     def _take_number(self) -> int:
-        """The next part's; the growing one has its own before any record tells of it."""
+        """Returns the number of the next part."""
         self._number = max(self._number + 1, self._known.next_number)
         return self._number
 
@@ -321,7 +319,7 @@ def _error(synced: Future[None]) -> BaseException | None:
 
 
 def _lock(folder: Path) -> Any:
-    """The folder is ours until the file is closed, also by a crash."""
+    """Locks the folder until the file is closed, also by a crash."""
     with typed(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("w")

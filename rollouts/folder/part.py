@@ -106,6 +106,7 @@ class OpenPart:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all its files."""
         return sum(file.size_bytes for file in self.files.values())
 
     @property
@@ -149,8 +150,7 @@ class OpenPart:
         return Part(self.number, files, tuple(self.episode_ids), self.steps)
 
     def cut(self, mark: Mark) -> None:
-        """Back to what it was when all of it was whole: frees what half an episode took, or some
-        of several that are to exist together."""
+        """Truncates the files to a mark at which all episodes were whole."""
         del self.episode_ids[mark.episodes :]
         self.steps = mark.steps
         for kind, file in self.files.items():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a folder of rollouts, lazily: nothing is in memory but the row that is looked at.
+"""Reads a folder of rollouts lazily: only the current row is in memory.
 
     rollouts = open_rollouts("out")
     for episode in rollouts:                 # a row per episode, as it was finished
         for step in episode.steps():         # rows of steps, with their arrays mapped, not copied
             step.arrays["image"].numpy()
 
-Only what is finished for certain is seen; all of it, also while a rollout runs or after a kill:
+All finished episodes are seen, also while a rollout runs or after it was killed:
 
     manifest ─▶ Rollouts ─▶ a _PartReader for each finished part, and the growing one
                                           ├─ JSONL      lines ─▶ LineRow
@@ -63,6 +63,7 @@ class EpisodeRow:
 
     @property
     def id(self) -> str:
+        """The id of the episode, such as `000042`."""
         return str(self.row["episode_id"])
 
     def steps(self) -> Iterator[StepRow]:
@@ -71,7 +72,7 @@ class EpisodeRow:
 
 
 class Rollouts:
-    """A folder of rollouts, as it was when this was made. May be handed to other processes."""
+    """A folder of rollouts, as it was when this was made. Can be pickled for other processes."""
 
     def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
         self.folder = folder
@@ -111,13 +112,19 @@ class Rollouts:
         return reader.episode(at)
 
     def data_files(self, kind: str = STEPS) -> list[str]:
-        """The files of `steps` or `episodes`, as `datasets.load_dataset` takes them: of finished
-        parts, which never change again.
+        """The files of finished parts, which never change again, for `datasets.load_dataset`.
+
+        Args:
+            kind: `steps` or `episodes`.
         """
         return [name for form in FORMATS for name in self._files(kind, form)]
 
     def dataset(self, kind: str = STEPS, *, streaming: bool = False) -> Any:
         """The rows of `data_files` as a `datasets.Dataset` (`IterableDataset` when streaming).
+
+        Args:
+            kind: `steps` or `episodes`.
+            streaming: Whether rows are read as they are asked for.
 
         Raises:
             RolloutError: `datasets` is not installed, or too old.
@@ -126,10 +133,10 @@ class Rollouts:
         return hugging_face.load(kind, files, streaming=streaming)
 
     def verify(self) -> None:
-        """Read every file of finished parts, and compare.
+        """Compares each file of finished parts with its checksum.
 
         Raises:
-            OutputDamaged: one is missing, or is not what it was.
+            OutputDamaged: A file is missing, or has changed.
         """
         for reader in self._readers:
             for file in reader.part.files:
@@ -151,12 +158,18 @@ class Rollouts:
 
 
 def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
-    """What is finished in a folder. Who reads it once, and does not `keep_cached` what was read,
-    leaves the page cache to others: lines of large episodes (4 MB) pass through it. Mapped arrays
-    stay.
+    """Opens a folder of rollouts, also one that is being written.
+
+    Args:
+        folder: The folder that was given as `--out`.
+        keep_cached: False drops the lines of large episodes (4 MB) from the page cache behind the
+            reader, for data that is read once. Mapped arrays stay.
+
+    Returns:
+        The episodes that had finished by now.
 
     Raises:
-        OutputDamaged: there are no rollouts, or they cannot be understood.
+        OutputDamaged: The folder has no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # whoever has it may be elsewhere by then
     if not manifest.exists(folder):

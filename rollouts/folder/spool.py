@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes under way: their steps wait here, out of sight, until the episode has finished.
+"""The spool: steps of unfinished episodes, which no reader sees.
 
 Small ones wait in memory, within an allowance of their own; what is large, or exceeds the
 allowance, goes to `spool/`. A file there is never read after a crash: the next start empties the
@@ -39,7 +39,7 @@ def to_spill(in_memory: Iterable[tuple[str, int]], allowance_bytes: int) -> list
 
 @dataclass
 class Stream:
-    """What one episode has for one file: the beginning on disk, the end in memory."""
+    """The bytes of one episode for one file: the beginning on disk, the end in memory."""
 
     path: Path
     chunks: list[BytesLike] = field(default_factory=list)
@@ -49,6 +49,7 @@ class Stream:
 
     @property
     def size_bytes(self) -> int:
+        """All bytes, on disk and in memory."""
         return self.on_disk_bytes + self.in_memory_bytes
 
     def append(self, chunks: Sequence[BytesLike]) -> None:
@@ -57,7 +58,7 @@ class Stream:
         self.in_memory_bytes += sum(map(_length, chunks))
 
     def spill(self, disk: Disk, *, drop_cached: bool) -> None:
-        """What is in memory goes to the disk."""
+        """Writes what is in memory to the disk."""
         if not self.chunks:
             return
         disk.append(self.path, self.chunks, drop_cached=drop_cached)
@@ -67,14 +68,14 @@ class Stream:
         self.chunks, self.in_memory_bytes = [], 0
 
     def content(self) -> Iterator[list[BytesLike]]:
-        """All of it, in bounded pieces."""
+        """Yields all of it, in bounded pieces."""
         if self.on_disk_bytes:
             for block in blocks(self.path):
                 yield [block]
         yield self.chunks
 
     def forget(self) -> None:
-        """Nobody wants it any more."""
+        """Removes the file."""
         if self.on_disk_bytes:
             self.path.unlink(missing_ok=True)
 
@@ -91,20 +92,22 @@ class Spool:
 
     @classmethod
     def begin(cls, episode_id: str, folder: Path, number: int) -> Spool:
-        """The files are named by a number: an id may be anything."""
+        """Makes a spool whose files are named by a number, since an id may be any text."""
         rows, arrays = folder / f"{number}.{STEPS}", folder / f"{number}.{ARRAYS}"
         return cls(episode_id, Stream(rows), Stream(arrays))
 
     @property
     def in_memory_bytes(self) -> int:
+        """The bytes that are not on disk."""
         return self.rows.in_memory_bytes + self.arrays.in_memory_bytes
 
     @property
     def size_bytes(self) -> int:
+        """All bytes, on disk and in memory."""
         return self.rows.size_bytes + self.arrays.size_bytes
 
     def add(self, number: int, step: Step) -> None:
-        """The next step; one that does not follow spoils the episode."""
+        """Adds the next step. One that does not follow the last makes the episode unusable."""
         if number != self.steps and self.fault is None:
             self.fault = f"step {number} came after {self.steps} steps"
         rows = [self._add_array(name, array) for name, array in step.arrays.items()]
@@ -129,7 +132,7 @@ class Spool:
         self.arrays.spill(disk, drop_cached=drop_cached)
 
     def forget(self) -> None:
-        """Its files are gone."""
+        """Removes the files."""
         self.rows.forget()
         self.arrays.forget()
 

@@ -10,10 +10,10 @@
 What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
 were woken for every step, the two threads would spend their time on waiting for each other's lock.
 The queue needs no bound: everything in it has its room in the budget. That opens beyond
-`FIRST_BYTES` only where the thread has run out of work and somebody has to wait for room.
+`FIRST_BYTES` only where the thread has run out of work while a caller waits for room.
 
-When the disk fails, the thread keeps what was finished (`Output.save`), everyone who waits or comes
-later is told the error, and what is still queued is dropped with its room.
+When the disk fails, the thread keeps finished episodes (`Output.save`), all waiting and later calls
+raise the error, and what is still queued is dropped with its room.
 
 The thread alone touches the `Output`.
 """
@@ -60,7 +60,7 @@ class _Job:
     last: bool = False
 
     def settle(self, error: BaseException | None) -> None:
-        """From the thread: tell whoever waits."""
+        """Releases the room and wakes the caller, from the writer's thread."""
         if self.room is not None:
             self.room.release()
         if self.answer is not None:
@@ -68,14 +68,11 @@ class _Job:
 
 
 class RolloutWriter:
-    """Takes steps and finished episodes (a `StepSink` and a `Sink`), and writes them to a folder.
+    """Writes steps and finished episodes (a `StepSink` and a `Sink`) to a folder; see `open`."""
 
-    `buffer_bytes` bounds everything that is handed over and not written yet.
-    """
-
-    def __init__(self, output: Output, buffer_bytes: int) -> None:
+    def __init__(self, output: Output, buffer_bytes: int, first_bytes: int = FIRST_BYTES) -> None:
         elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE
-        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes, FIRST_BYTES)
+        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes, first_bytes)
         self._output = output
         self._earlier = output.finished_episode_ids
         self._batch: list[_Job] = []  # of the loop
@@ -96,15 +93,24 @@ class RolloutWriter:
         part_bytes: int = PART_BYTES,
         keep_cached: bool = False,
         disk: Disk | None = None,
+        first_bytes: int = FIRST_BYTES,
     ) -> Self:
-        """The folder, put in order after whatever happened to an earlier writer. Large episodes are
-        dropped from the page cache, unless `keep_cached` (or in columns, which are made from lines
-        that are read again); a `disk` of one's own decides that itself.
+        """Opens a folder for writing, and repairs what an earlier writer left.
+
+        Args:
+            folder: Created where it is missing.
+            buffer_bytes: Most memory for what was handed over and is not written yet.
+            form: `jsonl`, `parquet` or `arrow`.
+            part_bytes: Size of the growing part, in bytes, at which the next one begins.
+            keep_cached: Leave large episodes in the page cache. Columns always stay, as they are
+                made from lines that are read again.
+            disk: Writes and syncs files; a subclass of `Disk` may be slow, or fail.
+            first_bytes: How far the buffer is open at first.
 
         Raises:
-            OutputBusy: another one writes there.
-            OutputDamaged: what lies there cannot be understood.
-            OutputFull, OutputUnwritable: the disk says so.
+            OutputBusy: Another rollout writes there.
+            OutputDamaged: The folder's manifest cannot be understood.
+            OutputFull, OutputUnwritable: The file system refuses.
         """
         spool_bytes = min(SPOOL_BYTES, buffer_bytes // SPOOL_SHARE)
 
@@ -117,7 +123,7 @@ class RolloutWriter:
                 spool_bytes=spool_bytes,
             )
 
-        writer = cls(await asyncio.to_thread(begin), buffer_bytes)
+        writer = cls(await asyncio.to_thread(begin), buffer_bytes, first_bytes)
         writer._thread.start()
         return writer
 
@@ -128,21 +134,21 @@ class RolloutWriter:
         await self.close()
 
     def finished_episode_ids(self) -> frozenset[str]:
-        """Of earlier runs: nobody needs to run them again."""
+        """The ids of episodes that were in the folder when it was opened."""
         return self._earlier
 
     async def reserve(self, size_bytes: int) -> Hold:
-        """Room for a step that is about to be taken; waits for the disk, in line.
+        """Reserves room for a step of `size_bytes`, and waits for the disk while there is none.
 
         Raises:
-            OutputError: the writer has failed.
+            OutputError: The writer has failed.
         """
         if self.budget.is_full(size_bytes):
             self._flush()  # it waits for what lies here
         return await self.budget.reserve(size_bytes)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """Never waits: the room is there. It is given back when the step is written."""
+        """Hands a step over without waiting. Its room is released when it is written."""
         room.resize(step.size_bytes)
         job = _Job(lambda: self._output.put_step(episode_id, number, step), room)
         try:
@@ -152,47 +158,47 @@ class RolloutWriter:
             raise
 
     async def discard(self, episode_id: str) -> None:
-        """Forget this attempt."""
+        """Forgets the steps of this attempt."""
         self._hand_over(_Job(lambda: self._output.discard(episode_id)))
 
     async def finish(self, episode: Episode, verdict: Verdict = NO_VERDICT) -> None:
-        """Returns when it is written; it survives a crash about a second later.
+        """Returns when the episode is written; it survives a crash about a second later.
 
         Raises:
-            EpisodeRefused: it was finished before, or a step is missing.
-            OutputError: the writer has failed.
+            EpisodeRefused: It was finished before, or a step is missing.
+            OutputError: The writer has failed.
         """
         await self._ask(lambda: self._output.finish(episode, verdict))
 
     async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """Returns when they are written, in one job: no checkpoint comes between them.
+        """Returns when all of these are written. After a crash all of them exist, or none.
 
         Raises:
-            EpisodeRefused: one was finished before, or a step is missing. None of them is.
-            OutputError: the writer has failed.
+            EpisodeRefused: One was finished before, or a step is missing; none is written then.
+            OutputError: The writer has failed.
         """
         await self._ask(lambda: self._output.finish_together(members))
 
-    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
-        """What an episode saw last, in a file until it is finished or discarded.
+    async def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
+        """Writes the last observation of an episode to a file, which stays until it is finished.
 
         Raises:
-            OutputError: the writer has failed.
+            OutputError: The writer has failed.
         """
         paths: list[Path] = []
-        await self._ask(lambda: paths.append(self._output.set_aside(episode_id, text)))
+        await self._ask(lambda: paths.append(self._output.keep_observation(episode_id, text)))
         return paths[0]
 
     async def put(self, episode: Episode) -> None:
-        """A whole episode at once."""
+        """Writes a whole episode with its steps."""
         room = await self.reserve(episode.size_bytes)
         await self._ask(lambda: self._output.finish(episode), room, episode.size_bytes)
 
     async def close(self) -> None:
-        """Everything finished is there, and the manifest tells of it; the rest is forgotten.
+        """Makes all finished episodes durable, and forgets the others.
 
         Raises:
-            OutputError: the writer has failed, now or before.
+            OutputError: The writer has failed, now or before.
         """
         if not self._closed:
             self._closed = True
@@ -218,7 +224,7 @@ class RolloutWriter:
             self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        """What was handed over goes to the thread."""
+        """Passes what was handed over to the thread."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -255,7 +261,7 @@ class RolloutWriter:
                 checkpoint_at = self._checkpoint_when_due(checkpoint_at, last)
 
     def _checkpoint_when_due(self, at: float | None, last: bool) -> float | None:
-        """When the next one is due. The last job has left nothing to be made certain."""
+        """Makes a checkpoint if it is due; returns when the next one is."""
         if at is None or last or time.monotonic() < at:
             return at
         if self._failure is None:
@@ -263,8 +269,10 @@ class RolloutWriter:
         return None
 
     def _next(self, checkpoint_at: float | None) -> list[_Job]:
-        """Empty: it is time for a checkpoint. With nothing new to make certain it waits for ever;
-        the last job wakes it."""
+        """Returns the next batch; an empty one when a checkpoint is due.
+
+        With nothing to make durable it waits without a time-out; the last job wakes it.
+        """
         if self._jobs.empty():
             self.budget.idle()
         try:
@@ -280,7 +288,7 @@ class RolloutWriter:
         job.settle(self._failure or self._attempt(job.run))
 
     def _attempt(self, run: Callable[[], object]) -> BaseException | None:
-        """What went wrong. A refused episode is its own affair; anything else ends the writing."""
+        """Runs a job and returns its error. Any error but a refused episode ends the writing."""
         try:
             run()
         except EpisodeRefused as exc:

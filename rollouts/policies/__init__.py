@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who decides: policies, by name or as objects.
+"""Policies, by name or as objects.
 
 policy.py          what a policy is; functions, coroutine functions, classes
 random_policy.py   at random, by the actions' schema

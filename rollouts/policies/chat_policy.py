@@ -39,13 +39,30 @@ Json = dict[str, Any]
 class ChatPolicy:
     """One endpoint, for all episodes."""
 
-    def __init__(self, url: str, schema: Json, *, model: str = "", key: str = "") -> None:
-        """
+    def __init__(
+        self,
+        url: str,
+        schema: Json,
+        *,
+        model: str = "",
+        key: str = "",
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
+        """Prepares a policy; nothing is connected before the first call.
+
+        Args:
+            url: The endpoint, with or without `/chat/completions`.
+            schema: JSON schema of an action, which the model is shown.
+            model: Name of the model; by default `?model=` of the URL, or `OPENAI_MODEL`.
+            key: API key; by default `OPENAI_API_KEY`.
+            pause_seconds: Pause before a busy endpoint is asked again; doubled each time.
+
         Raises:
-            PolicyNotFound: the URL is none, or httpx is not installed.
+            PolicyNotFound: The URL is not one of an endpoint, or httpx is not installed.
         """
         self._url, in_url = endpoint_of(url)
         self._schema = schema
+        self._pause_seconds = pause_seconds
         self._model = model or in_url or os.environ.get(MODEL_VARIABLE, "default")
         self._key = key or os.environ.get(KEY_VARIABLE, "")
         self._client: Any = None
@@ -88,7 +105,7 @@ class ChatPolicy:
             response = await self._opened().post(self._url, json=body)
             if response.status_code not in _BUSY or attempt == ASK_AT_MOST - 1:
                 break
-            await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
+            await asyncio.sleep(self._pause_seconds * 2**attempt)
         response.raise_for_status()
         found: Json = response.json()
         return found

@@ -10,7 +10,7 @@
 
 A crowd of threads would fight for the GIL, and the loop would lose. A function that hangs cannot be
 ended, though: its thread is left to it, and ends by itself when the function returns after all.
-When `MOST_HUNG` of them hang at once, nothing more is begun.
+When `MAX_HUNG` of them hang at once, nothing more is begun.
 
 The lock guards the counts and the states of jobs; it is never held while a function runs.
 """
@@ -31,7 +31,7 @@ from ..errors import PolicyHangs
 from . import call_clock
 
 CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for 12 ms
-MOST_HUNG = 16
+MAX_HUNG = 16
 _NO_FUTURE_HOLDS = (StopIteration, SystemExit, KeyboardInterrupt)  # or they would end the loop
 
 _T = TypeVar("_T")
@@ -69,9 +69,14 @@ class CpuThreads:
     """At most `most` jobs at once, of all episodes together, beside those that hang."""
 
     def __init__(
-        self, most: int = CPU_THREADS, *, on_hung: Callable[[], None] = lambda: None
+        self,
+        most: int = CPU_THREADS,
+        *,
+        max_hung: int = MAX_HUNG,
+        on_hung: Callable[[], None] = lambda: None,
     ) -> None:
         self._most = most
+        self._max_hung = max_hung
         self._on_hung = on_hung
         self._line: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
@@ -86,13 +91,13 @@ class CpuThreads:
         Raises:
             PolicyHangs: too many functions did not return.
         """
-        if self._hung >= MOST_HUNG:
+        if self._hung >= self._max_hung:
             raise PolicyHangs(f"{self._hung} calls of the policy were given up and still hang")
         if self._is_closed:
             raise RuntimeError("the threads of policies are closed")
         job = _Job(function, asyncio.get_running_loop().create_future(), call_clock.stop())
         self._line.put(job)
-        self._man()
+        self._start_missing_threads()
         try:
             return cast(_T, await job.answer)
         except asyncio.CancelledError:
@@ -109,7 +114,7 @@ class CpuThreads:
         for thread in threads:
             thread.join()
 
-    def _man(self) -> None:
+    def _start_missing_threads(self) -> None:
         """As many threads as there may be serve the line."""
         with self._lock:
             while len(self._threads) < self._most and not self._is_closed:
@@ -129,7 +134,7 @@ class CpuThreads:
                 self._hung += 1
         if hangs:
             self._on_hung()
-            self._man()
+            self._start_missing_threads()
 
     # A thread.
 

@@ -44,8 +44,9 @@ def function_named(
 
 @contextmanager
 def importable(folder: Path | None) -> Iterator[None]:
-    """Modules of the user's `folder` can be imported; afterwards they are forgotten, so that a
-    process that lives on finds them as they are the next time.
+    """Makes the modules of the user's folder importable, and forgets them afterwards.
+
+    A process that runs another rollout later then finds them as they are at that time.
     """
     if folder is None:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who decides: anything that can be called with an observation and returns an action.
+"""Policies: anything that can be called with an observation and returns an action.
 
     Policy ─player()─▶ Player, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
       ├── CallablePolicy     here
@@ -32,7 +32,7 @@ from .cpu_threads import CpuThreads as CpuThreads
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy may want to know beside the observation."""
+    """What a policy is told beside the observation."""
 
     episode_id: str
     number: int  # of the step it decides on, from 0
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action, and what is to be kept with the step."""
+    """An action, with `info` and `arrays` that are written with the step."""
 
     action: Any
     info: Mapping[str, Any] = field(default_factory=dict)  # log-probabilities, token ids, …
@@ -62,7 +62,8 @@ class Player(Protocol):
     """A policy during one episode."""
 
     async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        """
+        """Returns the next action.
+
         Raises:
             EpisodeFailed: POLICY_ERROR.
         """
@@ -71,11 +72,15 @@ class Player(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """What makes the players."""
+    """Decides on actions, through a `Player` for each attempt at an episode."""
 
-    def player(self, threads: CpuThreads) -> Player: ...
+    def player(self, threads: CpuThreads) -> Player:
+        """Makes the player of one attempt, which may compute in `threads`."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections of the policy; called when a collection ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,10 @@ class _CallablePlayer:
             raise policy_failed(exc) from exc
 
     def _decided(self, answer: Answer, turn: Turn) -> Encoded | Awaitable[Any]:
-        """What only turns out to be asynchronous (`lambda seen: client.act(seen)`) is awaited on
-        the loop."""
+        """Calls the function on a thread.
+
+        An awaitable that it returns (`lambda seen: client.act(seen)`) is awaited on the loop.
+        """
         decided = self._call(answer.observation, turn)
         return decided if inspect.isawaitable(decided) else encoded(decided)
 
@@ -206,5 +213,5 @@ def takes_turn(function: Any) -> bool:
 
 
 def policy_failed(exc: BaseException) -> EpisodeFailed:
-    """What becomes of whatever a policy raises."""
+    """The failure of an episode whose policy raised `exc`."""
     return EpisodeFailed(FailureReason.POLICY_ERROR, f"{type(exc).__name__}: {exc}")

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions at an OpenEnv server, hundreds of them on one loop, none of which may hold it.
+"""Sessions at OpenEnv servers: hundreds of them on one event loop.
 
+session_pool.py    open sessions, and who waits for one
 session.py         one session: reset and steps, one question at a time
-session_pool.py    those that are open, and whose turn it is
-wire.py            one WebSocket below a session
-inbox.py           where what comes goes: messages to whoever waits, all else to the library
-outgoing.py        what is sent
-intake.py          so many bytes in a turn of the loop
-message_memory.py  memory for large messages, whose pages are used again
-answers.py         what a server answers, taken apart without being parsed
-descriptors.py     room for many sockets, made before the first
-secure.py          certificates, read once
+wire.py            the WebSocket of a session
+inbox.py           received bytes: whole messages, and frames for the library
+outgoing.py        frames that are sent
+message_memory.py  memory for large messages, whose pages are reused
+answers.py         a server's answers, split without being parsed
 """

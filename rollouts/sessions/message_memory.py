@@ -28,7 +28,7 @@ from collections import defaultdict, deque
 
 LOOKS = 64  # at blocks that were taken longest ago, before another one is made
 LOOKS_WHEN_SHORT = 512  # also at those of other sizes, which may go: 0.1 ms, however many there are
-LET_GO_AT_ONCE_BYTES = 8 << 20  # in a turn of the loop: 1 ms
+RELEASED_AT_ONCE_BYTES = 8 << 20  # in an iteration of the loop: 1 ms
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _STEPS_OF_A_DOUBLING = 3  # as a power of two
 _LEAST_STEP = 12  # a page, as a power of two
@@ -36,7 +36,7 @@ _OF_THE_POOL = 2  # references: the pool's, and that of asking
 
 
 class MessageMemory:
-    """Blocks, about `limit_bytes` of them: what is idle beyond gives way to what is needed."""
+    """Blocks of about `limit_bytes`; beyond it, free ones are released for new ones."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -44,32 +44,34 @@ class MessageMemory:
         self.size_bytes = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Room for a message of that size, whatever lay in it before."""
+        """Returns memory for a message of this size, with arbitrary content."""
         capacity = block_bytes(size_bytes)
         blocks = self._blocks[capacity]
         is_short = self.size_bytes + capacity > self._limit_bytes
         if not _bring_a_free_one_last(blocks, LOOKS_WHEN_SHORT if is_short else LOOKS):
             if is_short:
-                self._forget_free_ones(max(capacity, LET_GO_AT_ONCE_BYTES))
+                self._release_free_blocks(max(capacity, RELEASED_AT_ONCE_BYTES))
             blocks.append(mmap.mmap(-1, capacity, flags=_PRIVATE))
             self.size_bytes += capacity
         return memoryview(blocks[-1])[:size_bytes]
 
-    async def let_go(self) -> None:
-        """Forget all blocks, a few in each turn of the loop. Those that somebody looks at end with
-        their last view."""
+    async def release_all(self) -> None:
+        """Releases all blocks, a few in each iteration of the loop.
+
+        A block that is in use is unmapped with its last view.
+        """
         gone_bytes = 0
         for capacity, blocks in self._blocks.items():
             while blocks:
                 blocks.pop()
                 gone_bytes += capacity
-                if gone_bytes >= LET_GO_AT_ONCE_BYTES:
+                if gone_bytes >= RELEASED_AT_ONCE_BYTES:
                     gone_bytes = 0
                     await asyncio.sleep(0)
         self.size_bytes = 0
 
-    def _forget_free_ones(self, wanted_bytes: int) -> None:
-        """About so much, as far as a few looks find it: each later block finds more."""
+    def _release_free_blocks(self, wanted_bytes: int) -> None:
+        """Releases about `wanted_bytes`, as far as a bounded search finds free blocks."""
         looks = LOOKS_WHEN_SHORT
         for capacity in list(self._blocks):
             blocks = self._blocks[capacity] = self._blocks.pop(capacity)  # the next time, the last
@@ -84,7 +86,7 @@ class MessageMemory:
 
 
 def block_bytes(size_bytes: int) -> int:
-    """How large a block is for a message of that size."""
+    """The size of the block that a message of this size gets."""
     step = 1 << max(_LEAST_STEP, size_bytes.bit_length() - 1 - _STEPS_OF_A_DOUBLING)
     return -(-size_bytes // step) * step
 
@@ -98,5 +100,5 @@ def _bring_a_free_one_last(blocks: deque[mmap.mmap], looks: int) -> bool:
 
 
 def _is_free(blocks: deque[mmap.mmap]) -> bool:
-    """Whether nobody but the pool knows the last one."""
+    """Whether only the pool refers to the last block."""
     return sys.getrefcount(blocks[-1]) == _OF_THE_POOL

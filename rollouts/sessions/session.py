@@ -95,9 +95,10 @@ class Session:
         self._wire.abort()
 
     async def _ask(self, text: bytes, seconds: float | None, what: str) -> BytesLike:
-        """
+        """Sends a question and returns the server's answer.
+
         Raises:
-            EpisodeFailed: CONNECTION_LOST, STEP_TIMED_OUT, or what the server said as it left.
+            EpisodeFailed: CONNECTION_LOST, STEP_TIMED_OUT, or the error that the server sent.
         """
         answer = self._wire.ask(text)
         timer = None if seconds is None else self._wire.give_up_after(seconds, what)
@@ -114,7 +115,7 @@ class Session:
 async def _opened(uri: WebSocketURI, receiving: Receiving) -> Wire:
     """A connection after its handshake; none is left behind when that fails or is cancelled."""
     loop = asyncio.get_running_loop()
-    secure = await receiving.secure.context() if uri.secure else None
+    secure = await receiving.tls.context() if uri.secure else None
     _, wire = await loop.create_connection(
         lambda: Wire(uri, receiving), uri.host, uri.port, ssl=secure
     )

@@ -14,10 +14,16 @@ In these an episode that asks again and again would have used up all of its atte
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import itertools
+import os
+import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed
@@ -25,10 +31,21 @@ from .message_memory import MessageMemory
 from .session import CONNECT_SECONDS, Session
 from .wire import Receiving
 
-PAUSE_SECONDS = 1.0  # before asking a full server again that others fill, or one that is gone
-LEAVE_AT_ONCE = 8
-GOOD_BYE_SECONDS = 1.0  # at the end, for what a server is slow to read
-RETURN_SECONDS = 30.0  # for so long a server that is gone is waited for, by all together
+CLOSED_AT_ONCE = 8
+SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTiming:
+    """How long sessions wait."""
+
+    connect_seconds: float = CONNECT_SECONDS
+    pause_seconds: float = 1.0  # before a server that is full, or does not answer, is asked again
+    reconnect_seconds: float = 30.0  # in all, for a server that has answered before
+    close_seconds: float = 1.0  # for a server to read the close message, at the end
+
+
+DEFAULT_TIMING = SessionTiming()
 
 
 class SessionPool:
@@ -40,17 +57,17 @@ class SessionPool:
         memory: MessageMemory,
         *,
         reuse: bool,
-        connect_seconds: float = CONNECT_SECONDS,
+        timing: SessionTiming = DEFAULT_TIMING,
     ) -> None:
         self._most = most
         self._reuse = reuse
-        self._connect_seconds = connect_seconds
+        self._timing = timing
         self._receiving = Receiving(memory)
         self._answered: set[str] = set()
-        self._gone_since: dict[str, float] = {}
+        self._lost_since: dict[str, float] = {}
         self._idle: dict[str, list[Session]] = defaultdict(list)
         self._in_use: dict[str, set[Session]] = defaultdict(set)
-        self._leaving: set[Session] = set()
+        self._closing: set[Session] = set()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[Session, bool]:
@@ -67,9 +84,9 @@ class SessionPool:
                 return session, True
             session.abort()
         self._make_room()
-        session = await Session.open(address, self._receiving, self._connect_seconds)
+        session = await Session.open(address, self._receiving, self._timing.connect_seconds)
         self._answered.add(address)
-        self._gone_since.pop(address, None)
+        self._lost_since.pop(address, None)
         self._in_use[address].add(session)
         return session, False
 
@@ -79,7 +96,7 @@ class SessionPool:
         if self._reuse and session.is_open:
             self._idle[address].append(session)
         else:
-            self._leave(session)
+            self._close(session)
         self._wake(address)
 
     def drop(self, address: str, session: Session) -> None:
@@ -93,7 +110,7 @@ class SessionPool:
         if self._idle[address]:
             return True
         if not self._in_use[address]:
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._timing.pause_seconds)
             return False
         waiter = asyncio.get_running_loop().create_future()
         self._waiting[address].append(waiter)
@@ -105,47 +122,47 @@ class SessionPool:
             raise
         return True
 
-    async def wait_for_return(self, address: str) -> bool:
+    async def wait_for_reconnection(self, address: str) -> bool:
         """A while, after nobody answered; False where nobody ever did, or for too long."""
         if address not in self._answered:
             return False
         now = time.monotonic()
-        if now - self._gone_since.setdefault(address, now) >= RETURN_SECONDS:
+        if now - self._lost_since.setdefault(address, now) >= self._timing.reconnect_seconds:
             return False
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(self._timing.pause_seconds)
         return True
 
     async def close(self) -> None:
         """Let go of all of them. None is left behind, also when this is cancelled."""
         _abort(self._in_use.values())
         try:
-            await self._leave_idle()
-            if self._leaving:
-                leaving = [session.ended for session in self._leaving]
-                await asyncio.wait(leaving, timeout=GOOD_BYE_SECONDS)
+            await self._close_idle()
+            if self._closing:
+                closing = [session.ended for session in self._closing]
+                await asyncio.wait(closing, timeout=self._timing.close_seconds)
         finally:
-            _abort([*self._idle.values(), self._leaving])
+            _abort([*self._idle.values(), self._closing])
 
-    async def _leave_idle(self) -> None:
+    async def _close_idle(self) -> None:
         """A few in each turn of the loop: all of 256 took 13 ms."""
         for number in itertools.count(1):
             if not (sessions := next(filter(None, self._idle.values()), None)):
                 return
-            self._leave(sessions.pop())
-            if number % LEAVE_AT_ONCE == 0:
+            self._close(sessions.pop())
+            if number % CLOSED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     def _make_room(self) -> None:
         """Of several environments, those that idle give way."""
         idle = sum(map(len, self._idle.values()))
         if idle and idle + sum(map(len, self._in_use.values())) >= self._most:
-            self._leave(max(self._idle.values(), key=len).pop())
+            self._close(max(self._idle.values(), key=len).pop())
 
-    def _leave(self, session: Session) -> None:
+    def _close(self, session: Session) -> None:
         """It is gone when what it says as it leaves has been sent."""
         session.close()
-        self._leaving.add(session)
-        session.ended.add_done_callback(lambda _: self._leaving.discard(session))
+        self._closing.add(session)
+        session.ended.add_done_callback(lambda _: self._closing.discard(session))
 
     def _wake(self, address: str) -> None:
         waiting = self._waiting[address]
@@ -161,6 +178,21 @@ def _abort(sessions: Iterable[Collection[Session]]) -> None:
         session.abort()
 
 
-def is_for_want_of_room(exc: EpisodeFailed) -> bool:
+def reserve_descriptors(sockets: int) -> None:
+    """Enlarges the kernel's table of descriptors before the first socket; blocks for up to 20 ms.
+
+    The table doubles when it is full: at 64, 256, 512. Where threads share it, the thread that
+    opens a file then waits until no processor can be looking at the old table. The soft limit is
+    never exceeded, and errors are ignored.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError), Path(os.devnull).open() as file:
+        wanted = file.fileno() + sockets + SPARE_DESCRIPTORS
+        if limit != resource.RLIM_INFINITY:
+            wanted = min(wanted, limit - 1)
+        os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, wanted))
+
+
+def is_no_capacity(exc: EpisodeFailed) -> bool:
     """Whether the server would have answered, had it had room."""
     return exc.reason is FailureReason.NO_CAPACITY

@@ -15,6 +15,7 @@ All connections of a loop share `Receiving`: they receive one after the other, e
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -27,15 +28,33 @@ from websockets.uri import WebSocketURI
 from ...env_host.protocol import MAX_MESSAGE_BYTES
 from ..episodes import BytesLike, FailureReason
 from ..errors import EpisodeFailed
+from ..loop_budget import ReceiveBudget
 from .answers import failure_of
 from .inbox import SCRATCH_BYTES, Inbox
-from .loop_budget import Intake
 from .message_memory import MessageMemory
 from .outgoing import Masks, client_frame
-from .secure import Secure
 
 _CLOSE = b'{"type":"close"}'
 _TASTE_BYTES = 4096  # what is read of a connection when it is not its turn: nobody else is told
+
+
+class TlsContext:
+    """Python's default TLS context, shared by all connections.
+
+    Reading the machine's certificates takes 23 ms: hundreds of sessions that each read them on the
+    loop held it for seconds. `SSL_CERT_FILE` and `SSL_CERT_DIR` name further certificates.
+    """
+
+    def __init__(self) -> None:
+        self._reading = asyncio.Lock()
+        self._context: ssl.SSLContext | None = None
+
+    async def context(self) -> ssl.SSLContext:
+        """The context, read on a thread when it is first asked for."""
+        async with self._reading:
+            if self._context is None:
+                self._context = await asyncio.to_thread(ssl.create_default_context)
+        return self._context
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +62,8 @@ class Receiving:
     """What the connections of a loop share."""
 
     memory: MessageMemory
-    intake: Intake = field(default_factory=Intake)
-    secure: Secure = field(default_factory=Secure)
+    budget: ReceiveBudget = field(default_factory=ReceiveBudget)
+    tls: TlsContext = field(default_factory=TlsContext)
     masks: Masks = field(default_factory=Masks)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
@@ -57,7 +76,7 @@ class Wire(asyncio.BufferedProtocol):
         self.opened: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()  # the socket is closed
         self._loop = loop
-        self._intake = receiving.intake
+        self._budget = receiving.budget
         self._masks = receiving.masks
         self._inbox = Inbox(
             receiving.scratch,
@@ -82,14 +101,14 @@ class Wire(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where what comes next is to go."""
         room = self._inbox.room
-        return room if self._intake.is_open else room[:_TASTE_BYTES]
+        return room if self._budget.is_open else room[:_TASTE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Whatever has come."""
         self._inbox.take(nbytes)
-        if not self._intake.admits(nbytes) and self._transport is not None:
+        if not self._budget.spend(nbytes) and self._transport is not None:
             self._transport.pause_reading()
-            self._intake.wait(self._inbox.missing_bytes, self._read_on)
+            self._budget.wait(self._inbox.missing_bytes, self._read_on)
 
     def eof_received(self) -> None:
         """The server's last byte; the transport closes itself."""

@@ -27,12 +27,13 @@ Filter = Callable[[Sequence[Finished]], Sequence[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What lies within two bounds, both included."""
+    """Two bounds, both included."""
 
     least: float = float("-inf")
     most: float = float("inf")
 
     def holds(self, value: float) -> bool:
+        """Whether the value lies within the bounds."""
         return self.least <= value <= self.most
 
 

@@ -29,11 +29,11 @@ from ..buffers import ByteBudget
 from ..episodes import BytesLike, Episode, Room, Step, StepSink
 from ..errors import StageError
 from ..folder.layout import Verdict
-from ..tally import Tally
+from ..progress_stats import EpisodeCounts
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
-LEAST_ASIDE_BYTES = 4096  # a smaller last observation waits in memory
+LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
 RESTORED_BYTES = 16 << 20  # of last observations that were read again; a larger group passes alone
 
 
@@ -49,7 +49,7 @@ class GroupStore(StepSink, Protocol):
         """All of these have ended, and this was found of each: all are written, or none."""
         ...
 
-    async def set_aside(self, episode_id: str, text: BytesLike) -> Path:
+    async def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
         """What an episode saw last, in a file until it is finished or discarded."""
         ...
 
@@ -65,12 +65,12 @@ class GroupSink:
         group_of: Callable[[Episode], Hashable] | None = None,
         filters: Mapping[str, Filter] | None = None,
         advantages: Advantages | None = group_normalised,
-        tally: Tally | None = None,
+        counts: EpisodeCounts | None = None,
     ) -> None:
         """Without `advantages`, episodes are filtered only."""
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
-        self.tally = tally or Tally()
+        self.counts = counts or EpisodeCounts()
         self._sink = sink
         self._size = size
         self._group_of = group_of or by_number(size)
@@ -105,7 +105,7 @@ class GroupSink:
         key = self._group_of(episode)
         one = await self._made_small(episode, may_wait=self._may_wait(key))
         if key in self._given_up:  # it may have been meanwhile
-            self.tally.left_out += 1
+            self.counts.left_out += 1
             await self.discard(episode.id)
             return
         group = self._waiting.setdefault(key, [])
@@ -120,7 +120,7 @@ class GroupSink:
         self._given_up.add(key)
         await self.discard(episode.id)
         for one in self._waiting.pop(key, []):
-            self.tally.left_out += 1
+            self.counts.left_out += 1
             await self.discard(one.episode.id)
 
     async def close(self) -> None:
@@ -143,21 +143,23 @@ class GroupSink:
     async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
         steps = self._steps.pop(episode.id, 0) or len(episode.steps)
         text = episode.final_observation_json
-        if not may_wait or len(text) < LEAST_ASIDE_BYTES:
+        if not may_wait or len(text) < LEAST_PENDING_BYTES:
             return _Waiting(episode, steps)
-        aside = await self._sink.set_aside(episode.id, text)
-        return _Waiting(replace(episode, final_observation_json=b"null"), steps, aside, len(text))
+        observation_path = await self._sink.keep_observation(episode.id, text)
+        return _Waiting(
+            replace(episode, final_observation_json=b"null"), steps, observation_path, len(text)
+        )
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
-        hold = await self._restored.reserve(sum(one.aside_bytes for one in group))
+        hold = await self._restored.reserve(sum(one.observation_bytes for one in group))
         try:
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, self._judge, group)
             await self._sink.finish_together(judged)
         finally:
             hold.release()
-        self.tally.written += len(judged)
-        self.tally.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
+        self.counts.written += len(judged)
+        self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
     def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
         members = [one.whole() for one in sorted(group, key=lambda one: one.episode.id)]
@@ -175,25 +177,27 @@ class _Waiting:
 
     episode: Episode
     steps: int
-    aside: Path | None = None  # where its last observation lies meanwhile
-    aside_bytes: int = 0
+    observation_path: Path | None = None  # where its last observation lies meanwhile
+    observation_bytes: int = 0
 
     def whole(self) -> Finished:
         """With all it had. Reads a file."""
-        if self.aside is None:
+        if self.observation_path is None:
             return Finished(self.episode, self.steps)
-        text = self.aside.read_bytes()
+        text = self.observation_path.read_bytes()
         return Finished(replace(self.episode, final_observation_json=text), self.steps)
 
 
 def judge(
     group: Sequence[Finished], filters: Mapping[str, Filter], advantages: Advantages | None
 ) -> dict[str, Verdict]:
-    """What becomes of each episode of a group, by its id. Those that are dropped do not count for
-    the advantages of the others.
+    """Filters a group and computes the advantages of the episodes that are kept.
+
+    Returns:
+        The verdict on each episode, by its id.
 
     Raises:
-        ValueError: a stage gave too few answers, too many, or none that makes sense.
+        ValueError: A stage gave too few answers, too many, or one that is not a finite number.
     """
     kept, dropped = sift(group, filters)
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}

@@ -62,11 +62,14 @@ class _HasTokens(Protocol):
 
 
 def tokens_of(step: _HasTokens) -> TokenStep:
-    """What the policy noted of its call: `prompt_ids`, `completion_ids` and `logprobs`, as arrays
-    or in the step's info. All other arrays are taken to have a row per token.
+    """The call of a model that a policy noted with a step.
+
+    Args:
+        step: Has `prompt_ids`, `completion_ids` and, optionally, `logprobs`, as arrays or in its
+            info. All other arrays are taken to have a row per token.
 
     Raises:
-        StageError: there are no ids.
+        StageError: The step has no ids.
     """
     arrays = dict(step.arrays)
     told = {name: arrays.pop(name, None) for name in ("prompt_ids", "completion_ids", "logprobs")}
@@ -83,10 +86,14 @@ def tokens_of(step: _HasTokens) -> TokenStep:
 def interleave(
     steps: Iterable[TokenStep], *, advantage: float | None = None
 ) -> list[TrainingSample]:
-    """The training samples of an episode; most have one.
+    """Joins the steps of an episode into training samples; most episodes give one.
+
+    Args:
+        steps: In order.
+        advantage: Of the episode; copied into each sample.
 
     Raises:
-        StageError: an array does not fit its step, or changes its form between steps.
+        StageError: An array does not fit its step, or changes its form between steps.
     """
     growing: list[_Growing] = []
     for step in steps:

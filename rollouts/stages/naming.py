@@ -29,9 +29,10 @@ def is_the_users(text: str) -> bool:
 
 
 def check_group(group: int, episodes: int) -> None:
-    """
+    """Checks that episodes make whole groups.
+
     Raises:
-        ValueError: the last group would not be whole.
+        ValueError: The last group would not be whole.
     """
     if rest := episodes % group:
         less, more = episodes - rest, episodes - rest + group
@@ -42,9 +43,10 @@ def check_group(group: int, episodes: int) -> None:
 
 
 def check_advantages(text: str, group: int | None) -> None:
-    """
+    """Checks the value of `--advantages`.
+
     Raises:
-        ValueError: it names none, and which may be meant; or there are no groups.
+        ValueError: The name is unknown, or there are no groups.
     """
     if not is_the_users(text) and text not in ADVANTAGES:
         near = _BY_ALGORITHM.get(text.lower())
@@ -54,10 +56,11 @@ def check_advantages(text: str, group: int | None) -> None:
 
 
 def check_filters(texts: Sequence[str], group: int | None) -> None:
-    """
+    """Checks the values of `--filter`.
+
     Raises:
-        ValueError: one names none, or its number is wrong; or it looks at a group, and there are
-            none; or it is there twice.
+        ValueError: A name is unknown, its number is wrong, it needs groups and there are none, or
+            it is there twice.
     """
     for number, text in enumerate(texts):
         _check_filter(text)

@@ -146,7 +146,7 @@ def test_stages_that_make_no_sense_are_told_with_what_does(
 
 def test_episodes_of_a_group_begin_with_the_same_seed_where_none_is_said() -> None:
     said = {"name": "echo", "out": "/out", "group": 8, "filters": ["min-reward=-1.5"]}
-    order = RolloutPayload.model_validate(said).order({"echo": "http://h:1"})
+    order = RolloutPayload.model_validate(said).run_config({"echo": "http://h:1"})
     assert (order.seed, order.stages.size) == (0, 8)
     record = order.stages.record()
     assert (record["advantages"], record["filters"]) == ("group-normalised", ["min-reward=-1.5"])

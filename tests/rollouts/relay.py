@@ -29,13 +29,13 @@ class Relay:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._leave()
+        self._close()
         await asyncio.gather(*self._tasks)
 
     def fall(self, *, back_after_seconds: float) -> None:
         """All connections are lost, and nobody answers for a while."""
         self.falls += 1
-        self._leave()
+        self._close()
         self._start(self._come_back(back_after_seconds))
 
     async def _come_back(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Relay:
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         if self._server is not None:
             self._server.close()
         for writer in self._writers:

@@ -16,9 +16,8 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
 from openenvd.rollouts.policies.policy import Decision, Turn
-from openenvd.rollouts.sessions import session_pool
 from openenvd.rollouts.sessions.message_memory import MessageMemory
-from openenvd.rollouts.sessions.session_pool import LEAVE_AT_ONCE, SessionPool
+from openenvd.rollouts.sessions.session_pool import CLOSED_AT_ONCE, SessionPool, SessionTiming
 
 from .conftest import Serve, address_of, lines_of
 from .relay import Relay
@@ -68,7 +67,7 @@ async def test_a_loop_without_end_ends_when_it_is_left(serve: Serve) -> None:
             assert len(batch) == 3
             break
     await asyncio.to_thread(host.note_that, sessions=0)
-    assert collector.figures.running == 0
+    assert collector.stats.running == 0
 
 
 async def test_an_async_policy_and_a_turn(serve: Serve) -> None:
@@ -160,15 +159,15 @@ async def test_an_episode_is_tried_again_as_a_whole_and_counted(serve: Serve) ->
     assert (episode.status, episode.attempts) == (EpisodeStatus.DONE, 2)
     assert [step.reward for step in episode.steps] == [1, 2, 3, 4, 5]
     assert lines_of(host, "steps.log") == [f"000000 {n}" for n in (1, 2, 3, 4, 1, 2, 3, 4, 5)]
-    assert collector.figures.retries == 1
-    assert collector.figures.to_json()["retried"] == {"environment_error": 1}
+    assert collector.stats.retries == 1
+    assert collector.stats.to_json()["retried"] == {"environment_error": 1}
 
 
 async def test_attempts_come_to_an_end(serve: Serve) -> None:
     collector = RolloutCollector(address_of(serve()), lambda _: {"what": "raise"}, retries=2)
     (episode,) = await collect(collector, 1)
     assert (episode.attempts, episode.status) == (3, EpisodeStatus.FAILED)
-    assert collector.figures.to_json()["failures"] == {"environment_error": 1}
+    assert collector.stats.to_json()["failures"] == {"environment_error": 1}
 
 
 async def test_an_action_that_is_refused_is_not_tried_again(serve: Serve) -> None:
@@ -220,24 +219,21 @@ async def test_an_episode_that_takes_too_long_times_out(serve: Serve) -> None:
     assert len(episode.steps) == episode.failure.step
 
 
-async def test_a_server_that_dies_fails_what_was_under_way(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_pool, "RETURN_SECONDS", 0.1)
-    monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
+async def test_episodes_fail_when_their_server_exits(serve: Serve) -> None:
     collector = RolloutCollector(
-        address_of(serve()), lambda _: {"what": "exit"}, concurrency=3, retries=1
+        address_of(serve()),
+        lambda _: {"what": "exit"},
+        concurrency=3,
+        retries=1,
+        timing=SessionTiming(pause_seconds=0.02, reconnect_seconds=0.1),
     )
     reasons = {e.failure.reason for e in await collect(collector, 3) if e.failure}
     assert reasons <= {FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED}
-    assert collector.figures.finished[EpisodeStatus.FAILED] == 3
+    assert collector.stats.finished[EpisodeStatus.FAILED] == 3
 
 
-async def test_a_server_that_comes_back_is_waited_for(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asking again at once, all episodes had used up their attempts before it was there."""
-    monkeypatch.setattr(session_pool, "PAUSE_SECONDS", 0.02)
+async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
+    """Without a pause, the episodes would use up their attempts before the server is back."""
     async with Relay(serve().port) as relay:
 
         async def policy(observation: dict[str, Any], turn: Turn) -> dict[str, Any]:
@@ -245,10 +241,16 @@ async def test_a_server_that_comes_back_is_waited_for(
                 relay.fall(back_after_seconds=0.3)
             return {"what": "go"}
 
-        collector = RolloutCollector(relay.address, policy, concurrency=3, retries=1)
+        collector = RolloutCollector(
+            relay.address,
+            policy,
+            concurrency=3,
+            retries=1,
+            timing=SessionTiming(pause_seconds=0.02),
+        )
         episodes = await collect(collector, 20)
     assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
-    assert 1 <= collector.figures.retries <= 3
+    assert 1 <= collector.stats.retries <= 3
 
 
 async def test_nobody_at_the_address_is_told(unused_port: int) -> None:
@@ -263,7 +265,7 @@ async def test_a_server_with_one_session_serves_all_in_turn(serve: Serve) -> Non
     collector = RolloutCollector(address_of(host), go, concurrency=8, retries=0)
     episodes = await collect(collector, 16)
     assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
-    assert collector.figures.retries == 0
+    assert collector.stats.retries == 0
 
 
 @pytest.mark.parametrize("address", ["ftp://here", "http://", ""])
@@ -345,13 +347,13 @@ async def test_idle_sessions_leave_a_few_at_a_time_and_all_of_them(
 ) -> None:
     host = serve()
     pool = SessionPool(64, MessageMemory(1 << 20), reuse=True)
-    taken = [await pool.take(address_of(host)) for _ in range(3 * LEAVE_AT_ONCE)]
+    taken = [await pool.take(address_of(host)) for _ in range(3 * CLOSED_AT_ONCE)]
     sessions = [session for session, _ in taken]
     for session in sessions:
         pool.give_back(address_of(host), session)
     closing = asyncio.create_task(pool.close())
     await asyncio.sleep(0)
-    assert sum(session.is_open for session in sessions) == 2 * LEAVE_AT_ONCE
+    assert sum(session.is_open for session in sessions) == 2 * CLOSED_AT_ONCE
     if cancelled:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -13,9 +13,8 @@ import pytest
 
 from openenvd.rollouts.episodes import FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, PolicyHangs
-from openenvd.rollouts.policies import cpu_threads
 from openenvd.rollouts.policies.call_clock import at_most
-from openenvd.rollouts.policies.cpu_threads import CpuThreads
+from openenvd.rollouts.policies.cpu_threads import MAX_HUNG, CpuThreads
 
 
 class Hanging:
@@ -41,9 +40,9 @@ def hanging() -> Hanging:
 
 
 @pytest.fixture
-def threads(hanging: Hanging) -> Iterator[CpuThreads]:
-    """Closed at the end; what hangs is let go, and then gone."""
-    made = CpuThreads()
+def threads(hanging: Hanging, request: pytest.FixtureRequest) -> Iterator[CpuThreads]:
+    """Closed at the end, when the hanging functions have returned. A parameter is `max_hung`."""
+    made = CpuThreads(max_hung=getattr(request, "param", MAX_HUNG))
     yield made
     hanging.let_go.set()
     made.close()
@@ -131,10 +130,10 @@ async def test_what_is_given_up_in_line_is_never_begun(
     assert begun == []
 
 
-async def test_a_thread_that_comes_back_ends_and_counts_no_longer(
-    threads: CpuThreads, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads", [1], indirect=True)
+async def test_a_hung_thread_that_returns_ends_and_is_not_counted_any_more(
+    threads: CpuThreads, hanging: Hanging
 ) -> None:
-    monkeypatch.setattr(cpu_threads, "MOST_HUNG", 1)
     await give_up(threads, hanging)
     [hung] = [t for t in threading.enumerate() if t.name == "policy-0"]
     hanging.let_go.set()
@@ -142,10 +141,8 @@ async def test_a_thread_that_comes_back_ends_and_counts_no_longer(
     assert await threads.run(lambda: "done") == "done"
 
 
-async def test_when_too_many_hang_nothing_more_is_begun(
-    threads: CpuThreads, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_threads, "MOST_HUNG", 3)
+@pytest.mark.parametrize("threads", [3], indirect=True)
+async def test_no_call_is_begun_when_too_many_hang(threads: CpuThreads, hanging: Hanging) -> None:
     for _ in range(3):
         await give_up(threads, hanging)
     with pytest.raises(PolicyHangs, match="3 calls of the policy were given up and still hang"):

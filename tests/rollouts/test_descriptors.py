@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.sessions.descriptors import make_room
+from openenvd.rollouts.sessions.session_pool import reserve_descriptors
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def table_size() -> int:
 
 def test_the_table_has_room_afterwards_and_nothing_in_it() -> None:
     before = set(Path("/proc/self/fd").iterdir())
-    make_room(3000)
+    reserve_descriptors(3000)
     assert table_size() >= 3000
     assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # that of the folder itself
 
@@ -36,4 +36,4 @@ def test_the_table_has_room_afterwards_and_nothing_in_it() -> None:
 def test_a_limit_that_is_lower_is_no_error() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    make_room(100_000)
+    reserve_descriptors(100_000)

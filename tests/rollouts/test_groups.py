@@ -128,7 +128,7 @@ async def test_a_filter_sees_what_an_episode_saw_last(tmp_path: Path) -> None:
     await sink.close()
     rows = [e.row for e in open_rollouts(tmp_path)]
     assert [(row["filtered"], row["advantage"]) for row in rows] == [(None, None), ("second", None)]
-    assert (sink.tally.written, sink.tally.filtered) == (2, {"second": 1})
+    assert (sink.counts.written, sink.counts.filtered) == (2, {"second": 1})
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -139,7 +139,7 @@ async def test_of_a_group_in_which_one_failed_nothing_is_written(
     for number in range(6):
         one = await play(sink, number, final_observation_json=large(number))
         await (sink.leave_out(one) if number == failing else sink.finish(one))
-    assert (sink.tally.written, sink.tally.left_out) == (3, 2)
+    assert (sink.counts.written, sink.counts.left_out) == (3, 2)
     await sink.close()
     assert open_rollouts(tmp_path).episode_ids() == ["000003", "000004", "000005"]
     assert names(tmp_path / SPOOL) == []

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.folder import lines as module
 from openenvd.rollouts.folder.lines import lines
 
 SHAPES = [
@@ -32,27 +31,21 @@ def written(folder: Path, sizes: list[int]) -> Path:
 
 @pytest.mark.parametrize("sizes", SHAPES)
 @pytest.mark.parametrize("block_bytes", [1, 2, 16, 1 << 20])
-def test_lines_come_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], block_bytes: int
-) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+def test_lines_come_whole(tmp_path: Path, sizes: list[int], block_bytes: int) -> None:
     path = written(tmp_path, sizes)
     with FileIO(path) as file:
-        found = list(lines(file, 0, path.stat().st_size))
+        found = list(lines(file, 0, path.stat().st_size, block_bytes=block_bytes))
     assert found == path.read_bytes().splitlines()
 
 
 @pytest.mark.parametrize("block_bytes", [2, 16])
-def test_a_stretch_ends_where_it_is_said_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+def test_only_the_lines_of_the_stretch_are_read(tmp_path: Path, block_bytes: int) -> None:
     path = written(tmp_path, [10, 20, 30, 40])
     with FileIO(path) as file:
-        assert list(lines(file, 11, 21 + 31)) == [b"b" * 20, b"c" * 30]
+        assert list(lines(file, 11, 21 + 31, block_bytes=block_bytes)) == [b"b" * 20, b"c" * 30]
 
 
-def test_a_file_may_be_shorter_and_end_without_an_end(tmp_path: Path) -> None:
+def test_a_file_may_be_shorter_than_the_stretch_and_lack_the_last_newline(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntw")
     with FileIO(path) as file:

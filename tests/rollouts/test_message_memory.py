@@ -11,8 +11,8 @@ import pytest
 
 from openenvd.rollouts.sessions import message_memory
 from openenvd.rollouts.sessions.message_memory import (
-    LET_GO_AT_ONCE_BYTES,
     LOOKS_WHEN_SHORT,
+    RELEASED_AT_ONCE_BYTES,
     MessageMemory,
     block_bytes,
 )
@@ -69,7 +69,7 @@ def test_of_much_that_is_idle_little_is_let_go_at_once() -> None:
     idle.clear()
     for number in range(1, 11):
         filled(memory, 1, (1 << 20) + (number << 17))
-    assert (64 << 20) - 2 * LET_GO_AT_ONCE_BYTES <= memory.size_bytes <= 64 << 20
+    assert (64 << 20) - 2 * RELEASED_AT_ONCE_BYTES <= memory.size_bytes <= 64 << 20
 
 
 def test_however_much_is_held_the_looks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ async def test_what_is_looked_at_survives_the_end() -> None:
     view = filled(memory, 7)
     for _ in range(20):
         filled(memory, 1, 4 << 20)
-    await memory.let_go()
+    await memory.release_all()
     assert memory.size_bytes == 0
     assert bytes(view) == b"\7" * SIZE
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts import run as rollout_run
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.policies.named_function import importable
-from openenvd.rollouts.run import RECORD, Order, Report, missing, roll_out
+from openenvd.rollouts.run import RECORD, Report, RunConfig, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
 
@@ -38,14 +37,19 @@ def rows(folder: Path, kind: str = "episodes") -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-async def run(order: Order, tmp_path: Path, **hooks: Any) -> dict[str, Any]:
+async def run(config: RunConfig, tmp_path: Path, **hooks: Any) -> dict[str, Any]:
     (tmp_path / "policies_here.py").write_text(POLICIES)
     with importable(tmp_path):
-        return await roll_out(order, hooks.get("tell", lambda _: None), hooks.get("say", print))
+        return await roll_out(
+            config,
+            hooks.get("tell", lambda _: None),
+            hooks.get("say", print),
+            report_seconds=0.01,
+        )
 
 
-def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> Order:
-    return Order(
+def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> RunConfig:
+    return RunConfig(
         environments={"walk": address},
         policy=f"policies_here:{policy}",
         folder=tmp_path / "out",
@@ -77,25 +81,25 @@ async def test_what_is_there_is_not_played_again(serve: Serve, tmp_path: Path) -
 async def test_what_failed_is_told_left_out_and_played_by_the_next(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, "stumble")
+    config = order_of(address_of(serve()), tmp_path, "stumble")
     told: list[str] = []
-    result = await run(order, tmp_path, say=told.append)
+    result = await run(config, tmp_path, say=told.append)
     assert result["failures"] == {"environment_error": 2}
     assert "the floor is missing" in result["last_failures"]["environment_error"]
     assert (result["there"], result["kept_failed"]) == (18, False)
-    assert {row["episode_id"] for row in rows(order.folder)} == {
+    assert {row["episode_id"] for row in rows(config.folder)} == {
         f"{n:06d}" for n in range(20) if n % 10 != 3
     }
     assert [line for line in told if "failed at step 2: environment_error: " in line]
-    assert (await run(order, tmp_path))["earlier"] == 18
+    assert (await run(config, tmp_path))["earlier"] == 18
 
 
 async def test_what_failed_can_be_kept(serve: Serve, tmp_path: Path) -> None:
-    order = order_of(address_of(serve()), tmp_path, "stumble", keep_failed=True)
-    result = await run(order, tmp_path)
+    config = order_of(address_of(serve()), tmp_path, "stumble", keep_failed=True)
+    result = await run(config, tmp_path)
     assert (result["there"], result["failed"], result["kept_failed"]) == (20, 2, True)
-    assert len(rows(order.folder)) == 20
-    assert (await run(order, tmp_path))["earlier"] == 20
+    assert len(rows(config.folder)) == 20
+    assert (await run(config, tmp_path))["earlier"] == 20
 
 
 async def test_another_rollout_does_not_get_into_the_folder(serve: Serve, tmp_path: Path) -> None:
@@ -115,23 +119,23 @@ async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_pa
 async def test_what_an_earlier_version_began_is_continued_and_from_then_on_held_to_its_format(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, episodes=2)
-    await run(replace(order, episodes=1), tmp_path)
-    record = order.folder / RECORD
+    config = order_of(address_of(serve()), tmp_path, episodes=2)
+    await run(replace(config, episodes=1), tmp_path)
+    record = config.folder / RECORD
     told = json.loads(record.read_text())
     for newer in ("format", "group", "advantages", "filters"):
         del told[newer]
     record.write_text(json.dumps(told))
-    assert (await run(order, tmp_path))["earlier"] == 1
+    assert (await run(config, tmp_path))["earlier"] == 1
     with pytest.raises(OtherRollout, match="other format"):
-        await run(replace(order, form="parquet"), tmp_path)
+        await run(replace(config, form="parquet"), tmp_path)
 
 
 async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> None:
-    order = order_of(address_of(serve()), tmp_path, "fail", episodes=1000)
+    config = order_of(address_of(serve()), tmp_path, "fail", episodes=1000)
     with pytest.raises(AllFailed, match=r"the first 16 episodes failed.*no weights"):
-        await run(order, tmp_path)
-    assert rows(order.folder) == []
+        await run(config, tmp_path)
+    assert rows(config.folder) == []
 
 
 async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_path: Path) -> None:
@@ -142,20 +146,20 @@ async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_
 async def test_a_policy_that_takes_too_long_is_told_by_its_reason(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, "wait", episodes=2, policy_timeout_seconds=0.1)
+    config = order_of(address_of(serve()), tmp_path, "wait", episodes=2, policy_timeout_seconds=0.1)
     with pytest.raises(AllFailed, match=r"policy_timed_out: the policy took more than 0\.1 s"):
-        await run(order, tmp_path)
+        await run(config, tmp_path)
 
 
 async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
     serve: Serve, tmp_path: Path, unused_port: int
 ) -> None:
-    order = replace(
+    config = replace(
         order_of(address_of(serve()), tmp_path, episodes=1),
         policy=f"openai:http://me:hush@127.0.0.1:{unused_port}/v1",
     )
     with pytest.raises(AllFailed) as caught:
-        await run(order, tmp_path)
+        await run(config, tmp_path)
     where = f"http://127.0.0.1:{unused_port}/v1/chat/completions"
     assert "the only episode failed" in str(caught.value)
     assert f"{where} does not answer: ConnectError" in str(caught.value)
@@ -167,16 +171,13 @@ async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
     serve: Serve, tmp_path: Path
 ) -> None:
     address = address_of(serve())
-    order = order_of(address, tmp_path, "hold", episodes=1, max_loop_lag_seconds=0.1)
+    config = order_of(address, tmp_path, "hold", episodes=1, max_loop_lag_seconds=0.1)
     with pytest.raises(LoopLagged):
-        await run(order, tmp_path)
-    assert len(rows(order.folder)) == 1
+        await run(config, tmp_path)
+    assert len(rows(config.folder)) == 1
 
 
-async def test_how_far_it_is_is_told(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rollout_run, "REPORT_SECONDS", 0.01)
+async def test_progress_is_reported_while_episodes_run(serve: Serve, tmp_path: Path) -> None:
     reports: list[str] = []
 
     def tell(report: Report) -> None:

@@ -18,10 +18,9 @@ from openenvd.rollouts import collector
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
-from openenvd.rollouts.sessions import session_pool
 from openenvd.rollouts.sessions.message_memory import MessageMemory
 from openenvd.rollouts.sessions.session import Session
-from openenvd.rollouts.sessions.session_pool import SessionPool
+from openenvd.rollouts.sessions.session_pool import SessionPool, SessionTiming
 from openenvd.rollouts.sessions.wire import Receiving
 
 from .peers import Peer, framed, observed, refused, serving
@@ -135,18 +134,18 @@ async def test_secure_sessions_read_the_certificates_once(
     assert len(read) == 1
 
 
-async def test_no_socket_is_left_to_a_server_that_does_not_let_go(
-    certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+async def test_no_socket_stays_open_to_a_server_that_never_closes(
+    certified: ssl.SSLContext,
 ) -> None:
-    """Over TLS a good-bye is waited for; at the end of the rollout only for a moment."""
-    monkeypatch.setattr(session_pool, "GOOD_BYE_SECONDS", 0.01)
+    """TLS waits for the server's close message; the pool waits only `close_seconds`."""
+    timing = SessionTiming(close_seconds=0.01)
 
     async def play(peer: Peer) -> None:
         await peer.answer(observed())
         await asyncio.Event().wait()
 
     async with serving(play, certified) as address:
-        pool = SessionPool(1, MessageMemory(1 << 20), reuse=True)
+        pool = SessionPool(1, MessageMemory(1 << 20), reuse=True, timing=timing)
         session, _ = await pool.take(address)
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)

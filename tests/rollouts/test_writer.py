@@ -83,13 +83,14 @@ async def test_collecting_waits_for_a_disk_that_stands_still_and_loses_nothing(
     assert len(open_rollouts(tmp_path)) == 8
 
 
-async def test_there_is_more_room_after_a_disk_has_stood_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_budget_grows_when_the_writer_was_idle_while_steps_waited(
+    tmp_path: Path,
 ) -> None:
-    """It caught up, and had nothing to do: with more room, more would have been collected."""
-    monkeypatch.setattr("openenvd.rollouts.folder.writer.FIRST_BYTES", 700 * KB)
+    """With more room, more would have been collected while the disk stood still."""
     disk, filled = Gate(), []
-    async with await RolloutWriter.open(tmp_path, buffer_bytes=8192 * KB, disk=disk) as writer:
+    async with await RolloutWriter.open(
+        tmp_path, buffer_bytes=8192 * KB, disk=disk, first_bytes=700 * KB
+    ) as writer:
         for stall in range(20):  # the second time, but for a thread that is slow to look
             disk.opened.clear()
             running = [asyncio.create_task(run_episode(writer, f"{stall}-{n}", 4, "x" * 300 * KB))

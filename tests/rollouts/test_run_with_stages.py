@@ -13,9 +13,9 @@ import pytest
 from openenvd.rollouts.errors import AllFailed, OtherRollout, StageError, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.policies.named_function import importable
-from openenvd.rollouts.run import Order, roll_out
+from openenvd.rollouts.run import RunConfig, roll_out
 from openenvd.rollouts.stages.advantages import group_normalised, leave_one_out
-from openenvd.rollouts.stages.chosen import Stages
+from openenvd.rollouts.stages.named_stages import Stages
 
 from .conftest import Serve, address_of
 from .made import episode
@@ -38,14 +38,14 @@ def broken(rewards): return ["much"] * len(rewards)
 """
 
 
-async def run(order: Order, tmp_path: Path) -> dict[str, Any]:
+async def run(config: RunConfig, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "stages_here.py").write_text(STAGES)
     with importable(tmp_path):
-        return await roll_out(order, lambda _: None, print)
+        return await roll_out(config, lambda _: None, print)
 
 
-def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> Order:
-    return Order(
+def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> RunConfig:
+    return RunConfig(
         environments={"walk": address},
         policy=f"stages_here:{policy}",
         folder=tmp_path / "out",
@@ -66,9 +66,9 @@ async def test_each_episode_has_its_advantage_among_those_that_began_alike(
 ) -> None:
     stages = Stages(4, name)
     address = address_of(serve())
-    order = order_of(address, tmp_path, "varied", seed=7, keep_failed=True, stages=stages)
-    result = await run(replace(order, max_steps=3), tmp_path)
-    found = by_id(order.folder)
+    config = order_of(address, tmp_path, "varied", seed=7, keep_failed=True, stages=stages)
+    result = await run(replace(config, max_steps=3), tmp_path)
+    found = by_id(config.folder)
     assert (result["there"], len(found)) == (12, 12)
     assert [row["seed"] for row in found.values()] == [7] * 4 + [8] * 4 + [9] * 4
     rewards = [1.0, 3.0, 6.0, 6.0]
@@ -78,9 +78,9 @@ async def test_each_episode_has_its_advantage_among_those_that_began_alike(
 
 async def test_a_group_plays_at_one_environment(serve: Serve, tmp_path: Path) -> None:
     addresses = {name: address_of(serve()) for name in ("a", "b")}
-    order = replace(order_of("", tmp_path, "go"), environments=addresses)
-    await run(order, tmp_path)
-    played = [row["environment"] for row in by_id(order.folder).values()]
+    config = replace(order_of("", tmp_path, "go"), environments=addresses)
+    await run(config, tmp_path)
+    played = [row["environment"] for row in by_id(config.folder).values()]
     first, second = addresses.values()
     assert played == [first] * 4 + [second] * 4 + [first] * 4
 
@@ -88,59 +88,59 @@ async def test_a_group_plays_at_one_environment(serve: Serve, tmp_path: Path) ->
 async def test_a_group_in_which_one_failed_is_played_again_as_a_whole(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, "stumble")
-    result = await run(order, tmp_path)
+    config = order_of(address_of(serve()), tmp_path, "stumble")
+    result = await run(config, tmp_path)
     assert (result["failed"], result["left_out"], result["there"]) == (1, 3, 8)
-    assert list(by_id(order.folder)) == [f"{n:06}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
-    again = await run(order, tmp_path)
+    assert list(by_id(config.folder)) == [f"{n:06}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
+    again = await run(config, tmp_path)
     assert (again["earlier"], again["episodes"]) == (8, 4)
 
 
 async def test_a_rollout_of_which_no_group_is_whole_is_a_failure(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, "stumble_everywhere")
+    config = order_of(address_of(serve()), tmp_path, "stumble_everywhere")
     with pytest.raises(AllFailed, match="3 of 12 episodes failed, at least one of each group"):
-        await run(order, tmp_path)
+        await run(config, tmp_path)
 
 
 async def test_failed_episodes_may_be_dropped_from_their_group_and_are_not_played_again(
     serve: Serve, tmp_path: Path
 ) -> None:
     stages = Stages(4, filters=("failed",))
-    order = order_of(address_of(serve()), tmp_path, "stumble", stages=stages)
-    result = await run(order, tmp_path)
+    config = order_of(address_of(serve()), tmp_path, "stumble", stages=stages)
+    result = await run(config, tmp_path)
     assert (result["there"], result["filtered"]) == (12, {"failed": 1})
-    found = by_id(order.folder)
+    found = by_id(config.folder)
     assert (found["000005"]["filtered"], found["000005"]["advantage"]) == ("failed", None)
     assert found["000004"]["advantage"] == 0.0
-    assert (await run(order, tmp_path))["earlier"] == 12
+    assert (await run(config, tmp_path))["earlier"] == 12
 
 
 async def test_filters_without_groups_look_at_each_episode_by_itself(
     serve: Serve, tmp_path: Path
 ) -> None:
     stages = Stages(filters=("min-steps=3", "max-reward=9", "stages_here:odd"))
-    order = order_of(address_of(serve()), tmp_path, "varied", keep_failed=True, stages=stages)
-    result = await run(replace(order, max_steps=3), tmp_path)
-    dropped = Counter(row["filtered"] for row in by_id(order.folder).values())
+    config = order_of(address_of(serve()), tmp_path, "varied", keep_failed=True, stages=stages)
+    result = await run(replace(config, max_steps=3), tmp_path)
+    dropped = Counter(row["filtered"] for row in by_id(config.folder).values())
     assert dropped == {"min-steps=3": 6, "stages_here:odd": 3, None: 3}
     assert result["filtered"] == {"min-steps=3": 6, "stages_here:odd": 3}
-    assert {row["advantage"] for row in by_id(order.folder).values()} == {None}
+    assert {row["advantage"] for row in by_id(config.folder).values()} == {None}
 
 
 async def test_the_users_own_advantages(serve: Serve, tmp_path: Path) -> None:
     stages = Stages(4, "stages_here:doubled", ("stages_here:odd",))
-    order = order_of(address_of(serve()), tmp_path, stages=stages)
-    result = await run(order, tmp_path)
+    config = order_of(address_of(serve()), tmp_path, stages=stages)
+    result = await run(config, tmp_path)
     assert result["filtered"] == {"stages_here:odd": 6}
-    assert {row["advantage"] for row in by_id(order.folder).values()} == {None, 30.0}
+    assert {row["advantage"] for row in by_id(config.folder).values()} == {None, 30.0}
 
 
 async def test_advantages_that_are_no_numbers_end_the_rollout(serve: Serve, tmp_path: Path) -> None:
-    order = order_of(address_of(serve()), tmp_path, stages=Stages(4, "stages_here:broken"))
+    config = order_of(address_of(serve()), tmp_path, stages=Stages(4, "stages_here:broken"))
     with pytest.raises(StageError, match="could not convert string to float"):
-        await run(order, tmp_path)
+        await run(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ async def test_advantages_that_are_no_numbers_end_the_rollout(serve: Serve, tmp_
 async def test_a_stage_that_is_not_there_is_told_before_anything_is_written(
     serve: Serve, tmp_path: Path, stages: Stages
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path, stages=stages)
+    config = order_of(address_of(serve()), tmp_path, stages=stages)
     with pytest.raises(StageNotFound, match=r"the stage '.*' cannot be imported"):
-        await run(order, tmp_path)
-    assert not order.folder.exists()
+        await run(config, tmp_path)
+    assert not config.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -167,17 +167,17 @@ async def test_a_stage_that_is_not_there_is_told_before_anything_is_written(
 async def test_a_rollout_is_not_continued_with_other_stages(
     serve: Serve, tmp_path: Path, other: Stages, told: str
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path)
-    await run(order, tmp_path)
+    config = order_of(address_of(serve()), tmp_path)
+    await run(config, tmp_path)
     with pytest.raises(OtherRollout, match=told):
-        await run(replace(order, stages=other), tmp_path)
+        await run(replace(config, stages=other), tmp_path)
 
 
 async def test_some_of_a_group_that_somebody_else_wrote_are_no_group(
     serve: Serve, tmp_path: Path
 ) -> None:
-    order = order_of(address_of(serve()), tmp_path)
-    async with await RolloutWriter.open(order.folder) as writer:
+    config = order_of(address_of(serve()), tmp_path)
+    async with await RolloutWriter.open(config.folder) as writer:
         await writer.put(episode("000006"))
     with pytest.raises(OtherRollout, match="only some of the episodes 000004 to 000007"):
-        await run(order, tmp_path)
+        await run(config, tmp_path)

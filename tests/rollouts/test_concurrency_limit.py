@@ -11,12 +11,12 @@ from openenvd.rollouts.concurrency_limit import (
     GUESSED_STEPS,
     OBSERVATIONS,
     SCOUTS,
-    StandingRoom,
+    ConcurrencyLimit,
 )
 
 
-async def begin(standing: StandingRoom, stack: AsyncExitStack, begun: list[int]) -> None:
-    await stack.enter_async_context(standing.enter())
+async def begin(limit: ConcurrencyLimit, stack: AsyncExitStack, begun: list[int]) -> None:
+    await stack.enter_async_context(limit.enter())
     begun.append(1)
 
 
@@ -26,11 +26,11 @@ async def settle() -> None:
 
 
 async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> None:
-    standing = StandingRoom(100 * OBSERVATIONS * 1000, keeps_episodes=False)
+    limit = ConcurrencyLimit(100 * OBSERVATIONS * 1000, keeps_episodes=False)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
-        scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
-        others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
+        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(SCOUTS)]
+        others = [asyncio.create_task(begin(limit, stack, begun)) for _ in range(200)]
         await settle()
         assert begun == []
         for taken in range(1, 12):
@@ -44,32 +44,32 @@ async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> 
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-    assert standing.peak_bytes <= 100 * OBSERVATIONS * 1000
+    assert limit.peak_bytes <= 100 * OBSERVATIONS * 1000
 
 
 async def test_an_episode_that_ends_before_its_first_step_lets_the_others_in() -> None:
-    standing = StandingRoom(1000, keeps_episodes=False)
-    async with standing.enter():
+    limit = ConcurrencyLimit(1000, keeps_episodes=False)
+    async with limit.enter():
         pass
     async with asyncio.timeout(60), AsyncExitStack() as stack:
-        await stack.enter_async_context(standing.enter())
+        await stack.enter_async_context(limit.enter())
 
 
 async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None:
-    standing = StandingRoom(10_000, keeps_episodes=True)
-    async with standing.enter() as room:
+    limit = ConcurrencyLimit(10_000, keeps_episodes=True)
+    async with limit.enter() as room:
         for _ in range(5):
             room.step(3000, 3000)
-        assert standing.peak_bytes == 15_000  # it is never kept waiting in the middle
+        assert limit.peak_bytes == 15_000  # it is never kept waiting in the middle
 
 
 async def test_until_one_has_ended_whole_episodes_are_guessed_at() -> None:
     """All that began after the first step of one held six times the limit in the end."""
-    standing = StandingRoom(16 * GUESSED_STEPS * 1000, keeps_episodes=True)
+    limit = ConcurrencyLimit(16 * GUESSED_STEPS * 1000, keeps_episodes=True)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
-        scouts = [await stack.enter_async_context(standing.enter()) for _ in range(SCOUTS)]
-        others = [asyncio.create_task(begin(standing, stack, begun)) for _ in range(200)]
+        scouts = [await stack.enter_async_context(limit.enter()) for _ in range(SCOUTS)]
+        others = [asyncio.create_task(begin(limit, stack, begun)) for _ in range(200)]
         for scout in scouts:
             scout.step(1000, 1000)
             await settle()
