@@ -220,7 +220,8 @@ class Acceptor:
     def _warn_full(self, exc: OSError) -> None:
         if not self._was_full:
             self._was_full = True
-            log.warning("no more connections can be accepted for now: %s", exc)
+            fields = {"shard": self._own.index}
+            log.warning("no more connections can be accepted for now: %s", exc, extra=fields)
 
 
 def fair_share(own: Counters, others: Sequence[Counters], now: int) -> int:

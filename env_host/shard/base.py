@@ -129,7 +129,9 @@ class ServingProcess:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.table.stop(SessionEnded(_STOPPING, GOING_AWAY_CLOSE))
         except TimeoutError:
-            log.warning("some environments did not close within %g s", STOP_SECONDS)
+            fields = {"shard": self._own.index, "generation": self._own.generation}
+            text = "some environments did not close within %g s"
+            log.warning(text, STOP_SECONDS, extra=fields)
         for task in self._tasks:
             task.cancel()
         for _ in range(LAST_FRAME_ITERATIONS):  # a session frees its slot before its last frame

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from . import frames as wire
-from . import limits
 from .errors import (
     BodyTooLarge,
     WireError,
@@ -33,6 +32,7 @@ from .errors import (
     WorldTimeout,
 )
 from .frames import Frame, Kind
+from .limits import Limits
 from .methods import EXPIRED, decode_result
 from .write_buffer import WriteBuffer
 
@@ -69,9 +69,10 @@ class Pending:
 class Connection(asyncio.BufferedProtocol):
     """One connection to one epoch of the state process."""
 
-    def __init__(self, on_lost: Callable[[WorldLost], None]) -> None:
+    def __init__(self, on_lost: Callable[[WorldLost], None], limits: Limits) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
+        self._limits = limits
         self._incoming = wire.Incoming()
         self._transport: asyncio.Transport | None = None
         self._outgoing = WriteBuffer()
@@ -116,8 +117,8 @@ class Connection(asyncio.BufferedProtocol):
             pending.fail(
                 BodyTooLarge(f"a body of {len(body)} bytes is more than {wire.MAX_BODY_BYTES}")
             )
-        elif len(self._queue) >= limits.MAX_WAITING:
-            pending.fail(WorldBusy(f"{len(self._queue)} calls wait for their turn already"))
+        elif len(self._queue) >= self._limits.max_waiting:
+            pending.fail(WorldBusy(f"{len(self._queue)} calls wait to be sent already"))
         else:
             self._queue.append(pending)
             self._pump()
@@ -177,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
             pending = self._queue[0]
             size = 0 if pending.body is None else len(pending.body)
             if not pending.future.done():
-                if not limits.has_room(len(self._sent), self._bytes, size):
+                if not self._limits.has_room(len(self._sent), self._bytes, size):
                     return
                 self._send(pending, size)
             self._queue.popleft()
@@ -266,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    address: str, shard: str, on_lost: Callable[[WorldLost], None]
+    address: str, shard: str, on_lost: Callable[[WorldLost], None], limits: Limits
 ) -> Connection:
     """Connect to the state process, and wait for its WELCOME.
 
@@ -275,9 +276,9 @@ async def open_connection(
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection = Connection(on_lost)
+    connection = Connection(on_lost, limits)
     try:
-        async with asyncio.timeout(limits.GREETING_SECONDS):
+        async with asyncio.timeout(limits.greeting_seconds):
             sock.setblocking(False)
             await loop.sock_connect(sock, socket_name(address))
             await loop.sock_sendall(sock, wire.encode(Kind.HELLO, name=shard.encode()))

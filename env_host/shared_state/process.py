@@ -34,6 +34,7 @@ from ...system.exit_status import signal_name, split_wait_status
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
+from .limits import DEFAULT_LIMITS, Limits
 from .server import StateServer
 
 BACKLOG = 128  # shards that connect at the same time
@@ -60,6 +61,7 @@ class StateConfig:
     supervisor_pid: int
     listen_fd: int
     ready_fd: int
+    greeting_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,12 @@ class StateProcess:
         env_class: Any,
         fds_to_close: Callable[[], Iterable[int]] = tuple,
         spawn: Spawn | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._env_class = env_class
         self._fds_to_close = fds_to_close
         self._spawn = spawn
+        self._limits = limits
         with suppress(ImportError):
             importlib.import_module("uvloop")  # before a fork: to load a library is not for after
         self._folder: str | None = None
@@ -136,12 +140,14 @@ class StateProcess:
         self.due = None
         self._started_at = time.monotonic()
         reading, writing = os.pipe()
-        orders = StateConfig(self.epoch, os.getpid(), self._listener.fileno(), writing)
+        config = StateConfig(
+            self.epoch, os.getpid(), self._listener.fileno(), writing, self._limits.greeting_seconds
+        )
         if self._spawn is not None:
-            self.pid = self._spawn({STATE_CONFIG: asdict(orders)}, (orders.listen_fd, writing))
+            self.pid = self._spawn({STATE_CONFIG: asdict(config)}, (config.listen_fd, writing))
         elif (pid := after_fork.fork()) == 0:
             os.close(reading)
-            _become(self._env_class, orders, {*self._fds_to_close()} - {orders.listen_fd})
+            _become(self._env_class, config, {*self._fds_to_close()} - {config.listen_fd})
         else:
             self.pid = pid
         os.close(writing)
@@ -215,6 +221,7 @@ def start_state_process(
     env_class: Any,
     fds_to_close: Callable[[], Iterable[int]] = tuple,
     spawn: Spawn | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> StateProcess:
     """Start the state process before the shards; return when it is ready.
 
@@ -222,48 +229,48 @@ def start_state_process(
         env_class: A class that declares `SHARED_STATE = True`.
         fds_to_close: Returns the descriptors that the state process must not keep.
         spawn: Starts it as a new program, where a fork is not safe.
+        limits: How long it waits for the greeting of a shard.
 
     Raises:
         StateFailed: There is no `create_state`, or it raised.
     """
-    process = StateProcess(env_class, fds_to_close, spawn)
+    process = StateProcess(env_class, fds_to_close, spawn, limits)
     process.start()
     return process
 
 
 def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
     """Be the state process of a supervisor that could not fork; `values` is what `spawn` got."""
-    orders = StateConfig(**values)
-    for fd in (orders.listen_fd, orders.ready_fd):
+    config = StateConfig(**values)
+    for fd in (config.listen_fd, config.ready_fd):
         os.set_inheritable(fd, False)
-    _become(env_class, orders, ())
+    _become(env_class, config, ())
 
 
-def _become(env_class: Any, orders: StateConfig, to_close: Iterable[int]) -> Never:
+def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Never:
     """Serve, then exit: nothing of the supervisor's may run in its child."""
     code = EXIT_STATE_FAILED
     try:
         gc.freeze()  # the supervisor's objects must not be finalized here
-        after_fork.leave_parent(orders.supervisor_pid, f"state {env_class.__name__}", to_close)
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C reaches the supervisor, which then stops this process
-        state = _create_or_report(env_class, orders.ready_fd)
-        run_loop(_serve(state, orders), lambda: _exit(0))
+        after_fork.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
+        # Ctrl-C reaches the supervisor, which then stops this process.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        state = _create_or_report(env_class, config.ready_fd)
+        run_loop(_serve(state, config), lambda: _exit(0))
     except BaseException:
         traceback.print_exc()
     _exit(code)
 
 
-async def _serve(state: Any, orders: StateConfig) -> None:
+async def _serve(state: Any, config: StateConfig) -> None:
     """Serve until SIGTERM, or until the supervisor is gone."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-    listener = socket.socket(fileno=orders.listen_fd)
-    StateServer(state, orders.epoch).listen(listener)
-    _report(orders.ready_fd, {"ready": True})
-    os.close(orders.ready_fd)
-    while os.getppid() == orders.supervisor_pid and not asked.is_set():
+    listener = socket.socket(fileno=config.listen_fd)
+    StateServer(state, config.epoch, config.greeting_seconds).listen(listener)
+    _report(config.ready_fd, {"ready": True})
+    os.close(config.ready_fd)
+    while os.getppid() == config.supervisor_pid and not asked.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
     if close := getattr(state, "close", None):

@@ -13,9 +13,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from . import limits
 from .connection import Connection, open_connection
 from .errors import WorldError, WorldLost
+from .limits import DEFAULT_LIMITS, Limits
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -24,8 +24,13 @@ class StateLink:
     """The connection of a shard to the current state process."""
 
     def __init__(
-        self, address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
+        self,
+        address: str,
+        shard: str,
+        on_lost: Callable[[WorldLost], None] = lambda lost: None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._address = address
         self._shard = shard
         self.on_lost = on_lost
@@ -42,7 +47,7 @@ class StateLink:
             WorldError: There is no state process.
         """
         self._connect_again()
-        await self.current(time.monotonic() + limits.CONNECT_SECONDS)
+        await self.current(time.monotonic() + self._limits.connect_seconds)
 
     async def current(self, deadline: float) -> Connection:
         """Return the connection, or wait for the next one.
@@ -80,10 +85,12 @@ class StateLink:
     async def _reconnect(self) -> None:
         while not self._closed:
             try:
-                self._connection = await open_connection(self._address, self._shard, self._lost)
+                self._connection = await open_connection(
+                    self._address, self._shard, self._lost, self._limits
+                )
             except (OSError, TimeoutError, WorldLost) as exc:
                 log.debug("shared state: not connected: %s", exc)
-                await asyncio.sleep(limits.RETRY_SECONDS)
+                await asyncio.sleep(self._limits.retry_seconds)
             else:
                 self._announce()
                 return
@@ -102,13 +109,16 @@ class StateLink:
 
 
 async def connect_state(
-    address: str, shard: str, on_lost: Callable[[WorldLost], None] = lambda lost: None
+    address: str,
+    shard: str,
+    on_lost: Callable[[WorldLost], None] = lambda lost: None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> StateLink:
     """Connect a shard to the state process; `on_lost` is called each time a connection is lost.
 
     When there is no state process now, it is not waited for long: sessions wait for it.
     """
-    link = StateLink(address, shard, on_lost)
+    link = StateLink(address, shard, on_lost, limits)
     with contextlib.suppress(WorldError):
         await link.connect()
     return link

@@ -27,7 +27,7 @@ from typing import Any, cast
 from . import frames as wire
 from .errors import BodyTooLarge, WireError
 from .frames import Frame, Kind
-from .limits import GREETING_SECONDS, MAX_CALLS
+from .limits import Limits
 from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
 from .write_buffer import WriteBuffer
 
@@ -40,8 +40,11 @@ log = logging.getLogger("openenvd.env_host")
 class StateServer:
     """Serves one state to every shard that connects."""
 
-    def __init__(self, state: Any, epoch: int) -> None:
+    def __init__(
+        self, state: Any, epoch: int, greeting_seconds: float = Limits.greeting_seconds
+    ) -> None:
         self.epoch = epoch
+        self.greeting_seconds = greeting_seconds
         self.methods: dict[str, Method] = methods_of(state)
         self.session_ended: Callable[[int], None] | None = getattr(state, SESSION_ENDED, None)
         self._numbers = itertools.count(1)
@@ -94,7 +97,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._outgoing.attach(self._transport)
         loop = asyncio.get_running_loop()
-        self._greeting = loop.call_later(GREETING_SECONDS, self._transport.abort)
+        self._greeting = loop.call_later(self._server.greeting_seconds, self._transport.abort)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer to read into."""
@@ -129,7 +132,9 @@ class StateConnection(asyncio.BufferedProtocol):
                     return
                 self._handle(frame)
         except WireError as exc:
-            log.warning("shared state: connection of %s closed: %s", self._shard, exc)
+            fields = {"shard": self._shard, "generation": self._server.epoch}
+            text = "shared state: connection of %s closed: %s"
+            log.warning(text, self._shard, exc, extra=fields)
             if self._transport is not None:
                 self._transport.abort()
 
@@ -157,8 +162,8 @@ class StateConnection(asyncio.BufferedProtocol):
     def _call(self, frame: Frame) -> None:
         if frame.value is not None and not isinstance(frame.value, dict):
             raise WireError("a call whose arguments have no names")
-        if len(self._running) >= 2 * MAX_CALLS:  # a task goes only after its reply went
-            raise WireError(f"more than {MAX_CALLS} calls at once")
+        if len(self._running) >= 2 * Limits.max_calls:  # a task goes only after its reply went
+            raise WireError(f"more than {Limits.max_calls} calls at once")
         self._sessions.add(frame.session)
         method = self._server.methods.get(frame.name)
         if method is None:

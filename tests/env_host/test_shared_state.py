@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from openenvd.env_host.environment.interfaces import State
-from openenvd.env_host.shared_state import limits as limits
 from openenvd.env_host.shared_state.connection import socket_name
 from openenvd.env_host.shared_state.errors import (
     BodyTooLarge,
@@ -29,6 +28,7 @@ from openenvd.env_host.shared_state.errors import (
     WorldTimeout,
 )
 from openenvd.env_host.shared_state.frames import READ_BYTES
+from openenvd.env_host.shared_state.limits import Limits
 from openenvd.env_host.shared_state.process import (
     StateProcess,
     restart_delay_seconds,
@@ -41,7 +41,7 @@ from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 from .worlds import ROOT, LedgerWorld, ShardProcess
 
 MEGABYTE = 2**20
-Connect = Callable[[], Any]
+Connect = Callable[..., Any]
 
 
 @pytest.fixture
@@ -61,6 +61,20 @@ async def link(state: StateProcess) -> AsyncIterator[StateLink]:
     link = await connect_state(state.address, "shard 0", lambda lost: None)
     yield link
     await link.close()
+
+
+@pytest.fixture
+async def limited(state: StateProcess) -> AsyncIterator[Connect]:
+    """Connects shards with limits of their own."""
+    links: list[StateLink] = []
+
+    async def connect(**limits: int) -> StateLink:
+        links.append(await connect_state(state.address, "shard 1", limits=Limits(**limits)))
+        return links[-1]
+
+    yield connect
+    for link in links:
+        await link.close()
 
 
 @pytest.fixture
@@ -412,59 +426,51 @@ async def test_an_asynchronous_method_is_ended_with_its_time(world: StateProxy) 
 
 
 async def test_more_calls_than_may_be_in_flight_wait_until_others_are_answered(
-    link: StateLink, monkeypatch: pytest.MonkeyPatch
+    world: StateProxy, limited: Connect
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_CALLS", 4)
+    link = await limited(max_calls=4)
     held = [asyncio.ensure_future(StateProxy(link).hold(token=n)) for n in range(10)]
     while link.connection is None or link.connection.waiting < 6:
         await asyncio.sleep(0)
     assert link.connection.in_flight == 4
-    other = await connect_state(link._address, "shard 1", lambda lost: None)
     found: list[Any] = []
     while len(found) < 10:
-        await StateProxy(other).release()
+        await world.release()
         found = [call.result() for call in held if call.done()]
     assert found == list(range(10))
-    assert await StateProxy(other).most_held() == 4
-    await other.close()
+    assert await world.most_held() == 4
 
 
 async def test_more_bytes_than_may_be_in_flight_wait_until_others_are_answered(
-    link: StateLink, monkeypatch: pytest.MonkeyPatch
+    world: StateProxy, limited: Connect
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_BYTES", 250_000)
+    link = await limited(max_bytes=250_000)
     held = [asyncio.ensure_future(StateProxy(link).hold(bytes(100_000), token=n)) for n in range(5)]
     while link.connection is None or link.connection.waiting < 3:
         await asyncio.sleep(0)
     assert link.connection.in_flight == 2
-    other = await connect_state(link._address, "shard 1", lambda lost: None)
     while not all(call.done() for call in held):
-        await StateProxy(other).release()
-    await other.close()
+        await world.release()
     assert [call.result() for call in held] == list(range(5))
 
 
-async def test_a_call_that_waits_too_long_is_not_sent(
-    link: StateLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = StateProxy(link)
-    held = asyncio.ensure_future(world.hold())
+async def test_a_call_that_waits_too_long_is_not_sent(world: StateProxy, limited: Connect) -> None:
+    busy = StateProxy(await limited(max_calls=1))
+    held = asyncio.ensure_future(busy.hold())
     await world.held(at_least=1)
-    monkeypatch.setattr(limits, "MAX_CALLS", 1)
     with pytest.raises(WorldBusy, match="was not sent in time: 1 calls"):
-        await world.within(0.05).note(entry="never")
-    monkeypatch.setattr(limits, "MAX_CALLS", 10)
+        await busy.within(0.05).note(entry="never")
     assert await world.entries() == []
     await world.release()
     await held
 
 
 async def test_calls_that_were_given_up_count_until_they_are_answered(
-    link: StateLink, state: StateProcess, monkeypatch: pytest.MonkeyPatch
+    state: StateProcess, limited: Connect
 ) -> None:
+    link = await limited(max_calls=3)
     world = StateProxy(link)
     await world.nothing()
-    monkeypatch.setattr(limits, "MAX_CALLS", 3)
     assert state.pid is not None
     os.kill(state.pid, signal.SIGSTOP)
     calls = [world.within(0.05).nothing() for _ in range(5)]
@@ -477,16 +483,15 @@ async def test_calls_that_were_given_up_count_until_they_are_answered(
 
 
 async def test_too_many_waiting_calls_are_refused_at_once(
-    link: StateLink, monkeypatch: pytest.MonkeyPatch
+    world: StateProxy, limited: Connect
 ) -> None:
-    world = StateProxy(link)
-    held = asyncio.ensure_future(world.hold())
+    busy = StateProxy(await limited(max_calls=1, max_waiting=1))
+    calls = [asyncio.ensure_future(busy.hold()) for _ in range(2)]
     await world.held(at_least=1)
-    monkeypatch.setattr(limits, "MAX_CALLS", 1)
-    monkeypatch.setattr(limits, "MAX_WAITING", 0)
-    with pytest.raises(WorldBusy, match="wait for their turn already"):
-        await world.nothing()
-    held.cancel()
+    with pytest.raises(WorldBusy, match="1 calls wait to be sent already"):
+        await busy.nothing()
+    for call in calls:
+        call.cancel()
 
 
 async def test_closing_the_link_fails_what_waits(link: StateLink) -> None:

@@ -10,7 +10,7 @@ import pytest
 from openenvd.env_host.shared_state import frames as wire
 from openenvd.env_host.shared_state.errors import BodyTooLarge, WireError
 from openenvd.env_host.shared_state.frames import Incoming, Kind
-from openenvd.env_host.shared_state.limits import MAX_BYTES, MAX_CALLS, has_room
+from openenvd.env_host.shared_state.limits import Limits
 
 
 def call(number: int, body: bytes | None) -> bytes:
@@ -71,14 +71,14 @@ def test_large_data_does_not_go_as_json() -> None:
 @pytest.mark.parametrize(
     ("calls", "in_flight", "body", "wanted"),
     [
-        (0, 0, 10 * MAX_BYTES, True),  # a large body goes alone
-        (1, 0, MAX_BYTES, True),
-        (1, 1, MAX_BYTES, False),
-        (MAX_CALLS - 1, 0, 0, True),
-        (MAX_CALLS, 0, 0, False),
+        (0, 0, 10 * Limits.max_bytes, True),  # a large body goes alone
+        (1, 0, Limits.max_bytes, True),
+        (1, 1, Limits.max_bytes, False),
+        (Limits.max_calls - 1, 0, 0, True),
+        (Limits.max_calls, 0, 0, False),
     ],
 )
 def test_calls_and_bytes_in_flight_are_bounded(
     calls: int, in_flight: int, body: int, wanted: bool
 ) -> None:
-    assert has_room(calls, in_flight, body) is wanted
+    assert Limits().has_room(calls, in_flight, body) is wanted

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state import limits as limits
 from openenvd.env_host.shared_state.connection import socket_name
 from openenvd.env_host.shared_state.errors import WorldError, WorldLost
 from openenvd.env_host.shared_state.frames import Kind
+from openenvd.env_host.shared_state.limits import Limits
 from openenvd.env_host.shared_state.process import StateProcess, start_state_process
 from openenvd.env_host.shared_state.proxy import StateProxy
 from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
@@ -89,11 +89,8 @@ async def test_a_shard_killed_in_the_middle_of_a_frame_harms_no_other(
     assert await world.entries() == []
 
 
-async def test_a_peer_that_sends_no_hello_is_disconnected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("openenvd.env_host.shared_state.server.GREETING_SECONDS", 0.05)
-    process = start_state_process(LedgerWorld)
+async def test_a_peer_that_sends_no_hello_is_disconnected() -> None:
+    process = start_state_process(LedgerWorld, limits=Limits(greeting_seconds=0.05))
     assert await asyncio.to_thread(talk, process.address) == b""
     process.stop()
 
@@ -158,9 +155,7 @@ async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> Non
         await link.close()
 
 
-async def test_a_socket_without_welcome_is_no_state_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)
+async def test_a_socket_without_welcome_is_no_state_process(tmp_path: Path) -> None:
+    limits = Limits(connect_seconds=0.1)
     with pytest.raises(WorldError, match="cannot be reached"):
-        await StateLink(str(tmp_path / "nobody"), "shard 0").connect()
+        await StateLink(str(tmp_path / "nobody"), "shard 0", limits=limits).connect()
