@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How SQLite is opened and set up, and what its errors mean.
 
-Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its pages
-to the kernel when it returns. What was acknowledged survives `kill -9`, but a power cut may lose the
-last commits: `docs/decisions/0013-durable-against-a-killed-process.md`.
+Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its
+pages to the kernel when it returns. An acknowledged write survives `kill -9`, but a power cut may
+lose the last commits: `docs/decisions/0013-durable-against-a-killed-process.md`.
 
 Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
 sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
