@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring how an environment scales: many sessions at once, from processes that are never the
-bottleneck.
+"""Measure how an environment scales: many sessions at once, from several load generators.
 
 plan.py          what is to be measured: the grid, and whether it makes sense
 sweep.py         the agenda: every cell of the grid, against every target, in turn

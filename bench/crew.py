@@ -213,8 +213,10 @@ def shares_of(batch: Batch, members: int) -> list[Batch]:
 
 
 def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:
-    """Where generator `number` connects from. One address has some 28,000 ports towards a server,
-    and those of earlier batches rest for a minute: on loopback there are addresses enough.
+    """List the addresses that generator `number` connects from.
+
+    One address has some 28,000 ports towards a server, and a used port stays in TIME_WAIT for a
+    minute: on loopback there are addresses enough.
     """
     if not host.startswith("127.") or sys.platform != "linux":
         return ()

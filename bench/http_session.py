@@ -51,6 +51,7 @@ class HttpSession(MeasuredSession):
         self._script = script
 
     def data_received(self, data: bytes) -> None:
+        """Read what the server sent."""
         if self.is_over:
             return
         if not self.is_admitted:

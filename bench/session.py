@@ -60,10 +60,12 @@ class MeasuredSession(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by birth
+        """Send the first message of the session."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         self._open()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Record how the session ended."""
         if self.outcome.step_seconds is not None:
             self._end()  # not the politest end, but the session had all it came for
         self.fail("connection_lost", f"the server closed the connection{f': {exc}' if exc else ''}")

@@ -33,10 +33,12 @@ class Target:
 
     @property
     def host(self) -> str:
+        """The host part of the URL."""
         return urlsplit(self.url).hostname or "127.0.0.1"
 
     @property
     def port(self) -> int:
+        """The port of the URL; HTTP's own when it names none."""
         return urlsplit(self.url).port or HTTP_PORT
 
     @property
@@ -111,8 +113,9 @@ def cpu_seconds(target: Target) -> float:
 
 
 def _own_cpu_seconds(pid: int, in_ticks: float) -> float:
-    """To the nanosecond on Linux, where every process has a clock (clock_getcpuclockid(3));
-    ticks of 10 ms would say nothing of a small batch.
+    """Measure a process's CPU time; to the nanosecond on Linux (clock_getcpuclockid(3)).
+
+    Ticks of 10 ms would be too coarse for a small batch.
     """
     if sys.platform != "linux":
         return in_ticks

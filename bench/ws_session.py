@@ -59,8 +59,10 @@ class WsScript:
 
 
 def take_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
-    """The frame of a server that begins at `start`: opcode, whether it ends its message, payload,
-    and where it ends; None when it is not whole yet.
+    """Read the server's frame that begins at `start`; None when it is not complete yet.
+
+    Returns:
+        Opcode, whether the frame ends its message, payload, and where the frame ends.
     """
     if (head := parse_head(data, start)) is None:
         return None
@@ -81,6 +83,7 @@ class WsSession(MeasuredSession):
         self._text = b""
 
     def data_received(self, data: bytes) -> None:
+        """Read what the server sent."""
         if self.is_over:
             return
         data = self._unread + data if self._unread else data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failure, told the same way wherever it is met: `status`, `logs`, and the waiting command.
+"""A failure as lines of text, the same in `status`, `logs` and the waiting command.
 
 ✗ launch trial  FAILED  out of memory
   Worker long-3 (pid 41233) was killed for using too much memory at 251 MB; …
@@ -91,8 +91,7 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
 
 
 def _sentence(text: str, subject: str) -> str:
-    """With a capital, unless it begins with what must be spelled as it is: a path, an address, or
-    the name of what it is about."""
+    """Capitalize the text, unless it begins with a path, an address or the subject's name."""
     first = text.partition(" ")[0]
     if first in subject.split()[-1:] or not _PLAIN_WORD.match(text):
         return text

@@ -127,9 +127,11 @@ class Detached(Exception):
 class Screen(Protocol):
     """Where the log goes while a request runs."""
 
-    def line(self, text: str) -> None: ...
+    def line(self, text: str) -> None:
+        """Show a log line."""
 
-    def phase(self, text: str) -> None: ...
+    def phase(self, text: str) -> None:
+        """Show what is being done now."""
 
 
 @dataclass
@@ -143,7 +145,7 @@ class PlainScreen:
         self.output.note(text)
 
     def phase(self, text: str) -> None:
-        """What is being done now: the log tells it too, where nothing moves."""
+        """Show nothing: the log names the phases too."""
 
 
 @dataclass

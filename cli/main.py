@@ -47,9 +47,11 @@ class CommandGroup(click.Group):
     """Commands by name, imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command's module, and return the command."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f".{COMMANDS[cmd_name][0]}", __package__)
@@ -59,11 +61,13 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or refuse an unknown name with a suggestion."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             raise click.UsageError(_unknown(args[0]), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help page's list of commands, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
         if passthrough.is_installed():

@@ -42,7 +42,7 @@ _WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others
 
 
 class Output:
-    """One command's way to speak."""
+    """The output of one command: JSON, results and notes."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -73,7 +73,7 @@ class Output:
             sys.stdout.flush()
 
     def draw(self, *renderables: Any) -> None:
-        """rich's tables, on the people's stream."""
+        """Print rich's tables on the people's stream."""
         console = new_console(self.people)
         with console.capture() as captured:  # rich would end the process at a broken pipe
             for renderable in renderables:

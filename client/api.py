@@ -11,7 +11,15 @@ from .http import HttpClient, Json, ServerEvent
 
 
 class DaemonClient:
-    """One daemon's API. `identity` is what its `daemon.json` says."""
+    """The API of one daemon.
+
+    Each call raises `ApiRefused` when the daemon refuses it, and `ConnectionLost` when the daemon
+    goes away during it.
+
+    Args:
+        http: The connection to the daemon's socket.
+        identity: What the daemon's `daemon.json` says: pid, version, address.
+    """
 
     def __init__(self, http: HttpClient, identity: Json) -> None:
         self._http = http
@@ -27,8 +35,14 @@ class DaemonClient:
     def submit(self, operation: str, payload: Json, **options: Any) -> Json:
         """Queue an operation; the request is durable when this returns.
 
-        `options`: `idempotency_key`, `priority`, `timeout_seconds`, `retry_oom`; None leaves one
-        out.
+        Args:
+            operation: The operation's name: `launch`, `down`, `rollout`, …
+            payload: The operation's payload, as `docs/api.md` describes it.
+            options: `idempotency_key`, `priority` (-100 to 100), `timeout_seconds`, `retry_oom`;
+                None leaves one out.
+
+        Returns:
+            The request as it was queued.
         """
         given = {key: value for key, value in options.items() if value is not None}
         body = {"operation": operation, "payload": payload, **given}
@@ -36,7 +50,7 @@ class DaemonClient:
         return request
 
     def request(self, request_id: str) -> Json:
-        """The request with this id, or the one whose id begins so."""
+        """Return the request with this id, or the one whose id begins so."""
         request: Json = self._http.request("GET", _request(request_id))["request"]
         return request
 
@@ -48,7 +62,14 @@ class DaemonClient:
         environment: str | None = None,
         limit: int | None = None,
     ) -> list[Json]:
-        """The queue and its history, newest first."""
+        """List the queue and its history, newest first.
+
+        Args:
+            states: Only requests in one of these states.
+            operation: Only requests of this operation.
+            environment: Only requests about this environment.
+            limit: Most requests to return.
+        """
         query = {
             "state": list(states) if states else None,
             "operation": operation,
@@ -59,31 +80,47 @@ class DaemonClient:
         return found
 
     def cancel(self, request_id: str) -> Json:
-        """`{"request", "cancelled"}`; `cancelled` is false when it had ended already."""
+        """Cancel a request.
+
+        Returns:
+            `{"request", "cancelled"}`; `cancelled` is false when the request had ended already.
+        """
         return self._http.request("POST", f"{_request(request_id)}/cancel")
 
     def request_events(
         self, request_id: str, *, logs: bool, after: str | None
     ) -> Iterator[ServerEvent]:
-        """`state`, `progress` and `log` events until the request is final."""
+        """Stream `state`, `progress` and `log` events until the request is final.
+
+        Args:
+            request_id: The request's id, or its beginning.
+            logs: Whether log text is wanted.
+            after: The id of the last event that was received; None: from the beginning.
+        """
         query = {"logs": logs}
         return self._http.events(f"{_request(request_id)}/events", query, after=after)
 
     def request_log(
         self, request_id: str, *, tail: int | None = None, follow: bool = False
     ) -> Iterator[str]:
-        """What the request printed; with `follow`, until it is final."""
+        """Stream what the request printed.
+
+        Args:
+            request_id: The request's id, or its beginning.
+            tail: Begin this many lines from the end; None: from the beginning.
+            follow: Go on until the request is final.
+        """
         return self._http.text(f"{_request(request_id)}/logs", _log_query(tail, follow))
 
     # Environments.
 
     def environments(self) -> list[Json]:
-        """Every environment that is wanted, or that failed."""
+        """List every environment that is wanted, or that failed."""
         found: list[Json] = self._http.request("GET", "/v1/environments")["environments"]
         return found
 
     def environment(self, name: str) -> Json:
-        """One environment by its name."""
+        """Return one environment by its name."""
         environment: Json = self._http.request("GET", _environment(name))["environment"]
         return environment
 
@@ -95,26 +132,33 @@ class DaemonClient:
         follow: bool = False,
         replica: str | None = None,
     ) -> Iterator[str]:
-        """What a replica printed: the named one, or the youngest."""
+        """Stream what a replica printed.
+
+        Args:
+            name: The environment's name.
+            tail: Begin this many lines from the end; None: from the beginning.
+            follow: Go on as more is printed.
+            replica: The replica's id; None: the youngest.
+        """
         query = {**_log_query(tail, follow), "replica": replica}
         return self._http.text(f"{_environment(name)}/logs", query)
 
     # The daemon.
 
     def status(self) -> Json:
-        """`{"daemon", "environments", "requests"}`."""
+        """Return `{"daemon", "environments", "requests"}`."""
         return self._http.request("GET", "/v1/status")
 
     def info(self) -> Json:
-        """`{"daemon", "limits", "plan", "workers", "settings"}`."""
+        """Return `{"daemon", "limits", "plan", "workers", "settings"}`."""
         return self._http.request("GET", "/v1/info")
 
     def changes(self, *, after: str | None = None) -> Iterator[ServerEvent]:
-        """Everything that changes, from now on."""
+        """Stream every change, from now on or after the event with the id `after`."""
         return self._http.events("/v1/events", after=after)
 
     def stop(self) -> Json:
-        """Tell the daemon to end; it answers first."""
+        """Ask the daemon to stop; it answers first."""
         return self._http.request("POST", "/v1/stop", {})
 
 

@@ -35,11 +35,18 @@ _UPSTREAM_MODULE = "openenv.core.containers.runtime.providers"
 
 
 class OpenEnvdProvider:
-    """One environment, launched through the daemon (started when it is not running).
+    """One environment, launched through the daemon, which is started when it is not running.
 
-    `source` is what `openenv launch` takes: a bundled name, a folder, `module:Class`. Without it,
-    what upstream asks for (an image's name) is handed on. `name` defaults to one of its own, so
-    that several providers of one source do not meet.
+    Args:
+        source: What `openenv launch` takes: a bundled name, a folder, or `module:Class`; None: the
+            image's name that upstream passes to `start_container`.
+        name: The environment's name; by default a new one, so that several providers of one source
+            do not share an environment.
+        replicas: Env servers behind one address.
+        max_sessions: Most sessions at once, all replicas together.
+        env_vars: Environment variables of the replicas.
+        port: The environment's port; by default a free one.
+        context_timeout_s: Seconds the environment may take to get ready.
     """
 
     def __init__(
@@ -83,19 +90,22 @@ class OpenEnvdProvider:
     def start(
         self, port: int | None = None, env_vars: dict[str, str] | None = None, **options: Any
     ) -> str:
-        """Launch, wait until it is ready, and return its address.
+        """Launch the environment, wait until it is ready, and return its address.
 
-        `workers`, which upstream may hand on, means replicas. Other options are not known.
+        Args:
+            port: The environment's port; None: the one of the constructor.
+            env_vars: Further environment variables of the replicas.
+            options: `workers`, which upstream may pass, means replicas; no other is known.
 
         Raises:
-            RuntimeError: it is up already.
-            TypeError: an unknown option.
-            RequestFailed: the launch failed; the message says of what.
+            RuntimeError: The environment is up already, or there is no source.
+            TypeError: An option is unknown.
+            RequestFailed: The launch failed; the message says why.
         """
         return self._launch(self._source, port, env_vars, options)
 
     def stop(self) -> None:
-        """Take the environment down, and return when it is. Nothing, when there is none."""
+        """Take the environment down and wait until it is; does nothing when there is none."""
         name, self._launched, self._environment = self._launched, None, None
         if name is None:
             return
@@ -112,12 +122,17 @@ class OpenEnvdProvider:
     def wait_for_ready(
         self, base_url: str | float | None = None, timeout_s: float | None = None
     ) -> None:
-        """Wait until every replica answers. Upstream's two forms: `(base_url, timeout_s)` and
-        `(timeout_s)`.
+        """Wait until every replica answers.
+
+        Upstream calls it in two forms: `(base_url, timeout_s)` and `(timeout_s)`.
+
+        Args:
+            base_url: Ignored, or the time limit when it is a number.
+            timeout_s: Seconds to wait; None: `context_timeout_s`.
 
         Raises:
-            RuntimeError: it has not been started, or has failed.
-            TimeoutError: it is not ready in time.
+            RuntimeError: The environment has not been started, or has failed.
+            TimeoutError: It is not ready in time.
         """
         if isinstance(base_url, int | float):
             timeout_s = base_url
@@ -214,7 +229,7 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _located(source: str) -> dict[str, str]:
-    """Source and folder as the daemon needs them: it does not share our working directory."""
+    """Return source and folder as the daemon, which has another working directory, needs them."""
     here = Path.cwd()
     looks_like_path = source.startswith((".", "~")) or "/" in source
     if looks_like_path and "://" not in source and ":" not in source:
@@ -223,7 +238,7 @@ def _located(source: str) -> dict[str, str]:
 
 
 def _own_name(source: str) -> str:
-    """Recognisable, and not taken: `my_env-3f9c1a`."""
+    """Make a new name from the source: `my_env-3f9c1a`."""
     stem = source.rstrip("/").rpartition("/")[2].partition(":")[0]
     kept = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_")
     return f"{kept[:50] or 'env'}-{secrets.token_hex(3)}"
@@ -235,7 +250,7 @@ def _failure(environment: Json) -> str:
 
 
 def _register() -> None:
-    """Be an instance of upstream's interfaces too, where upstream is in use."""
+    """Register the class with upstream's interfaces, where upstream is imported."""
     upstream = sys.modules.get(_UPSTREAM_MODULE)
     for interface in ("ContainerProvider", "RuntimeProvider"):
         if upstream is not None and hasattr(upstream, interface):

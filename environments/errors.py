@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with an environment before it runs, and while it starts.
+"""What can go wrong with an environment before it runs, and while it starts.
 
     EnvironmentsError            `hint` says what to do next; `kind` how the request ends
     ├── InvalidName              it cannot be a path or a label
     ├── UnknownSource            nothing of that name, folder or module can be launched
     │   └── UnsupportedSource    it could be one day: `docker://…`
     ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
-    ├── UnknownProvider          no such provider, or one that is not built yet
+    ├── UnknownProvider          no such provider
     ├── InvalidSpec              the figures do not fit together
     ├── PreparationFailed        the project's dependencies cannot be installed: uv's last lines
     ├── NoProcesses              the system allows too few: where that was found, what is left
     ├── PortInUse                by which pid, where that can be known
-    ├── ReplicaFailed            it ended before it was ready: how, and its last lines
+    ├── ReplicaFailed            it exited before it was ready: how, and its last lines
     ├── NotReady                 it did not get ready in time: how long, and its last lines
     └── NotAnswering             nothing answers at the environment's address
 
@@ -69,7 +69,7 @@ class ManifestError(EnvironmentsError):
 
 
 class UnknownProvider(EnvironmentsError):
-    """No provider of that name; or one that is not built yet."""
+    """There is no provider of that name."""
 
 
 class InvalidSpec(EnvironmentsError):
@@ -89,7 +89,7 @@ class NoProcesses(EnvironmentsError):
 
 
 class PortInUse(EnvironmentsError):
-    """Somebody else listens there. `pid` is None when the system does not tell us."""
+    """Another process listens on the port; `pid` is None when the system does not show it."""
 
     kind = "operation_error"
 
@@ -99,8 +99,13 @@ class PortInUse(EnvironmentsError):
 
 
 class ReplicaFailed(EnvironmentsError):
-    """A replica ended before it was ready; out of memory, if `is_oom`. `evidence` is its
-    `ExitReason` as JSON.
+    """A replica exited before it was ready.
+
+    Args:
+        message: What happened.
+        hint: What to do next.
+        is_oom: Whether it ran out of memory.
+        evidence: The replica's `ExitReason` as JSON.
     """
 
     kind = "operation_error"
@@ -132,5 +137,5 @@ class NotAnswering(EnvironmentsError):
 
 
 def with_last_lines(message: str, lines: Iterable[str]) -> str:
-    """The message, and below it what a log said last."""
+    """Append a log's last lines to a message."""
     return "\n".join([message, *(f"    {line}" for line in lines)])

@@ -37,14 +37,17 @@ class Layout:
 
     @property
     def runs(self) -> Path:
+        """The run files, one folder for each replica."""
         return self.home / "run"
 
     @property
     def venvs(self) -> Path:
+        """The virtual environments of projects."""
         return self.home / "venvs"
 
     @property
     def environment_logs(self) -> Path:
+        """The logs of replicas, one folder for each environment."""
         return self.home / "logs" / "environments"
 
     @property
@@ -65,9 +68,11 @@ class Layout:
         }
 
     def run_dir(self, replica_id: str) -> Path:
+        """The folder of one replica's run file."""
         return self.runs / replica_id
 
     def replica_log(self, environment: str, replica_id: str) -> Path:
+        """The log of one replica."""
         return self.environment_logs / environment / f"{replica_id}.log"
 
     def replica_socket(self, replica_id: str) -> Path:
@@ -83,10 +88,10 @@ def socket_folders_outside() -> list[Path]:
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, made if need be, readable by its owner alone.
+    """Make the folder, readable by its owner alone, unless it exists; returns it.
 
     Raises:
-        PermissionError: it belongs to somebody else, who could read or replace what is in it.
+        PermissionError: It belongs to another user, who could read or replace what is in it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():

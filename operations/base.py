@@ -114,7 +114,8 @@ class Operation(Protocol):
     Payload: ClassVar[type[Payload]]
 
     @staticmethod
-    def run(payload: Any, context: OperationContext) -> Any: ...
+    def run(payload: Any, context: OperationContext) -> Any:
+        """Do the work in a worker, and return the result as plain JSON."""
 
 
 def say(text: str) -> None:

@@ -60,9 +60,10 @@ def dotted_name(operation: type[Operation]) -> str:
 
 
 def expected_bytes() -> dict[str, int]:
-    """By schedule, what its first operation is expected to use: the plan sets that much aside for
-    each guaranteed worker. Those that need more wait until there is room
-    (`executor.policy.admission`).
+    """Return the bytes that the plan reserves for each guaranteed worker, by schedule.
+
+    They are those of the schedule's first operation. A request that needs more waits until there is
+    room (`executor.policy.admission`).
     """
     expected: dict[str, int] = {}
     for operation in OPERATIONS:

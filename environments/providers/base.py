@@ -10,7 +10,7 @@ A launch (in a worker) calls them in this order; the daemon's reconciler cares f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 from ..sources.program import Program
@@ -29,14 +29,8 @@ class StartedReplica:
     memory_bytes: int | None = None  # what it holds, once it is ready
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "ordinal": self.ordinal,
-            "run_dir": self.run_dir,
-            "pid": self.pid,
-            "max_sessions": self.max_sessions,
-            "memory_bytes": self.memory_bytes,
-        }
+        """Return the replica as plain JSON."""
+        return asdict(self)
 
 
 OnReplica = Callable[[StartedReplica], None]
@@ -50,18 +44,22 @@ class Replicas(Protocol):
         """What goes into upstream's `base_url`."""
 
     def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
-        """All of them, ready; `on_ready` hears of each as it comes.
+        """Wait until all replicas are ready, and return them.
+
+        Args:
+            timeout_seconds: How long all of them together may take.
+            on_ready: Called with each replica when it is ready.
 
         Raises:
-            ReplicaFailed: at once when one ends.
-            NotReady: when the time is over.
+            ReplicaFailed: A replica exited; raised at once.
+            NotReady: The time is over.
         """
 
     def stop(self) -> None:
         """Stop everything that was started; nothing is left when this returns."""
 
     def release(self) -> None:
-        """Let go of them: from here on they live without us."""
+        """Leave the replicas running, and close what this process holds of them."""
 
 
 class Provider(Protocol):
@@ -77,7 +75,16 @@ class Provider(Protocol):
         launch_id: str,
         on_started: OnReplica,
     ) -> Replicas:
-        """Start all replicas; each is written down where the daemon finds it before it is started.
+        """Start all replicas; on a failure those that were started are stopped again.
 
-        On a failure everything that was started is stopped again.
+        Each replica is recorded, where the daemon finds it, before it is started.
+
+        Args:
+            spec: The environment as it is wanted.
+            program: What a replica runs.
+            launch_id: The id of the launch's request, which is part of the replicas' ids.
+            on_started: Called with each replica when it is started.
+
+        Raises:
+            EnvironmentsError: A replica cannot be started.
         """

@@ -31,8 +31,10 @@ def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, 
 
 
 def named(text: str) -> tuple[str, ...]:
-    """The devices of a value of `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first that is
-    none (CUDA does not look further either)."""
+    """Parse a value of `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first invalid one.
+
+    CUDA does not look further either.
+    """
     devices = []
     for device in (part.strip() for part in text.split(",")):
         if not device or device in _NONE:
@@ -42,10 +44,15 @@ def named(text: str) -> tuple[str, ...]:
 
 
 def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
-    """The devices of replica `ordinal`, each of which has `gpus`: others' only when all are taken.
+    """Choose the devices of one replica; replicas share devices only when all are taken.
+
+    Args:
+        devices: All devices, as `CUDA_VISIBLE_DEVICES` names them.
+        gpus: How many devices each replica has.
+        ordinal: The replica's number, from 0.
 
     Raises:
-        InvalidSpec: there are not so many.
+        InvalidSpec: There are fewer devices than one replica asks for.
     """
     if not devices:
         raise InvalidSpec(

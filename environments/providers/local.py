@@ -119,6 +119,7 @@ class LocalReplicas:
 
     @property
     def address(self) -> str:
+        """What goes into upstream's `base_url`."""
         return run_files.address_of(self._spec.host, self.port)
 
     def start_one(self, data: Json, links: dict[str, Path]) -> StartedReplica:
@@ -364,8 +365,7 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
 
 
 def readable(lines: list[str], imports: Path) -> list[str]:
-    """A traceback's lines as its reader knows them: the project's own paths instead of our links
-    to it, and nothing of the machinery of `import`."""
+    """Clean a traceback: the project's own paths instead of our links, no frames of `import`."""
     try:
         links = {str(link): str(link.readlink()) for link in imports.iterdir()}
     except OSError:

@@ -90,8 +90,10 @@ def package_of(project: Project) -> str | None:
 
 
 def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
-    """How an app may be imported, the likeliest first: some projects import only as part of
-    their package, others only as top-level modules."""
+    """List how an app may be imported, the likeliest first.
+
+    Some projects can be imported only as part of their package, others only as top-level modules.
+    """
     if package is None or app.startswith(f"{package}."):
         return (app,)
     return (f"{package}.{app}", app)

@@ -34,10 +34,12 @@ class Bundled:
 
     @property
     def resources(self) -> ResourceRequest:
+        """What the manifest asks for."""
         return self.manifest.resources
 
     @property
     def sentence(self) -> str:
+        """What the launch's log says of it."""
         return f"{self.name} comes with openenvd"
 
 
@@ -50,6 +52,7 @@ class Project:
 
     @property
     def resources(self) -> ResourceRequest:
+        """What the manifest asks for."""
         return self.manifest.resources
 
     @property
@@ -60,6 +63,7 @@ class Project:
 
     @property
     def sentence(self) -> str:
+        """What the launch's log says of it."""
         return f"{self.manifest.name} is the project in {self.folder}"
 
 
@@ -72,10 +76,12 @@ class ClassSource:
 
     @property
     def resources(self) -> ResourceRequest:
+        """Nothing: a class has no manifest."""
         return ResourceRequest()
 
     @property
     def sentence(self) -> str:
+        """What the launch's log says of it."""
         return f"{self.reference} is looked for from {self.folder}"
 
 

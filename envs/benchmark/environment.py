@@ -32,8 +32,9 @@ class BenchmarkEnvironment(WaitsOnLoop, Environment[BenchmarkAction, BenchmarkOb
 
 
 def __getattr__(name: str) -> Any:
-    """`ServedEnvironment`, decided when a host asks for it: it may have been forked from a process
-    that had imported us before there was an environment with variables.
+    """Choose `ServedEnvironment` when a host asks for it, by the host's environment variables.
+
+    The host may be a fork of a process that imported this module without those variables.
     """
     if name == "ServedEnvironment":
         return SyncBenchmarkEnvironment if is_synchronous() else BenchmarkEnvironment

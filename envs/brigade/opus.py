@@ -109,8 +109,10 @@ class Decoder:
 
 @contextmanager
 def _on_one_core() -> Iterator[None]:
-    """PyAV puts a filter graph before each encoder, which starts a thread for every core that it
-    sees when it is first used: 1,000 threads for 250 singers, none of which has anything to do.
+    """Let PyAV see one core while an encoder is first used.
+
+    PyAV puts a filter graph before each encoder, which starts a thread for every core that it sees:
+    1,000 idle threads for 250 singers.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield

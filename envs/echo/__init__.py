@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""`echo`: answers each message with the same message."""

@@ -71,7 +71,6 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "max_sessions": 0}, ["max_sessions"]),
         ({"source": "echo", "port": 70000}, ["port"]),
         ({"source": "echo", "provider": "nowhere"}, ["there is no provider 'nowhere'", "local"]),
-        ({"source": "echo", "provider": "slurm"}, ["'slurm' is not built yet", "local"]),
         ({"source": "echo", "env": {"A=B": "x"}}, ["A=B"]),
         ({"source": "echo", "env": {"A": "x\0"}}, ["environment variable"]),
         ({"source": "echo", "cwd": "relative"}, ["not an absolute path"]),
