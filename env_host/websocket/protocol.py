@@ -38,6 +38,8 @@ _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
 class WebSocketProtocol(asyncio.Protocol):
     """Sends and receives messages; answers pings; closes."""
 
+    close_seconds = CLOSE_SECONDS
+
     __slots__ = (
         "_closing",
         "_has_left",
@@ -92,7 +94,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Begin to close; tolerates a connection that is closed or closing."""
         if self._closing is not None or self._has_left:
             return
-        self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
+        self._closing = self._loop.call_later(self.close_seconds, self.transport.abort)
         self.transport.write(close_frame(code, reason))
 
     def connection_made(self, transport: Any) -> None:
@@ -183,7 +185,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Close when all bytes are written, or after `CLOSE_SECONDS` if the peer does not read."""
         self.transport.close()
         if self._closing is None:
-            self._closing = self._loop.call_later(CLOSE_SECONDS, self.transport.abort)
+            self._closing = self._loop.call_later(self.close_seconds, self.transport.abort)
 
     def _leave(self) -> None:
         if not self._has_left:

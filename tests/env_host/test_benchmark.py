@@ -18,7 +18,9 @@ both_variants = pytest.mark.parametrize("env", [{}, {"BENCHMARK_SYNC": "1"}], id
 
 
 @both_variants
-def test_a_step_waits_as_told_and_says_who_served_it(start: StartHost, env: dict[str, str]) -> None:
+def test_a_step_waits_as_asked_and_reports_the_process_that_served_it(
+    start: StartHost, env: dict[str, str]
+) -> None:
     host = start(SERVED, env=env)
     host.ready()
     with host.open() as session:
@@ -40,7 +42,7 @@ def test_sessions_wait_side_by_side(start: StartHost, env: dict[str, str]) -> No
         assert other.ask("step", {"wait_seconds": 0})["data"]["observation"]["step_count"] == 1
 
 
-def test_messages_weigh_what_they_are_asked_to(start: StartHost) -> None:
+def test_messages_have_the_requested_size(start: StartHost) -> None:
     host = start(SERVED)
     host.ready()
     with host.open() as session:

@@ -95,7 +95,9 @@ def no_environment() -> EchoEnvironment:
         (no_environment, (False, "no_environment")),
     ],
 )
-def test_a_factory_is_asked_what_it_makes(factory: Any, answer: tuple[bool, str]) -> None:
+def test_a_factory_function_is_called_once_to_see_its_class(
+    factory: Any, answer: tuple[bool, str]
+) -> None:
     assert supports_concurrency(made(factory)) == answer
 
 
@@ -124,7 +126,7 @@ def test_keyword_arguments_are_filtered_by_signature() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', f'{{"a": {2**70}}}', '{"a": "\\ud800"}'])
-def test_json_is_read_as_the_standard_library_reads_it(text: str) -> None:
+def test_json_is_parsed_as_by_the_standard_library(text: str) -> None:
     assert repr(messages.decode(text)) == repr(json.loads(text))
 
 

@@ -28,13 +28,13 @@ QUICK, SLOW = 0.001, 1.0
         (Place.LOOP, Creation(False, Place.LOOP, QUICK, QUICK), 0, None),  # a factory of both kinds
     ],
 )
-def test_the_loop_is_for_what_is_asynchronous_and_quick(
+def test_asynchronous_environments_that_are_quick_are_created_on_the_loop(
     before: Place, seen: Creation, stalls: int, place: Place | None
 ) -> None:
     assert next_place(before, seen, stalls) is place
 
 
-def test_a_maker_learns_from_the_first_environment() -> None:
+def test_the_factory_moves_to_the_loop_after_a_quick_first_creation() -> None:
     factory = Factory(BenchmarkEnvironment, may_use_loop=True)
     places = [factory.place]
     factory.create()

@@ -72,7 +72,7 @@ MCPEnvironment.step_async = step_async
     ("newer", "name", "opened"),
     [(False, "Sync", [1, 2]), (False, "AsyncInName", [1, 2]), (True, "AsyncInName", [1, 1])],
 )
-def test_a_connection_is_held_only_where_steps_ask_on_the_loop_that_holds_it(
+def test_an_mcp_connection_is_held_only_where_steps_use_it_on_the_same_loop(
     start: StartHost, tmp_path: Path, newer: bool, name: str, opened: list[int]
 ) -> None:
     (tmp_path / "tools.py").write_text(PROJECT + NEWER * newer)

@@ -48,7 +48,7 @@ def test_the_schema_names_the_fields_of_action_observation_and_state(echo: Host)
     assert "step_count" in schema["state"]["properties"]
 
 
-def test_reset_step_and_state_have_an_environment_each(echo: Host) -> None:
+def test_each_http_request_has_an_environment_of_its_own(echo: Host) -> None:
     assert echo.http("POST", "/reset", {"seed": 1})[0] == 200
     status, answer = echo.http("POST", "/step", {"action": {"message": "ab"}})
     assert (status, answer["reward"], answer["metadata"]["step"]) == (200, 0.2, 1)
@@ -81,7 +81,9 @@ def test_a_step_that_raises_is_500_with_the_reason(start: StartHost) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/x", 404), ("GET", "/reset", 405)])
-def test_what_is_not_there_is_refused(echo: Host, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_are_refused(
+    echo: Host, method: str, path: str, status: int
+) -> None:
     assert echo.http(method, path)[0] == status
 
 
@@ -123,7 +125,7 @@ def test_an_unknown_session_is_refused(start: StartHost) -> None:
     assert rpc(host, "tools/list", session_id="nobody")["error"]["code"] == -32602
 
 
-def test_a_session_that_is_attached_closes_when_its_websocket_does(start: StartHost) -> None:
+def test_closing_an_attached_session_waits_for_its_websocket_to_close(start: StartHost) -> None:
     host = start()
     host.ready()
     session = rpc(host, "openenv/session/create")["result"]["session_id"]

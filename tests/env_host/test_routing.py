@@ -114,7 +114,7 @@ def test_one_connection_may_carry_requests_for_many_sessions(host: Callable[...,
     connection.close()
 
 
-def test_large_requests_travel_too(host: Callable[..., Host]) -> None:
+def test_large_requests_are_forwarded_to_other_shards(host: Callable[..., Host]) -> None:
     served = host(shards=2, max_sessions=20)
     text = "x" * (3 << 20)
     for session_id in [create(served) for _ in range(4)]:
@@ -131,7 +131,7 @@ def test_a_session_is_created_where_there_is_room(host: Callable[..., Host]) -> 
     assert "All 4 sessions are in use" in error["message"]
 
 
-def test_a_sibling_that_dies_before_it_has_answered_is_told_of() -> None:
+def test_a_shard_that_exits_before_it_has_answered_is_reported() -> None:
     async def ask() -> None:
         siblings = Siblings(
             owner_of=lambda _: 1, roomier=lambda: None, hand_over=lambda _, fd: os.close(fd)
@@ -142,7 +142,7 @@ def test_a_sibling_that_dies_before_it_has_answered_is_told_of() -> None:
     asyncio.run(ask())
 
 
-def test_a_session_of_a_dead_shard_is_unknown(host: Callable[..., Host]) -> None:
+def test_a_session_of_an_exited_shard_is_unknown(host: Callable[..., Host]) -> None:
     served = host(shards=2, max_sessions=20)
     session_id = create(served)
     os.kill(call(served, session_id, "count")["result"]["pid"], signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_a_session_of_a_dead_shard_is_unknown(host: Callable[..., Host]) -> None
     assert all("Unknown session_id" in answer["error"]["message"] for answer in answers)
 
 
-def test_an_answer_that_was_cut_off_is_none() -> None:
+def test_a_response_that_was_cut_off_is_refused() -> None:
     assert body_of(b'HTTP/1.1 200 OK\r\n\r\n{"id": 1}') == {"id": 1}
     for cut in (b"", b"HTTP/1.1 200 OK\r\n", b'HTTP/1.1 200 OK\r\n\r\n{"id', b"x\r\n\r\n[]"):
         with pytest.raises(ValueError, match=r"JSON|column"):
@@ -231,7 +231,7 @@ def test_a_connection_is_not_bound_to_the_isolated_session_it_first_named(
     assert len(pids) == 2
 
 
-def test_the_front_that_dies_leaves_isolated_sessions_to_its_successor(
+def test_isolated_sessions_outlive_the_front_shard_and_serve_its_replacement(
     host: Callable[..., Host],
 ) -> None:
     served = host(isolate=True, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)

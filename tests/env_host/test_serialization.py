@@ -87,7 +87,7 @@ def two_passes(observation: Any) -> Any:
     ],
     ids=lambda observation: type(observation).__name__,
 )
-def test_one_pass_says_what_two_say(observation: Observation) -> None:
+def test_one_pass_writes_the_same_text_as_two(observation: Observation) -> None:
     assert json.loads(serialization.observation_data(observation)) == two_passes(observation)
 
 
@@ -111,7 +111,7 @@ def test_only_classes_with_nothing_special_are_written_in_one_pass(
     assert (serialization._find_writer(model) is not None) is is_plain
 
 
-def test_what_has_no_json_form_fails_in_upstreams_words() -> None:
+def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
     with pytest.raises(PydanticSerializationError, match="Unable to serialize unknown type"):
         serialization.observation_data(Plain(anything=object()))
     with pytest.raises(AttributeError, match="model_dump"):

@@ -42,7 +42,7 @@ def step(client: Client, what: str, gate: str = "") -> str:
     return text
 
 
-def test_echo_is_reset_stepped_and_asked_for_its_state(start: StartHost) -> None:
+def test_echo_answers_reset_step_and_state(start: StartHost) -> None:
     host = start(ECHO)
     host.ready()
     with host.open() as client:
@@ -107,7 +107,7 @@ def test_a_binary_frame_ends_the_session_with_an_error(start: StartHost) -> None
             client.receive()
 
 
-def test_a_frame_of_many_megabytes_passes(start: StartHost) -> None:
+def test_a_frame_of_many_megabytes_is_answered(start: StartHost) -> None:
     host = start(ECHO)
     host.ready()
     message = "x" * (20 * 2**20)
@@ -136,7 +136,9 @@ def test_an_environment_that_cancels_itself_fails_the_step_alone(start: StartHos
         assert client.ask("state")["type"] == "state"
 
 
-def test_everything_of_a_synchronous_session_runs_on_its_own_thread(start: StartHost) -> None:
+def test_a_synchronous_environment_is_created_called_and_closed_on_its_own_thread(
+    start: StartHost,
+) -> None:
     host = start("Sqlite")
     host.ready()
     with host.open() as client:
@@ -173,7 +175,9 @@ def test_pipelined_messages_are_answered_in_order(start: StartHost) -> None:
     assert texts == [str(n) for n in range(1, 51)]
 
 
-def test_a_factory_that_raises_is_named_and_the_connection_closed(start: StartHost) -> None:
+def test_a_factory_that_raises_is_named_in_the_error_and_the_connection_closed(
+    start: StartHost,
+) -> None:
     host = start("Broken")
     host.ready()
     with host.open() as client:
@@ -185,7 +189,7 @@ def test_a_factory_that_raises_is_named_and_the_connection_closed(start: StartHo
     host.emptied()
 
 
-def test_one_session_too_many_is_refused_with_the_numbers(start: StartHost) -> None:
+def test_a_session_beyond_the_maximum_is_refused_with_the_numbers(start: StartHost) -> None:
     host = start(max_sessions=2)
     host.ready()
     with host.open() as first, host.open() as second:
@@ -197,7 +201,7 @@ def test_one_session_too_many_is_refused_with_the_numbers(start: StartHost) -> N
         assert answer["max_sessions"] == 2
 
 
-def test_a_client_that_closes_finds_room_again(start: StartHost) -> None:
+def test_a_slot_is_free_as_soon_as_its_client_sees_the_close(start: StartHost) -> None:
     host = start(max_sessions=1)
     host.ready()
     for _ in range(20):
@@ -236,7 +240,7 @@ def test_a_client_that_leaves_cancels_an_asynchronous_step(
     assert cancelled.read_bytes() == b""
 
 
-def test_a_client_that_leaves_while_its_environment_is_made_frees_its_slot(
+def test_a_client_that_leaves_while_its_environment_is_created_frees_its_slot(
     start: StartHost, tmp_path: Path
 ) -> None:
     creating = Gate(tmp_path, "creating")
@@ -253,7 +257,9 @@ def test_a_client_that_leaves_while_its_environment_is_made_frees_its_slot(
     assert (tmp_path / "closed.log").exists()
 
 
-def test_a_class_for_one_session_at_a_time_is_handed_over(start: StartHost, tmp_path: Path) -> None:
+def test_a_class_for_one_session_serves_the_next_client_after_the_close(
+    start: StartHost, tmp_path: Path
+) -> None:
     """The next client waits for the environment to be closed instead of being refused."""
     closing = Gate(tmp_path, "closing")
     host = start("SlowToClose", isolate=False)
@@ -271,7 +277,7 @@ def test_a_class_for_one_session_at_a_time_is_handed_over(start: StartHost, tmp_
             closing.open()
 
 
-def test_a_step_that_takes_too_long_ends_its_session_alone(start: StartHost, gate: Gate) -> None:
+def test_a_step_that_times_out_ends_only_its_session(start: StartHost, gate: Gate) -> None:
     host = start(step_timeout_seconds=0.2)
     host.ready()
     with host.open() as client, host.open() as other:
@@ -300,7 +306,7 @@ def test_an_idle_session_is_closed_with_its_reason(start: StartHost) -> None:
     host.emptied()
 
 
-def test_the_number_of_sessions_is_told(start: StartHost) -> None:
+def test_the_number_of_sessions_is_reported_to_the_shim(start: StartHost) -> None:
     host = start()
     host.ready()
     with host.open() as client:
@@ -319,7 +325,7 @@ def test_a_class_without_base_or_types_is_served(start: StartHost) -> None:
         assert client.ask("state")["data"] == {"here": True}
 
 
-def test_what_a_step_prints_is_in_the_log_at_once(start: StartHost) -> None:
+def test_prints_of_a_step_are_in_the_log_at_once(start: StartHost) -> None:
     host = start()
     host.ready()
     with host.open() as client:
@@ -334,7 +340,7 @@ def test_an_unknown_path_refuses_the_handshake(start: StartHost) -> None:
         pass
 
 
-def test_stopping_tells_each_client_and_closes_each_environment(
+def test_stopping_notifies_each_client_and_closes_each_environment(
     start: StartHost, tmp_path: Path
 ) -> None:
     host = start()

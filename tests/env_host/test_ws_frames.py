@@ -43,7 +43,7 @@ def test_a_frame_of_any_size_is_read_back(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 130, 70_000])
 @pytest.mark.parametrize("step", [1, 3, 64, 65536])
-def test_bytes_may_come_in_any_portions(size: int, step: int) -> None:
+def test_frames_are_parsed_from_chunks_of_any_size(size: int, step: int) -> None:
     if size // step > 1000:
         step = size // 100
     payload = os.urandom(size)
@@ -61,7 +61,7 @@ def test_fragments_are_joined_and_control_frames_pass_between_them() -> None:
     assert parse(data) == [(PING, b"1"), (PONG, b"2"), (TEXT, b"abc"), (BINARY, b"d")]
 
 
-def test_a_great_many_empty_fragments_neither_hold_the_loop_nor_memory() -> None:
+def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
     """Adding all of them up again with each would take minutes."""
     parser = FrameParser(LIMIT)
     parser.feed(sent(Opcode.TEXT, b"", fin=False))
@@ -100,14 +100,14 @@ def test_a_great_many_empty_fragments_neither_hold_the_loop_nor_memory() -> None
         "too large by its fragments",
     ],
 )
-def test_what_breaks_the_protocol_is_refused_with_its_code(data: bytes, code: int) -> None:
+def test_protocol_violations_are_refused_with_their_close_code(data: bytes, code: int) -> None:
     with pytest.raises(FrameError) as refused:
         parse(data)
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1011, "too slow"), (1001, "é" * 100)])
-def test_a_close_frame_says_its_code_and_fits(code: int, reason: str) -> None:
+def test_a_close_frame_carries_its_code_and_fits(code: int, reason: str) -> None:
     frame = close_frame(code, reason)
     assert len(frame) <= 127
     assert code_of_close(frame[2:]) == code
@@ -115,12 +115,12 @@ def test_a_close_frame_says_its_code_and_fits(code: int, reason: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"\x03", b"\x03\xed", b"\x00\x01", b"\x03\xe8\xff"])
-def test_a_close_frame_that_says_nonsense_is_refused(payload: bytes) -> None:
+def test_a_close_frame_with_an_invalid_payload_is_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
         code_of_close(payload)
 
 
-def test_a_close_frame_may_say_nothing() -> None:
+def test_a_close_frame_may_have_no_code() -> None:
     assert code_of_close(b"") == 1005
     assert close_frame(1005) == bytes((0x80 | CLOSE, 0))
 
@@ -149,6 +149,6 @@ def test_a_handshake_is_read_and_answered_as_the_rfc_has_it() -> None:
         (b"Connection", b"Content-Length: 3\r\nConnection"),
     ],
 )
-def test_what_is_not_plainly_a_handshake_is_left_to_others(old: bytes, new: bytes) -> None:
+def test_a_request_that_is_not_plainly_a_handshake_is_not_parsed(old: bytes, new: bytes) -> None:
     assert old in HEAD
     assert parse_upgrade(HEAD.replace(old, new)) is None

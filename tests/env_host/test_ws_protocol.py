@@ -116,7 +116,7 @@ def host(start: StartHost) -> Host:
     return host
 
 
-def test_a_handshake_may_come_byte_by_byte_and_with_frames_behind_it(host: Host) -> None:
+def test_a_handshake_may_arrive_byte_by_byte_and_with_frames_behind_it(host: Host) -> None:
     data = HEAD + frame(Opcode.TEXT, b'{"type":"reset"}') + frame(Opcode.TEXT, b'{"type":"state"}')
     with raw(host) as client:
         client.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,7 +128,7 @@ def test_a_handshake_may_come_byte_by_byte_and_with_frames_behind_it(host: Host)
         assert client.answer()["type"] == "state"
 
 
-def test_a_connection_may_ask_something_else_first(host: Host) -> None:
+def test_a_connection_may_upgrade_after_an_http_request(host: Host) -> None:
     """Then it is uvicorn that reads the handshake."""
     with raw(host) as client:
         client.send(HEALTH)
@@ -144,7 +144,7 @@ def test_a_connection_may_ask_something_else_first(host: Host) -> None:
         assert client.is_over()
 
 
-def test_a_handshake_that_is_none_is_refused_with_a_reason(host: Host) -> None:
+def test_an_invalid_handshake_is_refused_with_a_reason(host: Host) -> None:
     with raw(host) as client:
         client.send(HEAD.replace(b"Version: 13", b"Version: 7"))
         assert b" 4" in client.head()[:13]
@@ -202,7 +202,7 @@ def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None
     host.emptied()
 
 
-def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
+def test_the_server_waits_for_the_clients_close_frame(host: Host) -> None:
     with begun(host) as client:
         client.text('{"type":"close"}')
         assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
@@ -212,7 +212,7 @@ def test_the_servers_close_waits_for_the_clients(host: Host) -> None:
         assert client.is_over()
 
 
-def test_a_client_that_only_stops_sending_has_left(host: Host) -> None:
+def test_a_client_that_closes_its_sending_side_has_left(host: Host) -> None:
     with begun(host) as client:
         client.connection.shutdown(socket.SHUT_WR)
         assert client.is_over()
@@ -281,7 +281,7 @@ class Listening(WebSocketProtocol):
         self.left.set_result(None)
 
 
-async def test_of_the_pings_of_a_peer_that_does_not_read_the_last_is_answered() -> None:
+async def test_a_peer_that_does_not_read_gets_one_pong_for_its_last_ping() -> None:
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -303,15 +303,13 @@ async def test_of_the_pings_of_a_peer_that_does_not_read_the_last_is_answered() 
     [b"", frame(Opcode.CLOSE, b""), b"\xff\xff"],
     ids=["silence", "close frame", "no frame"],
 )
-async def test_a_connection_ends_though_its_peer_does_not_take_what_was_written(
-    goodbye: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the peer says goodbye, leaves without a word, or breaks the protocol."""
-    monkeypatch.setattr("openenvd.env_host.websocket.protocol.CLOSE_SECONDS", 0.05)
+async def test_a_connection_ends_although_its_peer_does_not_read(goodbye: bytes) -> None:
+    """Whether the peer sends a close frame, closes its side without one, or a broken frame."""
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     loop = asyncio.get_running_loop()
     protocol = Listening(loop)
+    protocol.close_seconds = 0.05
     await loop.connect_accepted_socket(lambda: protocol, ours)
     protocol.send_text(b"x" * 10_000_000)
     if goodbye:
@@ -325,7 +323,7 @@ async def test_a_connection_ends_though_its_peer_does_not_take_what_was_written(
     peer.close()
 
 
-async def test_who_is_silent_is_asked_and_then_given_up() -> None:
+async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -364,7 +362,7 @@ class DoorGuard:
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_client_that_goes_when_its_slot_comes_does_not_keep_it(turns: int) -> None:
+async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(turns: int) -> None:
     door = DoorGuard()
     definition = definition_of_class(ECHO, "echo")
     table = SessionTable(definition, 1, exclusive=False, admission=door)
@@ -389,7 +387,7 @@ async def test_a_client_that_goes_when_its_slot_comes_does_not_keep_it(turns: in
     peer.close()
 
 
-async def test_a_call_that_hangs_is_told_again_when_it_has_lasted_twice_as_long(
+async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = SessionTable(definition_of_class(ECHO, "echo"), 1, exclusive=False)
