@@ -29,6 +29,7 @@ CONFIG is JSON: `control` and `death_pipe` (descriptors), `home`, `preload` (mod
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -75,8 +76,13 @@ class Zygote:
                 return
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message to the daemon."""
-        send_message(self._control, Message(message, fds=descriptors))
+        """Send one message to the daemon.
+
+        Raises:
+            OSError: it cannot be sent.
+        """
+        if not send_message(self._control, Message(message, fds=descriptors)):
+            raise OSError(errno.ENOBUFS, "no buffer for a message to the daemon")
 
     def _handle_request(self) -> bool:
         """Handle one message; False at the end of the socket."""

@@ -31,12 +31,9 @@ import time
 from functools import partial
 
 from ..errors import FrameError
-from ..messages import SHORT
 from ..policy.timing import Timing
 from ..spawning.source import Exited, SourceFactory, signal_group
-from ..worker.task_log import scratch_path, settle
 from .channels import Channels, WakeUp
-from .events import EventBuffer, exit_event
 from .memory import WorkerMemory
 from .pool import PooledWorker, Pools, Run, Stage, StopReason
 from .process_trees import kill_leftovers, kill_tree
@@ -58,21 +55,17 @@ class Lifecycle:
         channels: Channels,
         memory: WorkerMemory,
         tasks: Tasks,
-        events: EventBuffer,
         timing: Timing,
         *,
         grace_seconds: float,
-        log_tail_lines: int,
     ) -> None:
         self._pools = pools
         self._wake_up = wake_up
         self._channels = channels
         self._memory = memory
         self._tasks = tasks
-        self._events = events
         self._timing = timing
         self._grace_seconds = grace_seconds
-        self._log_tail_lines = log_tail_lines
         self.starter = WorkerStarter(
             pools, wake_up, selector, make_source, tasks, timing, on_readable=self._on_source
         )
@@ -258,7 +251,7 @@ class Lifecycle:
                 self._pools.of(worker).enter(worker, Stage.EXITED, deadline=deadline)
 
     def _reap(self, worker: PooledWorker) -> None:
-        """Take an exited worker out of its pool, and tell the end of its task."""
+        """Leave nothing of a worker that has exited, and end its task."""
         self._mark_exited(worker)
         while not worker.pipe_ended and self._read(worker):
             pass
@@ -266,27 +259,7 @@ class Lifecycle:
             log.info(
                 "worker %s left processes %s; killed", worker.name, left, extra=worker.log_fields
             )
-        run, evidence = worker.run, None
-        if run is None:
-            self._memory.read_counters(worker)
-        else:
-            status = None if worker.exited is None else worker.exited.status
-            evidence = self._memory.evidence(worker, run, status, has_exited=True)
-        self._remove(worker)
-        if worker.schedule == SHORT and worker.log_path:
-            scratch = scratch_path(worker.log_path, worker.name, worker.pid)
-            settle(scratch, None if run is None else run.task.log_path)
-        if run is not None and evidence is not None:
-            self._events.add(exit_event(worker, run, evidence, self._log_tail_lines))
-            self._events.add_room(worker.schedule)
-        elif worker.exited_idle and worker.tasks_run == 0:
+        self._tasks.end_with_worker(worker)
+        if worker.exited_idle and worker.tasks_run == 0:
             self.starter.count_failure(f"worker {worker.name} exited before its first task")
         self._channels.disconnect(worker)
-
-    def _remove(self, worker: PooledWorker) -> None:
-        with self._pools.lock:
-            pool = self._pools.of(worker)
-            run = pool.unassign(worker)
-            pool.remove(worker)
-            if run is not None:
-                self._pools.remove_run(run)

@@ -77,10 +77,8 @@ class Supervisor:
             channels,
             memory,
             self.tasks,
-            events,
             timing,
             grace_seconds=grace_seconds,
-            log_tail_lines=log_tail_lines,
         )
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 

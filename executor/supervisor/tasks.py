@@ -7,6 +7,7 @@
                               ▲       └─ none ──▶ IDLE, until `Timing.burst_idle` if not kept
     frame ──▶ on_frame ──┬─ progress ──▶ Progressed
                          └─ outcome ───▶ the task's event, then `employ`, or the worker must leave
+    a worker has exited ──▶ end_with_worker ──▶ the event of the task that it ran
     nothing can be started, or the executor stops ──▶ refuse_waiting
 
 A worker is not used again when it was told to stop, when it reports that it must retire (it has
@@ -23,11 +24,12 @@ import logging
 import math
 import time
 
-from ..messages import LONG, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
+from ..messages import LONG, SHORT, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
 from ..policy.scaling import reason_to_recycle
 from ..policy.timing import Timing
+from ..worker.task_log import scratch_path, settle
 from .channels import Channels, WakeUp
-from .events import EventBuffer, Frame, failure_event, never_started
+from .events import EventBuffer, Frame, exit_event, failure_event, never_started
 from .memory import WorkerMemory, machine_oom_kills
 from .pool import Pool, PooledWorker, Pools, Run, Stage
 
@@ -128,6 +130,27 @@ class Tasks:
         # A signal of ours may still be on its way to a stopped worker: it is never used again.
         why_leave = frame["retire"] or self._why_leave(worker, event)
         return self._free(worker, run, why_leave or (run.stop_reason and "it was told to stop"))
+
+    def end_with_worker(self, worker: PooledWorker) -> None:
+        """Take a worker that has exited out of its pool, and end the task that it ran."""
+        run, evidence = worker.run, None
+        if run is None:
+            self._memory.read_counters(worker)
+        else:
+            status = None if worker.exited is None else worker.exited.status
+            evidence = self._memory.evidence(worker, run, status, has_exited=True)
+        with self._pools.lock:
+            pool = self._pools.of(worker)
+            pool.unassign(worker)
+            pool.remove(worker)
+            if run is not None:
+                self._pools.remove_run(run)
+        if worker.schedule == SHORT and worker.log_path:
+            scratch = scratch_path(worker.log_path, worker.name, worker.pid)
+            settle(scratch, None if run is None else run.task.log_path)
+        if run is not None and evidence is not None:
+            self._events.add(exit_event(worker, run, evidence, self._log_tail_lines))
+            self._events.add_room(worker.schedule)
 
     def refuse_waiting(self, why: str, *, stopped: bool) -> None:
         """Let the tasks that wait fail, rather than hang."""
