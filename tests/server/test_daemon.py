@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -223,7 +224,8 @@ def test_what_a_daemon_leaves_when_it_stops_is_private_and_no_identity(home: Pat
 
 
 def wait_gone(pid: int) -> None:
-    psutil.Process(pid).wait(WAIT_SECONDS)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has exited, and been reaped
+        psutil.Process(pid).wait(WAIT_SECONDS)
 
 
 def test_a_daemon_whose_home_is_removed_ends(home: Path) -> None:
