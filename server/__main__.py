@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
-from ..system.after_fork import close_all_but
+from ..system.forking import close_all_but
 from ..system.priority import prefer_own_session
 from ..system.proc import set_oom_score_adj
 from ..system.units import MB

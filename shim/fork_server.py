@@ -33,15 +33,13 @@ What happens when
     a client connects and      only that client waits: no connection is read before it is readable
     sends nothing
 
-A forked shim has its own session, signals, descriptors, log and name (`after_fork.py`).
+A forked shim has its own session, signals, descriptors, log and name (`forking.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
-import importlib
 import json
 import os
 import selectors
@@ -53,7 +51,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..system import after_fork
+from ..system import forking
 from ..system.descriptors import Message, close_all, receive_message, send_message
 from ..system.proc import set_oom_score_adj
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
@@ -98,7 +96,8 @@ class ForkServer:
 
     def serve(self) -> None:
         """Serve requests until asked to exit, or idle."""
-        self._refusal = _why_not_fork()
+        if (threads := forking.thread_count()) > 1:
+            self._refusal = f"{threads} threads run after preloading"
         while not self._has_exited:
             timeout = RETRY_SECONDS if self._must_exit else self._idle_seconds
             for key, _ in self._selector.select(timeout):
@@ -200,10 +199,10 @@ def _become_shim(
     """Be a shim, in the child: never back into the fork server's loop, whatever happens."""
     try:
         os.setsid()
-        after_fork.reset_signals()
-        after_fork.write_output_to(log)
+        forking.reset_signals()
+        forking.write_output_to(log)
         kept = [control] if listener is None else [control, listener]
-        after_fork.close_all_but(kept)
+        forking.close_all_but(kept)
         os.environ[CONTROL_FD_VARIABLE] = str(control)
         if listener is not None:
             os.environ[LISTEN_FD_VARIABLE] = str(listener)
@@ -219,21 +218,6 @@ def _become_shim(
         os._exit(1)
 
 
-def preload(modules: list[str]) -> None:
-    """Import what servers need; what cannot be imported is left to the one that needs it."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except BaseException:  # also a module that calls sys.exit
-            traceback.print_exc()
-
-
-def _why_not_fork() -> str | None:
-    """A thread that a module has started would be missing in every child, with what it locked."""
-    threads = os.listdir("/proc/self/task")  # noqa: PTH208
-    return None if len(threads) == 1 else f"{len(threads)} threads run after preloading"
-
-
 def main() -> NoReturn:
     """Run `python -P -m openenvd.shim.fork_server CONFIG`.
 
@@ -246,16 +230,13 @@ def main() -> NoReturn:
     # As a shim does: its starter may be a worker, which is capped and to be killed first.
     set_oom_score_adj(os.getpid(), 0)
     group = enter_shims_group()
-    after_fork.close_all_but([config["listen"]])
+    forking.close_all_but([config["listen"]])
     listener = socket.socket(fileno=config["listen"])
     listener.setblocking(False)
     os.set_inheritable(config["listen"], False)
     fork_server = ForkServer(listener, config["lock"], config["idle_seconds"])
     set_title("openenvd: fork server")
-    gc.disable()
-    preload(config["preload"])
-    gc.collect()
-    gc.freeze()
+    forking.preload(config["preload"])
     fork_server.serve()
     leave_shims_group(group)
     os._exit(0)

@@ -115,14 +115,14 @@ def _call(
     fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
 ) -> Never:
     """Do what `exec` would have done; closes the pipe on which a failed start is reported."""
-    from ..system import after_fork
+    from ..system import forking
     from .fork_server import set_title
 
-    after_fork.reset_signals()
-    after_fork.set_environment(environ, argv)
+    forking.reset_signals()
+    forking.set_environment(environ, argv)
     set_title(fork_into.title)
-    after_fork.close_all_but(keep_fds)
-    after_fork.run_and_exit(fork_into.entry)
+    forking.close_all_but(keep_fds)
+    forking.run_and_exit(fork_into.entry)
 
 
 def _report(fd: int, exc: BaseException, program: str) -> Never:

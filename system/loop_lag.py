@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 INTERVAL_SECONDS = 0.1
@@ -176,14 +177,14 @@ class EventLoopLagMonitor:
         self._clock = clock
         self._stall_seconds = stall_seconds
         self._on_heartbeat = on_heartbeat
-        self._window = LagWindow(
-            clock(),
+        self._make_window = partial(
+            LagWindow,
             interval_seconds=interval_seconds,
             window_seconds=window_seconds,
             stall_seconds=stall_seconds,
         )
+        self._window = self._make_window(clock())
         self._interval_seconds = interval_seconds
-        self._window_seconds = window_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thread: _Watchdog | None = None
@@ -193,12 +194,7 @@ class EventLoopLagMonitor:
         if self._thread is not None:
             return
         self._loop = asyncio.get_running_loop()
-        self._window = LagWindow(
-            self._clock(),
-            interval_seconds=self._interval_seconds,
-            window_seconds=self._window_seconds,
-            stall_seconds=self._stall_seconds,
-        )
+        self._window = self._make_window(self._clock())
         self._timer = self._loop.call_later(self._interval_seconds, self._beat)
         thread = _Watchdog(
             self.name, threading.get_ident(), self._stall_seconds, self._look, self._on_heartbeat

@@ -13,7 +13,7 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 class SignalPipe:
     """Receives signals as bytes of a pipe, in the process that makes it.
 
-    A forked child gives them back with `after_fork.reset_signals`.
+    A forked child gives them back with `forking.reset_signals`.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Never
 
-from ...system import after_fork
+from ...system import forking
 from ...system.backoff import backoff_seconds
 from ...system.exit_status import signal_name, split_wait_status
 from ..startup.event_loop import run_loop
@@ -145,7 +145,7 @@ class StateProcess:
         )
         if self._spawn is not None:
             self.pid = self._spawn({STATE_CONFIG: asdict(config)}, (config.listen_fd, writing))
-        elif (pid := after_fork.fork()) == 0:
+        elif (pid := forking.fork()) == 0:
             os.close(reading)
             _become(self._env_class, config, {*self._fds_to_close()} - {config.listen_fd})
         else:
@@ -252,7 +252,7 @@ def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Nev
     code = EXIT_STATE_FAILED
     try:
         gc.freeze()  # the supervisor's objects must not be finalized here
-        after_fork.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
+        forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
         # Ctrl-C reaches the supervisor, which then stops this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         state = _create_or_report(env_class, config.ready_fd)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ...system import after_fork
+from ...system import forking
 from ...system.cgroups import Cgroup
 from ...system.descriptors import Message, packet_pair
 from ...system.prctl import set_thread_name
@@ -167,7 +167,7 @@ class Spawner:
         parent = os.getpid()
         with childs_link:
             try:
-                new.pid = after_fork.fork() if self._can_fork else self._start_child(config, head)
+                new.pid = forking.fork() if self._can_fork else self._start_child(config, head)
             except OSError:
                 link.close()
                 raise
@@ -183,7 +183,7 @@ class Spawner:
         config = new.config
         to_close = {*self.fds, *self._leave_supervisor(), new.link.detach()} - set(config.fds)
         kind = "session" if new.is_isolated else f"shard {config.index}"
-        after_fork.leave_parent(parent, f"{kind} {self._config.name}", to_close)
+        forking.leave_parent(parent, f"{kind} {self._config.name}", to_close)
         self._serve(config, self._scoreboard, head)
 
     def _start_child(self, config: ChildConfig, head: bytes) -> int:

@@ -37,7 +37,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ...system import after_fork
+from ...system import forking
 from ...system.descriptors import Message, receive_message
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
@@ -117,7 +117,7 @@ class Supervisor:
         Raises:
             ShardFailed: A shard could not be started, and none had served yet.
         """
-        self._signals = SignalPipe(after_fork.TAKEN_OVER)
+        self._signals = SignalPipe(forking.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
         try:

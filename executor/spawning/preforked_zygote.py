@@ -15,7 +15,6 @@ socket by exiting, which ends this zygote too.
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
@@ -24,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ...system.after_fork import close_all_but
-from .source import threads_of_this_process, worker_environment
-from .zygote import become_zygote, preload
+from ...system.forking import close_all_but, preload, thread_count
+from .source import worker_environment
+from .zygote import become_zygote
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,8 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
         OSError: the system will not fork.
     """
     began = time.monotonic()
-    gc.disable()  # what imports allocate stays: nothing to collect, much to look through
-    preload(list(modules))
-    gc.freeze()
-    if threads_of_this_process() > 1:
+    preload(modules)
+    if thread_count() > 1:
         return None
     ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     death_pipe = os.pipe()

@@ -104,14 +104,6 @@ class WorkerSource(Protocol):
 SourceFactory = Callable[[bool, bool], WorkerSource]  # called with may_preload, may_fork
 
 
-def threads_of_this_process() -> int:
-    """Count threads, those of C libraries as well; 1 where the system does not tell."""
-    try:
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    except OSError:
-        return 1
-
-
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the thread caps that it does not set itself."""
     added = {name: value for name, value in THREAD_CAPS.items() if name not in environ}

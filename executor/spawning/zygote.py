@@ -31,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import importlib
 import json
 import os
 import select
@@ -39,18 +38,16 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from typing import Any, NoReturn
 
 import setproctitle
 
-from ...system.after_fork import reset_handlers
 from ...system.descriptors import Message, close_all, receive_message, send_message
+from ...system.forking import preload, reset_handlers, thread_count
 from ...system.prctl import adopt_orphans
 from ...system.proc import children_of
 from ...system.signal_pipe import SignalPipe
 from ..worker.main import run_worker
-from .source import threads_of_this_process
 
 
 class Zygote:
@@ -157,18 +154,6 @@ class Zygote:
         return not orphans and collected_no_child(pid)
 
 
-def preload(modules: list[str]) -> None:
-    """Import what operations need.
-
-    A module that cannot be imported is left out: the task that needs it will say so.
-    """
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except BaseException:  # also a module that calls sys.exit
-            traceback.print_exc()
-
-
 def collected_no_child(pid: int) -> bool:
     """Say whether no page fault of a child was added to its own: no process runs without one."""
     try:
@@ -189,7 +174,7 @@ def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: 
     adopt_orphans()  # what an exited worker leaves behind is reaped here
     zygote = Zygote(control, death_pipe=death_pipe, home=home)
     with contextlib.suppress(OSError):  # the daemon may be gone at any moment
-        if (threads := threads_of_this_process()) > 1:
+        if (threads := thread_count()) > 1:
             zygote.send({"unsafe": threads})
             os._exit(0)
         zygote.send({"ready": time.monotonic() - began})
@@ -204,10 +189,7 @@ def main() -> NoReturn:
     control = socket.socket(fileno=config["control"])
     for descriptor in (config["control"], config["death_pipe"]):
         os.set_inheritable(descriptor, False)
-    gc.disable()
     preload(config["preload"])
-    gc.collect()
-    gc.freeze()
     become_zygote(control, death_pipe=config["death_pipe"], home=config["home"], began=began)
 
 

@@ -30,7 +30,7 @@ USED = {  # what: who uses it
     "uvicorn.server:Server.shutdown": "env_host/serving",
     "websockets.speedups:apply_mask": "env_host/websocket, rollouts/sessions",
     "websockets.client:ClientProtocol": "rollouts/sessions",
-    "threading:_shutdown": "system/after_fork.py",
+    "threading:_shutdown": "system/forking.py",
     "sys:getrefcount": "rollouts/sessions/message_memory.py",
 }
 

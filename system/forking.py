@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a forked child as good as an exec'ed one: it keeps of its parent what it shares in pages.
+"""What a process does before it forks others, and what they do to be as good as exec'ed.
+
+    before the first fork              `preload`, `thread_count`
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
@@ -43,6 +45,32 @@ TAKEN_OVER = (
     signal.SIGHUP,
     signal.SIGQUIT,
 )
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import modules whose pages forked processes are to share, and keep the collector from them.
+
+    A module that cannot be imported is left to the process that needs it, which reports it.
+    """
+    gc.disable()  # what imports allocate stays: nothing to collect, much to look through
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except BaseException:  # also a module that calls sys.exit
+            traceback.print_exc()
+    gc.collect()
+    gc.freeze()
+
+
+def thread_count() -> int:
+    """Count this process's threads, those of C libraries as well; 1 where it is not known.
+
+    With more than one, forking is not safe: a child lacks the others, with what they have locked.
+    """
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    except OSError:
+        return 1
 
 
 def close_all_but(kept: Iterable[int]) -> None:
