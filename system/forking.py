@@ -47,10 +47,14 @@ TAKEN_OVER = (
 )
 
 
-def preload(modules: Iterable[str]) -> None:
+def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     """Import modules whose pages forked processes are to share, and keep the collector from them.
 
     A module that cannot be imported is left to the process that needs it, which reports it.
+
+    Args:
+        modules: their names.
+        collect: free what importing left as garbage, which takes some tens of milliseconds.
     """
     gc.disable()  # what imports allocate stays: nothing to collect, much to look through
     for module in modules:
@@ -58,7 +62,8 @@ def preload(modules: Iterable[str]) -> None:
             importlib.import_module(module)
         except BaseException:  # also a module that calls sys.exit
             traceback.print_exc()
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()
 
 

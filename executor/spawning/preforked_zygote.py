@@ -44,7 +44,7 @@ def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
         OSError: the system will not fork.
     """
     began = time.monotonic()
-    preload(modules)
+    preload(modules, collect=False)  # the daemon is being waited for
     if thread_count() > 1:
         return None
     ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
