@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages with descriptors between the processes of one replica, and how connections travel.
 
-    supervisor ◀──link i──▶ shard i         one SEQPACKET pair each: what begins, ends, fails
-    shard a ──inbox b──▶ shard b      one SEQPACKET pair each, every shard has all writing ends;
-                                      they outlive the shard, so that nothing sent is lost with it
+    supervisor ◀──link i──▶ shard i    a SEQPACKET pair each: what begins, ends, fails
+    shard a ──inbox b──▶ shard b       a SEQPACKET pair each; every shard has all writing ends, and
+                                       they outlive a shard, so that no message is lost with it
 
 A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS). A
-connection is handed over before anything of it was answered: its descriptor and the bytes that
-were read of it are all there is to it.
+connection is handed over unanswered, as its descriptor and the bytes read so far.
 
-    the receiver is slow    `Post` keeps what does not fit and sends it when it does
-    the receiver is dead    a link ends (EPIPE); an inbox waits for the successor
-    the sender dies         what it sent has been sent; the kernel holds the descriptors
+    the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
+    the receiver exits      a link ends (EPIPE); an inbox waits for the next process
+    the sender exits        its messages arrive; the kernel holds the descriptors
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from collections.abc import Callable
 from ...system.descriptors import Message, close_all, receive_message, send_message
 
 
-class Post:
+class MessageChannel:
     """One end of a pair on an event loop: sends in order, whole, without waiting.
 
-    It owns the descriptors it is given to send, and closes them once they have gone.
+    It owns the descriptors of its messages, and closes them once they are sent.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from ...system.descriptors import Message
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import Post
+from ..ipc.fd_messages import MessageChannel
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
@@ -78,7 +78,9 @@ class ServingProcess:
         self._scoreboard = scoreboard
         self._counters = scoreboard[own.index]
         self._link_end = socket.socket(fileno=own.link_fd)
-        self.link = Post(self._link_end, on_message=self._on_link, on_end=self._on_supervisor_gone)
+        self.link = MessageChannel(
+            self._link_end, on_message=self._on_link, on_end=self._on_supervisor_gone
+        )
         self.admission = Admission(
             scoreboard,
             own.index,

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from ...system.descriptors import MAX_FDS, Message, close_all
-from ..ipc.fd_messages import Post
+from ..ipc.fd_messages import MessageChannel
 from ..sessions.table import Attached, Session
 from .acceptor import duplicate
 from .request_head import Owner, new_session_id
@@ -26,7 +26,7 @@ from .request_head import Owner, new_session_id
 class ConnectionRegistry:
     """The hooks of a shard's session table: reports which sockets have sessions."""
 
-    def __init__(self, link: Post, owner: Owner, on_count: Callable[[], None]) -> None:
+    def __init__(self, link: MessageChannel, owner: Owner, on_count: Callable[[], None]) -> None:
         self._link = link
         self._owner = owner
         self._on_count = on_count

@@ -21,7 +21,7 @@ from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
 from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import Post
+from ..ipc.fd_messages import MessageChannel
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from .acceptor import Acceptor, Arrival
@@ -52,9 +52,9 @@ class Shard(ServingProcess):
         others = scoreboard.others(own.index)
         self._acceptor = Acceptor(listener, self._counters, others, self._arrival)
         self._ends = [socket.socket(fileno=fd) for fd in own.inbox_fds]
-        self._inboxes = [Post(end) for end in self._ends]
+        self._inboxes = [MessageChannel(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=own.inbox_fd)
-        self._inbox = Post(self._inbox_end, on_message=self._adopt)
+        self._inbox = MessageChannel(self._inbox_end, on_message=self._adopt)
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_heartbeat=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:

@@ -175,7 +175,7 @@ class Supervisor:
         self._add(new)
 
     def _retry_later(self, index: int, exc: OSError) -> None:
-        """There was no room for the process of a shard."""
+        """Schedule another start of a shard; before any has served, fail."""
         if not self._is_ready:
             self._children.signal(signal.SIGKILL)
             raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
