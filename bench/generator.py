@@ -4,7 +4,7 @@
     crew ──stdin──▶ {"batch": …}               generator ──stdout──▶ {"prepared": true}
                     {"go": monotonic time}                           {"ended": n, "held": n}  ticks
                     {"release": true}                                {"done": …}    with outcomes
-    end of stdin: the crew is gone, and so are we
+    end of stdin: the crew exited, and the generator does too
 
 Lines of JSON. The clock is `time.monotonic`, which all processes of a machine share: every
 generator starts at the same moment and counts from it.
@@ -122,7 +122,7 @@ class Generator:
         self._room.set()
 
     def held(self) -> None:
-        """Counted, and told with the next tick."""
+        """Count an ended session, which the next tick reports."""
         self._held += 1
 
     def ended(self, session: MeasuredSession) -> None:

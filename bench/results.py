@@ -89,7 +89,7 @@ class Summary:
 class Weight:
     """What a target holds (PSS): idle, with a few sessions open and reset, and with all of them.
 
-    The kernel's own memory for sockets is nobody's PSS.
+    The kernel's own memory for sockets is in no process's PSS.
     """
 
     server: str
@@ -239,7 +239,7 @@ def _add_distribution(summary: Summary, good: Sequence[Json]) -> None:
 
 
 def _busiest_share(harvest: Harvest, wait_seconds: float) -> float:
-    """Near 1, the generator was the bottleneck; the step's wait is nobody's work."""
+    """Near 1, the generator was the bottleneck; a step's wait costs no work."""
     at_work = max(harvest.wall_seconds - wait_seconds, 0.05)
     return max(harvest.cpu_seconds, default=0.0) / at_work
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every measured session has: its clock, its outcome, and exactly one end.
 
-How it speaks stands in `ws_session.py` and `http_session.py`.
+The two protocols stand in `ws_session.py` and `http_session.py`.
 
 The total counts from the start of the batch (`started_at`), and so does connecting: not from when
 this process got round to the session. A generator that is late must not look like a server that
@@ -36,13 +36,13 @@ class Owner(Protocol):
     """Whoever opened the session and hears of it."""
 
     def admitted(self) -> None:
-        """The server has taken the connection from its queue; told once, or never."""
+        """Called at most once, when the server has taken the connection from its queue."""
 
     def held(self) -> None:
         """It has been reset and waits to be released."""
 
     def ended(self, session: MeasuredSession) -> None:
-        """It is over, well or not; told exactly once."""
+        """Called exactly once, when the session is over, well or not."""
 
 
 class MeasuredSession(asyncio.Protocol):

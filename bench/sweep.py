@@ -64,6 +64,8 @@ class Sweep:
         with Crew(self._plan.crew_size) as crew:
             self._weigh_all(crew)
             for number, (cell, target) in enumerate(batches):
+                if number:
+                    time.sleep(PAUSE_SECONDS)
                 self._measure(crew, cell, target, number, len(batches))
         self._on_progress("writing", len(batches), len(batches))
         return self._results.finish(self.report)
@@ -118,7 +120,6 @@ class Sweep:
         self._results.add(rows, summary)
         self.report.summaries.append(summary)
         self._on_summary(summary)
-        time.sleep(PAUSE_SECONDS)
 
     def _batch(self, cell: Cell, target: Target, *, hold: bool = False) -> Batch:
         return Batch(

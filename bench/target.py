@@ -29,7 +29,7 @@ class Target:
     name: str  # as it is called in tables and figures
     url: str
     root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
-    modes: tuple[str, ...] = ("ws", "http")  # what it speaks
+    modes: tuple[str, ...] = ("ws", "http")  # its protocols
 
     @property
     def host(self) -> str:
@@ -72,7 +72,7 @@ def ask(target: Target, path: str) -> Any:
     """The JSON that it answers to `GET path`; None when it does not answer with JSON.
 
     Raises:
-        Unreachable: nobody is there.
+        Unreachable: nothing answers there.
     """
     connection = http.client.HTTPConnection(target.host, target.port, timeout=ASK_SECONDS)
     try:

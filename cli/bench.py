@@ -45,7 +45,7 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     output = Output(as_json=as_json)
     payload = _payload(name, options)
     client = connect(output)
-    client.environment(name)  # one that does not exist is told at once, with what is near
+    client.environment(name)  # an unknown name is refused at once, with similar names
     request = client.submit("benchmark", payload)
     if is_async:
         return leave(request, output)

@@ -149,8 +149,8 @@ def _tell_usage(error: click.ClickException, *, as_json: bool) -> None:
     from .output import Output
 
     error.show()
-    told = {"kind": "usage", "message": error.format_message(), "hint": "see --help"}
-    Output(as_json=as_json).json({"error": told})
+    details = {"kind": "usage", "message": error.format_message(), "hint": "see --help"}
+    Output(as_json=as_json).json({"error": details})
 
 
 def _tell(error: ClientError, *, as_json: bool) -> None:

@@ -36,7 +36,7 @@ def json_option(command: Command) -> Command:
 
 
 def connect(output: Output, settings: Mapping[str, Any] | None = None) -> DaemonClient:
-    """The daemon; started, and told of, when it is not running."""
+    """Connect to the daemon; start it, and say so, when it is not running."""
 
     def say(line: dict[str, Any]) -> None:
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
@@ -45,7 +45,7 @@ def connect(output: Output, settings: Mapping[str, Any] | None = None) -> Daemon
 
 
 def reconnect() -> DaemonClient | None:
-    """The daemon when it is back, never a new one."""
+    """Connect to the daemon when it is back; never start a new one."""
     return daemon.find(Paths.from_environment())
 
 

@@ -49,7 +49,7 @@ class Output:
 
     @property
     def people(self) -> TextIO:
-        """The stream on which a result is told to people."""
+        """The stream for a result's text."""
         return sys.stderr if self.as_json else sys.stdout
 
     def result(self, text: str) -> None:

@@ -17,7 +17,7 @@ from . import exit_codes
 
 COMMANDS = {
     "init": "Make a new environment project.",
-    "import": "Make an environment of somebody else's.",
+    "import": "Convert an existing environment.",
     "build": "Build an environment's Docker image.",
     "validate": "Check a project against upstream's quality bar.",
     "push": "Push a project to the Hub or a registry.",

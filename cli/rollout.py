@@ -39,7 +39,7 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
     payload = _payload(names, options)
     client = connect(output)
     for name in names:
-        if "://" not in name:  # one that does not exist is told at once, with what is near
+        if "://" not in name:  # an unknown name is refused at once, with similar names
             client.environment(name)
     request = submit(client, "rollout", payload, options)
     if is_async:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `launch SOURCE` means, and what the environment is called when nobody says.
+"""What `launch SOURCE` means, and the environment's name by default.
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
 `module:Class` with the folder it is to be found from. Whether a source can be served at all is
-decided where it is prepared; here it is only told apart.
+decided where it is prepared; here the kinds are only distinguished.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
 
 
 def working_folder() -> Path:
-    """Where we are; `/` where that has no name that could be told."""
+    """Return the working folder; `/` when it was removed or its path is not UTF-8."""
     try:
         here = Path.cwd()
         str(here).encode()

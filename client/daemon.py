@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 START_SECONDS = 60.0  # a first start makes the database, on a slow disk
 STOP_SECONDS = 30.0  # running requests get their grace
-START_LOCK_SECONDS = 90.0  # somebody else is starting it
+START_LOCK_SECONDS = 90.0  # while another process starts it
 _LOOK_AGAIN_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
 _LOG_TAIL_BYTES = 16 * 1024
@@ -262,8 +262,8 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
         log_end = os.fstat(log).st_size
         command = server_command(settings, "--ready-fd", str(_READY_FD))
         environ = {**_MALLOC, **os.environ, "OPENENV_HOME": str(paths.home)}
-        # The shell leaves the daemon to the system and is gone: whoever started it may live long
-        # (training code), and would otherwise have to collect it one day.
+        # The shell leaves the daemon to the system and exits: a starting process that lives long
+        # (training code) would otherwise have to reap the daemon.
         shell = os.posix_spawn(
             _SHELL,
             [_SHELL, "-c", '"$@" &', "openenvd", *command],
@@ -340,7 +340,7 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace")  # nonsense is told from a token by whom it is told
+        return path.read_text(errors="replace")  # the daemon refuses what is no token
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:

@@ -62,7 +62,7 @@ class ApiRefused(ClientError):
         self.details = error
 
     def to_json(self) -> dict[str, Any]:
-        """As the daemon told it."""
+        """Return the error as the daemon sent it."""
         return {"error": self.details}
 
 

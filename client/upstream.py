@@ -112,7 +112,7 @@ class OpenEnvdProvider:
         try:
             following.run(self._connect(), "down", {"name": name}, reconnect=_find)
         except ApiRefused as exc:
-            if exc.kind != "not_found":  # somebody else took it down
+            if exc.kind != "not_found":  # it was taken down already
                 self._launched = name
                 raise
         except BaseException:

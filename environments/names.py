@@ -43,7 +43,7 @@ def suggest_name(text: str) -> str:
 
 
 def name_of_source(source: str) -> str:
-    """What an environment is called when nobody says: `echo`, `my_env`, `sample`."""
+    """Name an environment after its source: `echo`, `my_env`, `sample`."""
     _, colon, reference = source.rpartition(":")
     if colon and reference.replace(".", "_").isidentifier():
         return suggest_name(reference.rpartition(".")[2])

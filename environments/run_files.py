@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run files: what was started, written down before it was started, found again by anyone.
+"""Run files: each records one replica before it is started, so that every process finds it.
 
 One folder per local replica below `runs`, with the run file that its shim reads
-(`shim`). A replica exists as long as its folder does: whoever stops it removes the
+(`shim`). A replica exists as long as its folder does: stopping it removes the
 folder last, so that no crash in between can lose one.
 
 Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it

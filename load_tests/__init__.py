@@ -15,11 +15,14 @@
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.protocols       what a WebSocket protocol costs: ours and three others
     python -m load_tests.run_short       the short form of all of them
+    python -m load_tests.brigade         singers of one state at once, beside the peer's servers
+    python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways
 
-Shared: report.py, api_client.py, operations.py (what workers are given to do), envs_for_load/ (what
-is launched), seed_arrangements.py, memory_holders.py; and the peers: skypilot_peer.py (the real
-one, with `--peer skypilot`), pool_server.py and pool_peer.py (its way, on the standard
-library). tight_group.py is a small machine, as a cgroup.
+`rollout_crashes.py` is a part of `rollouts`, `short_in_tight_group.py` of `low_resources`.
+`shared/` has what several programs use: reports, clients, operations for workers, and
+`tight_group.py`, a small machine as a cgroup. `envs_for_load/` has environments to launch. `peers/`
+has what the programs compare with: `skypilot_peer.py` (the real one, with `--peer skypilot`),
+`pool_server.py` and `pool_peer.py` (the same design on the standard library), servers and clients.
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

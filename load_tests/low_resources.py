@@ -179,8 +179,11 @@ def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
 
 
 def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
-    """No operation of the product holds memory on demand: `memory_holders` runs the queue, the
-    dispatcher and the executor with one that does, inside the group, under the group's plan."""
+    """Run requests that hold memory, in the group and under its plan.
+
+    No operation of the product holds memory on demand, so `memory_holders` runs the queue, the
+    dispatcher and the executor with an operation that does.
+    """
     group.run(["stop"], environ)
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
         words = ["-m", "load_tests.shared.memory_holders", folder, str(HOLDERS), str(HELD_MB)]

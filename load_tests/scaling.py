@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many sessions at once, and how long they take: the seed's protocol, beside peer and limit.
+r"""How many sessions at once, and how long they take: the seed's protocol, beside peer and limit.
 
     python -m load_tests.scaling --short
-    python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \\
+    python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \
         --wait-grid 1,5,10 --reps 3 --mode ws --peer upstream --limit
     python -m load_tests.scaling --compare                 WebSocket beside HTTP
     python -m load_tests.scaling --requests-grid 256 --max-sessions 400 --peer upstream
@@ -157,8 +157,9 @@ def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
 
 
 def peer_arrangement(ours: Arrangement, *, is_bounded: bool) -> Arrangement:
-    """The peer's: its share of the slots for each worker, when they are what is under test;
-    otherwise each worker may take every session, so that none is refused for being unlucky.
+    """Arrange the peer: each worker gets its share of the slots where they are under test.
+
+    Otherwise each worker may take every session, so that no session is refused by chance.
     """
     slots = ours.max_sessions if is_bounded else ours.max_sessions * ours.processes
     return Arrangement(slots, ours.processes, ours.is_synchronous)

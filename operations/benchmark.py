@@ -93,7 +93,7 @@ class Benchmark:
     summary: ClassVar[str] = "Measure how many sessions an environment holds at once."
     schedule: ClassVar[str] = "LONG"
     idempotent: ClassVar[bool] = True  # a second run measures again, into the same folder
-    max_attempts: ClassVar[int] = 1  # but not by itself: half an hour of load is nobody's surprise
+    max_attempts: ClassVar[int] = 1  # half an hour of load is not repeated by itself
     expected_bytes: ClassVar[int] = 160 * MB  # generators, results and matplotlib
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[base.Payload]] = BenchmarkPayload
@@ -151,7 +151,7 @@ class _Measuring:
         }
 
     def _check_action(self, address: str) -> None:
-        """An environment that cannot wait has to be told what else to do.
+        """Check that the environment can wait, or that an action was given.
 
         Raises:
             NotAnswering

@@ -87,7 +87,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
 
     @property
     def first_seed(self) -> int | None:
-        """Episodes of a group could not be told to begin alike without one."""
+        """The first seed; 0 for groups, whose episodes begin alike by their seeds."""
         return 0 if self.group is not None and self.seed is None else self.seed
 
     def run_config(self, addresses: Mapping[str, str]) -> RunConfig:
@@ -159,23 +159,23 @@ def addresses_of(names: list[str], home: Path) -> dict[str, str]:
 
 
 class _ProgressReporter:
-    """Progress to the daemon each time, and to the log now and then."""
+    """Reports progress to the daemon each time, and to the log now and then."""
 
     def __init__(self, context: base.OperationContext) -> None:
         self._context = context
         self._say_at = time.monotonic() + LOG_SECONDS
 
     def report(self, report: Report) -> None:
-        """Where it stands; from any thread."""
+        """Report how far the rollout is; from any thread."""
         message = report.message()
-        told = {"phase": "rolling out", "message": message, "rollout": report.to_json()}
-        self._context.progress(told)
+        progress = {"phase": "rolling out", "message": message, "rollout": report.to_json()}
+        self._context.progress(progress)
         if time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + LOG_SECONDS
             base.say(message)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """How it ended."""
+        """Write the result to the log."""
         kept = result["there"]
         steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
         base.say(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment variables of a replica: a small inherited base, ours, and what the user said.
 
-Not everything is handed down: the daemon may have been started from any shell, whose tokens are
-nobody else's business, and whose `PYTHONPATH` or `VIRTUAL_ENV` would lead a project astray.
+The rest is not inherited: the daemon may have been started from any shell, whose tokens are
+private, and whose `PYTHONPATH` or `VIRTUAL_ENV` would lead a project astray.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _device_files(root: Path) -> int:
 
 def _of_program(environ: Mapping[str, str]) -> int:
     try:
-        told = subprocess.run(
+        listed = subprocess.run(
             ["nvidia-smi", "--list-gpus"],
             env=dict(environ),
             capture_output=True,
@@ -97,4 +97,4 @@ def _of_program(environ: Mapping[str, str]) -> int:
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

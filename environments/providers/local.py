@@ -189,7 +189,7 @@ class LocalReplicas:
             status = link.status
         except ShimGone as exc:
             raise _shim_lost(run_file) from exc
-        if link.has_ended and status["state"] in _ALIVE:  # its last word is overtaken
+        if link.has_ended and status["state"] in _ALIVE:  # it exited after its last status
             raise _shim_lost(run_file)
         return status
 
@@ -347,11 +347,11 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     lines = readable(lines, run_file.run_dir / IMPORTS)
     if tells_no_room("\n".join([status.get("failed") or "", *lines])):
         raise NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
-    if told := status.get("failed"):
-        if [line.strip() for line in lines] == [told]:  # said once is enough
+    if failure := status.get("failed"):
+        if [line.strip() for line in lines] == [failure]:  # the log repeats it
             lines = []
         raise ReplicaFailed(
-            with_last_lines(f"{who} failed to start: {told}", lines),
+            with_last_lines(f"{who} failed to start: {failure}", lines),
             "correct what is named above, and launch again",
         )
     if status["state"] != "exited" or not status.get("exit"):

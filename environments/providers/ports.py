@@ -98,5 +98,5 @@ def _port_in_use(port: int) -> PortInUse:
     hint = "choose another --port, or leave it out to get a free one"
     if process is None:
         return PortInUse(f"port {port} is in use, by a process that is not yours to see", hint)
-    told = f"port {port} is in use by {name_of(process)} (pid {process.pid})"
-    return PortInUse(told, hint, process.pid)
+    holder = f"{name_of(process)} (pid {process.pid})"
+    return PortInUse(f"port {port} is in use by {holder}", hint, process.pid)

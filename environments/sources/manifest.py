@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv.yaml`: read, checked, and every mistake told with its line and field.
+"""`openenv.yaml`: read, checked; every mistake is reported with its line and field.
 
 Covers the keys that decide how an environment is launched; all others are kept as they are (they
 are the project's, and go to `/metadata`).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica runs: which Python, which folder, and what the env host is told to serve.
+"""What a replica runs: which Python, which folder, and what the env host serves.
 
 Decided once per launch, the same for all replicas; `providers/` turns it into processes.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing virtual environments of projects that nothing uses any more.
+"""Remove the virtual environments of projects that nothing uses any more.
 
     used by a replica    its run file names the Python: it stays
     used by a launch     says so before it looks for the Python (`note_use`): it stays for a while
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 512  # of `st_blocks`, whatever the file system's own are
 
 
 class Venv(NamedTuple):
-    """One that is there. `project` is the folder that it was made for, where that is known."""
+    """A virtual environment; `project` is the folder it was made for, where that is known."""
 
     path: Path
     project: str | None
@@ -41,7 +41,7 @@ class Venv(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """One that was removed."""
+    """A virtual environment that was removed."""
 
     path: Path
     project: str | None
@@ -54,7 +54,7 @@ class Pruned(NamedTuple):
 
 
 def prune(layout: Layout, *, keep_seconds: float = 0.0) -> list[Pruned]:
-    """Remove what nothing has used for `keep_seconds`; those in use are noted to be. Blocks."""
+    """Remove the environments that nothing has used for `keep_seconds`. Blocks."""
     found, used = list(venvs_of(layout)), in_use(layout)
     for venv in found:
         if venv.path in used:
@@ -66,13 +66,13 @@ def prune(layout: Layout, *, keep_seconds: float = 0.0) -> list[Pruned]:
 def unused(
     found: Iterable[Venv], used: set[Path], *, now: float, keep_seconds: float
 ) -> list[Venv]:
-    """Those to remove."""
+    """Choose the environments to remove."""
     oldest = now - max(keep_seconds, LAUNCH_SECONDS)
     return [venv for venv in found if venv.path not in used and venv.used_at < oldest]
 
 
 def venvs_of(layout: Layout) -> Iterator[Venv]:
-    """All there are."""
+    """List all environments."""
     for path in layout.venvs.glob("*/"):
         with contextlib.suppress(FileNotFoundError):
             complete = path / COMPLETE
@@ -81,13 +81,13 @@ def venvs_of(layout: Layout) -> Iterator[Venv]:
 
 
 def in_use(layout: Layout) -> set[Path]:
-    """Those whose Python a replica runs, or will be restarted with."""
+    """Find the environments whose Python a replica runs, or will be restarted with."""
     commands = [run_file.data.get("argv") for run_file in run_files.all_of(layout.runs)]
     return {Path(argv[0]).parent.parent for argv in commands if argv}
 
 
 def _remove(venv: Venv) -> Pruned | None:
-    """None when somebody has begun to use it."""
+    """Remove the environment; None when a launch has begun to use it."""
     from filelock import FileLock, Timeout
 
     try:
@@ -102,9 +102,9 @@ def _remove(venv: Venv) -> Pruned | None:
 
 
 def _take_away(venv: Venv) -> bool:
-    """Whether nobody has used it since it was chosen; nobody will, then."""
+    """Take the environment away from launches; false when one has used it since it was chosen."""
     complete, going = venv.path / COMPLETE, venv.path / _GOING
-    if not complete.exists():  # half made, and nobody is at it: we have the lock
+    if not complete.exists():  # half made and abandoned: we have the lock
         return venv.path.exists()
     complete.rename(going)
     if going.stat().st_mtime == venv.used_at:

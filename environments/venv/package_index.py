@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where packages come from: what the user told pip, told to uv as well.
+"""Where packages come from: pip's settings, translated for uv.
 
 Many machines are set up for pip alone (a mirror, a folder of wheels, a company's certificate), and
 uv reads none of it. Where uv has a setting of its own, that one stands.
@@ -29,7 +29,7 @@ _VARIABLE_OF_OPTION = {
 }
 _ALIASES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _INDEX_OPTIONS = {"index-url", "extra-index-url", "find-links", "no-index"}
-# Any of these says that the user has told uv itself where packages are.
+# Any of these is the user's own setting of uv's index.
 _UV_INDEX_VARIABLES = {
     "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
     "UV_NO_INDEX",
@@ -46,10 +46,10 @@ _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant f
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """What to add to the environment of uv so that it finds packages as pip does."""
     environ = os.environ if environ is None else environ
-    told = pip_settings(environ)
+    settings = pip_settings(environ)
     if _UV_INDEX_VARIABLES & set(environ) or _uv_files_name_an_index(environ):
-        told = {name: value for name, value in told.items() if name not in _INDEX_OPTIONS}
-    found = {_VARIABLE_OF_OPTION[name]: _value(name, value) for name, value in told.items()}
+        settings = {name: settings[name] for name in settings if name not in _INDEX_OPTIONS}
+    found = {_VARIABLE_OF_OPTION[name]: _value(name, value) for name, value in settings.items()}
     return {name: value for name, value in found.items() if value and name not in environ}
 
 

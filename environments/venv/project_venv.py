@@ -5,9 +5,8 @@
     venvs/<key>.lock     held while it is made: two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
-`complete` was last touched by whoever used it last; what nothing uses goes one day (`venvs.py`).
-Without `complete` it is the rubbish of a launch that failed or was killed: the next one starts
-afresh. The project itself is not installed (its folder is on the import path), and nothing is
+Each use touches `complete`; unused environments are removed one day (`cleanup.py`). A folder
+without `complete` was left by a launch that failed or was killed: the next launch starts afresh. The project itself is not installed (its folder is on the import path), and nothing is
 written into its folder: no lock file, no egg-info, no byte code.
 
 With a `uv.lock`, its versions are installed (`uv export`), from the user's own package index.
@@ -54,12 +53,18 @@ Say = Callable[[str], None]
 
 
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
-    """The Python of the project's own environment, which is made if there is none yet.
+    """Return the Python of the project's own environment, which is made if there is none yet.
 
-    None when the project says nothing about what it needs: then our own Python serves it.
+    Args:
+        project: The project's folder and manifest.
+        layout: Where environments are kept.
+        say: Called with each line for the launch's log.
+
+    Returns:
+        The interpreter; None when the project declares no dependencies: then our own serves it.
 
     Raises:
-        PreparationFailed: with uv's last lines.
+        PreparationFailed: uv failed; the message has its last lines.
     """
     if project.dependencies_file is None:
         return None
@@ -73,14 +78,14 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
 
 
 def note_use(venv: Path) -> bool:
-    """Whether it is complete; then nobody removes it for a while."""
+    """Mark the environment as used, so that it is not removed for a while; whether it is complete."""
     with contextlib.suppress(OSError):  # not there; or a disk that cannot be written
         os.utime(venv / COMPLETE)
     return is_complete(venv)
 
 
 def project_of(venv: Path) -> str | None:
-    """The folder that it was made for; None when it is not complete."""
+    """Return the folder that the environment was made for; None when it is not complete."""
     try:
         return str(json.loads((venv / COMPLETE).read_bytes())["project"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -88,7 +93,7 @@ def project_of(venv: Path) -> str | None:
 
 
 def venv_key(project: Project) -> str:
-    """The same key means: the same environment will do."""
+    """Return the key of the environment; projects with the same needs share one."""
     digest = hashlib.sha256()
     for part in _key_parts(project):
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -150,7 +155,7 @@ def _make(project: Project, venv: Path, say: Say) -> None:
 
 
 class Builder:
-    """Makes one environment."""
+    """Makes one virtual environment."""
 
     def __init__(self, project: Project, venv: Path, say: Say) -> None:
         self._project = project
@@ -159,10 +164,10 @@ class Builder:
         self._uv = find_uv()
 
     def build(self) -> None:
-        """All of it.
+        """Make the environment, and install all that the project needs.
 
         Raises:
-            PreparationFailed
+            PreparationFailed: uv failed; the message has its last lines.
         """
         python = self._find_python()
         self._say(f"installing the dependencies of {self._project.manifest.name} (first launch)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmark`: every step waits as long as it is told; what scaling is measured with.
+"""`benchmark`: every step waits as long as its action says; scaling is measured with it.
 
 behaviour.py      what it does and what it says, on nothing but pydantic
 environment.py    on our base classes: `openenv launch benchmark`

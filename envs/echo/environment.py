@@ -34,7 +34,7 @@ class EchoObservation(Observation):
 
 
 class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
-    """Says back what it is told, and counts how often."""
+    """Answers each message with the same message, and counts them."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
