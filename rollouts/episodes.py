@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is collected and handed on: steps, episodes, and where finished episodes go.
+"""Steps and episodes, and the interface of what takes them.
 
-    collector ──Step──▶ StepSink     streaming: a step's memory is free once it is on disk
-              ──Episode──▶ Sink      whole episodes: stages, senders, batches
+    collector ──Step──▶ StepSink     a step's memory is free once it is on disk
 
-A step is what the policy saw (`observation`), what it did (`action`), and what came of it
-(`reward`, `done`); what was there after the last action is the episode's `final_observation`.
+A step has the observation that the policy saw, its action, and the reward and `done` that followed.
+The observation after the last action is the episode's `final_observation`.
 
-Observations and actions are kept as the JSON text they came as. A parsed tree of numbers takes ten
-times the memory of its text, and would be parsed and written again only to end up as the same text
-in a file: so `size_bytes` is what an episode really holds, and writing is joining bytes. Whoever
-wants the value asks for it (`step.observation`), and pays for it then, each time.
+Observations and actions stay the JSON texts that were received. A parsed tree of numbers takes ten
+times the memory of its text, and would only be written as the same text again. So `size_bytes` is
+what an episode really holds, and writing joins bytes. `step.observation` parses the text each time.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ class Array:
 
     @property
     def size_bytes(self) -> int:
-        """What the data takes."""
+        """The bytes of the data."""
         return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an episode."""
+    """One step of an episode, with its values as JSON texts."""
 
     observation_json: BytesLike  # what the policy saw
     action_json: bytes
@@ -67,29 +65,29 @@ class Step:
         info: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
     ) -> Self:
-        """A step of values instead of texts."""
+        """Makes a step of values instead of JSON texts."""
         texts = orjson.dumps(observation), orjson.dumps(action)
         return cls(*texts, reward, done, orjson.dumps(dict(info or {})), arrays or {})
 
     @property
     def observation(self) -> Any:
-        """What the policy saw; parsed each time."""
+        """The observation that the policy saw; parsed each time."""
         return parse(self.observation_json)
 
     @property
     def action(self) -> Any:
-        """What it did; parsed each time."""
+        """The action of the policy; parsed each time."""
         return parse(self.action_json)
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was said beside it; parsed each time."""
+        """What the policy noted and the environment's metadata; parsed each time."""
         found: dict[str, Any] = parse(self.info_json)
         return found
 
     @property
     def size_bytes(self) -> int:
-        """What the step holds in memory."""
+        """The bytes that the step holds in memory."""
         texts = len(self.observation_json) + len(self.action_json) + len(self.info_json)
         return texts + sum(array.size_bytes for array in self.arrays.values()) + STEP_OVERHEAD_BYTES
 
@@ -150,7 +148,7 @@ class Episode:
 
     @property
     def final_observation(self) -> Any:
-        """What there was after the last action; parsed each time."""
+        """The observation after the last action; parsed each time."""
         return parse(self.final_observation_json)
 
 
@@ -159,46 +157,31 @@ def episode_id(number: int) -> str:
     return f"{number:06d}"
 
 
-class Sink(Protocol):
-    """Takes finished episodes, in the order in which they finish."""
-
-    async def put(self, episode: Episode) -> None:
-        """Returns when there is room for it: a slow sink slows the collecting down.
-
-        Once it has returned, the episode's memory is the sink's to account for.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Returns when everything that was put is where it belongs."""
-        ...
-
-
 class StepSink(Protocol):
-    """Takes steps as they come, so that an episode need never be in memory as a whole.
+    """Takes steps one by one, so that an episode need never be in memory as a whole.
 
     For one id the calls come one after the other: `put_step` with 0, 1, 2, …, then `finish` or
     `discard`; after a `discard`, the next attempt begins with 0 again.
     """
 
     async def reserve(self, size_bytes: int) -> Room:
-        """Room for a step that is about to be taken: this is where a slow sink is waited for."""
+        """Reserves room for a step; waits here for a slow sink."""
         ...
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """The step, with the room it has; the sink releases it."""
+        """Takes a step with its room, which the sink releases."""
         ...
 
     async def finish(self, episode: Episode) -> None:
-        """It has ended. `steps` is empty: they were put; all else is filled in."""
+        """Finishes an episode, whose `steps` are empty: they were put before."""
         ...
 
     async def discard(self, episode_id: str) -> None:
-        """This attempt failed and there will be another: forget its steps."""
+        """Forgets the steps of a failed attempt that is followed by another."""
         ...
 
     async def close(self) -> None:
-        """Returns when every finished episode is where it belongs, and the others are gone."""
+        """Returns when finished episodes are stored, and the others are forgotten."""
         ...
 
 
@@ -206,9 +189,9 @@ class Room(Protocol):
     """Memory that was reserved (`buffers.Hold`)."""
 
     def resize(self, size_bytes: int) -> None:
-        """To what it really became; never waits."""
+        """Changes the reservation without waiting."""
         ...
 
     def release(self) -> None:
-        """Give it back; twice is once."""
+        """Releases the memory; a second call does nothing."""
         ...

@@ -68,7 +68,7 @@ class _Job:
 
 
 class RolloutWriter:
-    """Writes steps and finished episodes (a `StepSink` and a `Sink`) to a folder; see `open`."""
+    """Writes steps and finished episodes (a `StepSink`) to a folder; see `open`."""
 
     def __init__(self, output: Output, buffer_bytes: int, first_bytes: int = FIRST_BYTES) -> None:
         elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server answers, taken apart without being parsed: the observation stays a piece of text.
+"""Splits a server's answer without parsing it: the observation stays a piece of text.
 
 One pass over the frame finds where the observation begins and ends; of a large frame it is a view
 (`message_memory.py`). Text that is JSON to Python alone (`NaN`) is parsed after all, and written
@@ -71,10 +71,10 @@ _decoder = msgspec.json.Decoder(_Frame)
 
 
 def answer_of(text: BytesLike) -> Answer:
-    """What the server answered.
+    """Splits the text of an answer.
 
     Raises:
-        EpisodeFailed: with an error, or with something that is not OpenEnv's.
+        EpisodeFailed: The server answered with an error, or not as OpenEnv defines.
     """
     try:
         return _taken_apart(text)
@@ -90,7 +90,7 @@ def answer_of(text: BytesLike) -> Answer:
 
 
 def failure_of(text: BytesLike) -> EpisodeFailed:
-    """What an error frame says; also of a frame that nobody asked for."""
+    """The failure of an error frame, or of a frame that answers no question."""
     try:
         answer_of(text)
     except EpisodeFailed as exc:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a connection's bytes go: messages to whoever waits, all else to the protocol's library.
+"""Splits received bytes: whole messages to the session, all other frames to the library.
 
     socket ─▶ `room` ─▶ `take` ─┬─ a whole text or binary frame ──────────────▶ on_message
                                 ├─ one that is not all here: its own memory; the socket fills it
                                 └─ handshake, fragments, pings, closes, what is wrong ─▶ on_bytes
 
-The library parses frames in Python, out of a buffer that it copies three times. What carries
-observations needs none of that: a server's frame is a head of at most ten bytes and the message. A
-large one is received where it stays, in pieces as the kernel has them, and is never copied.
-
-Whatever is not a plain, whole message goes to the library as it came, and is judged there.
+The library parses frames in Python, out of a buffer that it copies three times. A message with an
+observation is a head of at most ten bytes and the text. A large one is received into the memory in
+which it stays, and is never copied. All frames that are not plain, whole messages go to the library
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WHOLE = (FIN | TEXT, FIN | BINARY)
 
 
 class Inbox:
-    """Of one connection. `scratch` is the loop's: nothing stays in it from one read to the next."""
+    """The inbox of one connection. The loop's connections share `scratch`, for one read each."""
 
     def __init__(
         self,
@@ -52,18 +51,18 @@ class Inbox:
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes are to go."""
+        """The memory for the next bytes."""
         if self._message is not None:
             return self._message[self._filled_bytes :]
         return self._scratch
 
     @property
     def missing_bytes(self) -> int:
-        """Of the message that is under way."""
+        """The bytes that the message in progress still lacks."""
         return 0 if self._message is None else len(self._message) - self._filled_bytes
 
     def take(self, size_bytes: int) -> None:
-        """So many have come into the `room`."""
+        """Takes bytes that were received into the `room`."""
         if self._message is not None:
             self._fill(size_bytes)
         elif self._upgrade is not None:
@@ -75,7 +74,7 @@ class Inbox:
             self._walk(self._scratch[:size_bytes])
 
     def close(self) -> None:
-        """Nothing more will come; whoever was told of it is let go."""
+        """Ends the inbox, and releases its callbacks."""
         self._message = None
         self._on_bytes, self._on_message = _refuse, lambda message: None
 
@@ -87,7 +86,7 @@ class Inbox:
             self._on_message(message if len(message) >= LARGE_BYTES else bytes(message))
 
     def _shake_hands(self, data: bytes) -> None:
-        """What follows the head is frames, unless the server refuses: then it says why."""
+        """Takes the handshake; frames follow it, or the body of a refusal."""
         assert self._upgrade is not None
         self._upgrade += data
         head, end, rest = self._upgrade.partition(_END_OF_HEAD)
@@ -103,7 +102,7 @@ class Inbox:
             self._on_bytes(rest)
 
     def _walk(self, data: memoryview) -> None:
-        """Frame by frame."""
+        """Takes frames one by one."""
         at = 0
         while at < len(data):
             if self._passing_bytes:
@@ -148,5 +147,5 @@ class Inbox:
 
 
 def _refuse(data: bytes) -> bool:
-    """Frames follow, and nobody looks at them."""
+    """Ignores frames after the end."""
     return True

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for large messages, whose pages serve one message after the other.
+"""A pool of memory for large messages, whose pages are reused.
 
 A fresh block of a megabyte costs 0.45 ms of page faults before anything lies in it, and used pages
 cost 0.02 ms: where each message took fresh memory, and each copy of it again, that was nine tenths
-of what the loop did. So a message is received into a block, is never copied on its way to the disk
-(what is handed on are views of it), and the block is taken again when nobody looks at it any more.
+of what the loop did. So a message is received into a block, only views of it go to the disk, and
+the block is reused when the last view is gone.
 
     take ─▶ view ─▶ received into ─▶ views of it: observation, rows to write ─▶ none left: free
 
-Nobody gives a block back. Every view of it counts as a reference to it, so a block to which the
-pool alone refers is free. A view that is kept for ever, by a policy perhaps, keeps its block, and
-costs nothing else.
+Blocks are not released explicitly. Each view refers to its block, so a block to which only the pool
+refers is free. A view that a policy keeps for ever keeps its block, and costs nothing else.
 
 Blocks are of certain sizes, eight to each doubling: at most an eighth lies idle, and that is not
 even resident unless a longer message was there before. They are mapped, not allocated, so that they

@@ -49,11 +49,16 @@ class Session:
     async def open(
         cls, address: str, receiving: Receiving, seconds: float = CONNECT_SECONDS
     ) -> Session:
-        """Connect; sessions of one loop share how they receive.
+        """Connects to a server.
+
+        Args:
+            address: Of the server, with or without `/ws`.
+            receiving: What all sessions of the loop share.
+            seconds: Longest wait, also in the queue of a full server.
 
         Raises:
             EpisodeFailed: NOT_CONNECTED, NO_CAPACITY.
-            NoEnvironment: the address is none.
+            NoEnvironment: The address is invalid.
         """
         try:
             uri = parse_uri(session_url(address))
@@ -69,7 +74,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether another question can be asked."""
+        """Whether the session can take another question."""
         return self._wire.is_open
 
     @property
@@ -78,20 +83,20 @@ class Session:
         return self._wire.ended
 
     async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> BytesLike:
-        """Begin an episode; the server's answer."""
+        """Begins an episode; returns the server's answer."""
         text = orjson.dumps({"type": "reset", "data": arguments})
         return await self._ask(text, seconds, "reset")
 
     async def step(self, action_json: bytes, *, seconds: float | None) -> BytesLike:
-        """Take a step; the server's answer."""
+        """Takes a step; returns the server's answer."""
         return await self._ask(b'{"type":"step","data":%b}' % action_json, seconds, "step")
 
     def close(self) -> None:
-        """Say good-bye; the socket closes when that is sent."""
+        """Sends the close message; the socket closes when it is sent."""
         self._wire.leave()
 
     def abort(self) -> None:
-        """Let go without a word."""
+        """Closes the socket at once."""
         self._wire.abort()
 
     async def _ask(self, text: bytes, seconds: float | None, what: str) -> BytesLike:
@@ -113,7 +118,7 @@ class Session:
 
 
 async def _opened(uri: WebSocketURI, receiving: Receiving) -> Wire:
-    """A connection after its handshake; none is left behind when that fails or is cancelled."""
+    """Opens a connection and waits for its handshake; closes it on failure."""
     loop = asyncio.get_running_loop()
     secure = await receiving.tls.context() if uri.secure else None
     _, wire = await loop.create_connection(

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sessions that are open, and whose turn it is.
+"""The open sessions of a rollout, and the episodes that wait for one.
 
-A session that played an episode to its end serves the next one: `reset` begins anew, and neither
-a connection nor an environment has to be made. One in which something went wrong is dropped.
+A session that played an episode to its end serves the next one, which saves a connection and an
+environment. One in which an episode failed is closed.
 
-A server without room for another session is no failure while sessions of ours are what fills it:
-then the next one that is given back goes to whoever waits.
-
-Neither is one that has answered before and is gone: a replica that died is replaced within seconds.
-In these an episode that asks again and again would have used up all of its attempts.
+A full server is no failure while our own sessions fill it: the next one that is given back goes to
+an episode that waits. Nor is a server that has answered before and does not now: a replica that
+exited is replaced within seconds, in which an episode would use up all of its attempts.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ DEFAULT_TIMING = SessionTiming()
 
 
 class SessionPool:
-    """Idle sessions by address, at most `most` of them; and those who wait for one."""
+    """At most `most` sessions, by address."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class SessionPool:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[Session, bool]:
-        """A session, and whether it has served an episode before.
+        """Returns a session, and whether it has served an episode before.
 
         Raises:
             EpisodeFailed: NOT_CONNECTED, NO_CAPACITY.
@@ -91,7 +89,7 @@ class SessionPool:
         return session, False
 
     def give_back(self, address: str, session: Session) -> None:
-        """The episode ended well."""
+        """Takes a session back after an episode that did not fail."""
         self._in_use[address].discard(session)
         if self._reuse and session.is_open:
             self._idle[address].append(session)
@@ -100,13 +98,13 @@ class SessionPool:
         self._wake(address)
 
     def drop(self, address: str, session: Session) -> None:
-        """Something went wrong in it."""
+        """Closes a session in which an episode failed."""
         self._in_use[address].discard(session)
         session.abort()
         self._wake(address)
 
     async def wait_for_room(self, address: str) -> bool:
-        """Until one of our sessions there is given back; False when none of them is in the way."""
+        """Waits until a session there is given back; False where we have none there."""
         if self._idle[address]:
             return True
         if not self._in_use[address]:
@@ -118,12 +116,12 @@ class SessionPool:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._wake(address)  # whoever is next takes the turn
+                self._wake(address)  # the next one in the queue
             raise
         return True
 
     async def wait_for_reconnection(self, address: str) -> bool:
-        """A while, after nobody answered; False where nobody ever did, or for too long."""
+        """Pauses for a server that has answered before; False where it has not, or for too long."""
         if address not in self._answered:
             return False
         now = time.monotonic()
@@ -133,7 +131,7 @@ class SessionPool:
         return True
 
     async def close(self) -> None:
-        """Let go of all of them. None is left behind, also when this is cancelled."""
+        """Closes all sessions, also when this is cancelled."""
         _abort(self._in_use.values())
         try:
             await self._close_idle()
@@ -144,7 +142,7 @@ class SessionPool:
             _abort([*self._idle.values(), self._closing])
 
     async def _close_idle(self) -> None:
-        """A few in each turn of the loop: all of 256 took 13 ms."""
+        """Closes a few in each iteration of the loop: all of 256 took 13 ms."""
         for number in itertools.count(1):
             if not (sessions := next(filter(None, self._idle.values()), None)):
                 return
@@ -153,13 +151,13 @@ class SessionPool:
                 await asyncio.sleep(0)
 
     def _make_room(self) -> None:
-        """Of several environments, those that idle give way."""
+        """Closes an idle session where the limit is reached."""
         idle = sum(map(len, self._idle.values()))
         if idle and idle + sum(map(len, self._in_use.values())) >= self._most:
             self._close(max(self._idle.values(), key=len).pop())
 
     def _close(self, session: Session) -> None:
-        """It is gone when what it says as it leaves has been sent."""
+        """Closes a session, which is kept until its close message has been sent."""
         session.close()
         self._closing.add(session)
         session.ended.add_done_callback(lambda _: self._closing.discard(session))
@@ -194,5 +192,5 @@ def reserve_descriptors(sockets: int) -> None:
 
 
 def is_no_capacity(exc: EpisodeFailed) -> bool:
-    """Whether the server would have answered, had it had room."""
+    """Whether the server refused because it is full."""
     return exc.reason is FailureReason.NO_CAPACITY

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One WebSocket on which one question is asked at a time.
 
-    ask ──frame──▶ transport               one callback per connection takes everything that comes:
-     ▲                                     an answer that is late is dropped with its connection,
-     └── future ◀── Inbox ◀── transport    never half taken by a wait that was given up
+    ask ──frame──▶ transport               one callback per connection takes all received bytes:
+     ▲                                     a late answer is dropped with its connection, never half
+     └── future ◀── Inbox ◀── transport    taken by a wait that was cancelled
 
-There is no task and no queue per connection. `websockets` (sans-I/O) shakes hands, says good-bye,
-and judges whatever is no plain message; those are ours in both directions (`inbox.py`,
-`outgoing.py`).
-
-All connections of a loop share `Receiving`: they receive one after the other, each with its turn.
+There is no task and no queue per connection. `websockets` (sans-I/O) does the handshake, the close,
+and all frames that are no whole messages; whole messages are ours in both directions (`inbox.py`,
+`outgoing.py`). All connections of a loop share `Receiving`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from .message_memory import MessageMemory
 from .outgoing import Masks, client_frame
 
 _CLOSE = b'{"type":"close"}'
-_TASTE_BYTES = 4096  # what is read of a connection when it is not its turn: nobody else is told
+_PROBE_BYTES = 4096  # read of a connection that has to wait for the receive budget
 
 
 class TlsContext:
@@ -69,7 +67,7 @@ class Receiving:
 
 
 class Wire(asyncio.BufferedProtocol):
-    """Bytes to messages and back; the one question that is open."""
+    """The protocol of one connection, with at most one question open."""
 
     def __init__(self, uri: WebSocketURI, receiving: Receiving) -> None:
         loop = asyncio.get_running_loop()
@@ -93,39 +91,39 @@ class Wire(asyncio.BufferedProtocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the upgrade."""
+        """Sends the request to upgrade."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's have no such base class
         self._frames.send_request(self._frames.connect())
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where what comes next is to go."""
+        """The memory for the next bytes."""
         room = self._inbox.room
-        return room if self._budget.is_open else room[:_TASTE_BYTES]
+        return room if self._budget.is_open else room[:_PROBE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Whatever has come."""
+        """Takes received bytes, and pauses reading when the budget is spent."""
         self._inbox.take(nbytes)
         if not self._budget.spend(nbytes) and self._transport is not None:
             self._transport.pause_reading()
             self._budget.wait(self._inbox.missing_bytes, self._read_on)
 
     def eof_received(self) -> None:
-        """The server's last byte; the transport closes itself."""
+        """Notes the end of the stream; the transport closes itself."""
         self._frames.receive_eof()
         self._take_events()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is told."""
+        """Fails what is waited for."""
         self._fail(self._end_of(exc))
         self._transport = None
-        self._inbox.close()  # it knows us: without this, a collection of garbage would have to come
+        self._inbox.close()  # breaks a reference cycle
         self.ended.set_result(None)
 
     # Called by the session.
 
     def ask(self, text: bytes) -> asyncio.Future[BytesLike]:
-        """Send it; the future of the answer."""
+        """Sends a question; returns the future of its answer."""
         if self._lost is not None:
             raise self._lost
         if self._transport is None or self._frames.state is not State.OPEN:
@@ -135,11 +133,11 @@ class Wire(asyncio.BufferedProtocol):
         return self._answer
 
     def give_up_after(self, seconds: float, what: str) -> asyncio.TimerHandle:
-        """A timer for the question that is open: an eighth of what `asyncio.timeout` costs."""
+        """Starts the timer of the open question, at an eighth of the cost of `asyncio.timeout`."""
         return self._loop.call_later(seconds, self._give_up, seconds, what)
 
     def leave(self) -> None:
-        """A close message of OpenEnv's, a close frame, and no waiting for either's answer."""
+        """Sends OpenEnv's close message and a close frame, without waiting for an answer."""
         if self._transport is not None and self._frames.state is State.OPEN:
             self._frames.send_text(_CLOSE)
             self._frames.send_close(1000)
@@ -148,7 +146,7 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the socket now."""
+        """Closes the socket now."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -158,7 +156,7 @@ class Wire(asyncio.BufferedProtocol):
         usable = self._lost is None and self._transport is not None
         return usable and self._frames.state is State.OPEN
 
-    # What came.
+    # Received data.
 
     def _read_on(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -207,19 +205,19 @@ class Wire(asyncio.BufferedProtocol):
 
     def _give_up(self, seconds: float, what: str) -> None:
         answer = self._answer
-        if answer is None or answer.done():  # it came in this very turn of the loop
+        if answer is None or answer.done():  # it arrived in this iteration of the loop
             return
         answer.set_exception(
             EpisodeFailed(
                 FailureReason.STEP_TIMED_OUT, f"no answer to the {what} within {seconds:g} s"
             )
         )
-        self.abort()  # its answer, should it come, belongs to nobody
+        self.abort()  # a late answer would belong to no question
 
     def _end_of(self, exc: Exception | None) -> EpisodeFailed:
         wrong = self._frames.parser_exc
         if wrong is not None and not isinstance(wrong, EOFError):
-            message = f"the connection was given up: {wrong}"
+            message = f"the connection was closed after a protocol error: {wrong}"
             return EpisodeFailed(FailureReason.PROTOCOL_ERROR, message)
         handshaken = self.opened.done()
         reason = FailureReason.CONNECTION_LOST if handshaken else FailureReason.NOT_CONNECTED

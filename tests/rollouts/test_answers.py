@@ -31,12 +31,12 @@ def test_a_reward_may_be_missing(reward: Any) -> None:
     assert answer_of(frame("observation", observation={}, reward=reward)).reward == reward
 
 
-def test_metadata_is_kept_beside_it() -> None:
+def test_metadata_is_kept_beside_the_policys_info() -> None:
     answer = answer_of(frame("observation", observation={}, done=True, metadata={"a": 1}))
     assert (answer.metadata_json, answer.done) == (b'{"a": 1}', True)
 
 
-def test_what_is_no_number_in_json_becomes_null() -> None:
+def test_nan_becomes_null() -> None:
     assert answer_of(frame("observation", observation={"a": float("nan")})).observation == {
         "a": None
     }
@@ -62,7 +62,7 @@ def test_an_error_has_a_reason(code: Any, reason: FailureReason) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"no json", b"[]", b'{"type": "state", "data": {}}', b"1"])
-def test_what_is_not_openenvs_is_a_protocol_error(text: bytes) -> None:
+def test_an_answer_that_is_not_openenvs_is_a_protocol_error(text: bytes) -> None:
     with pytest.raises(EpisodeFailed) as caught:
         answer_of(text)
     assert caught.value.reason is FailureReason.PROTOCOL_ERROR
@@ -81,13 +81,13 @@ DEEP = b"[" * 5000 + b"]" * 5000
     ],
     ids=["deep observation", "deep error", "an error that is no UTF-8", "depth alone"],
 )
-def test_what_no_parser_takes_fails_the_episode_and_not_the_rollout(text: bytes) -> None:
+def test_an_unreadable_answer_fails_the_episode_and_not_the_rollout(text: bytes) -> None:
     with pytest.raises(EpisodeFailed) as caught:
         answer_of(text)
     assert caught.value.reason is FailureReason.PROTOCOL_ERROR
 
 
-def test_an_error_with_a_number_that_is_infinite_is_told() -> None:
+def test_an_error_frame_with_an_infinite_number_is_read() -> None:
     with pytest.raises(EpisodeFailed, match="it broke"):
         answer_of(b'{"type":"error","data":{"message":"it broke","errors":[1e999]}}')
 
@@ -101,7 +101,7 @@ def test_an_error_with_a_number_that_is_infinite_is_told() -> None:
         ("h:8000", "ws://h:8000/ws"),
     ],
 )
-def test_an_address_has_one_place_for_sessions(address: str, url: str) -> None:
+def test_an_address_has_one_session_url(address: str, url: str) -> None:
     assert session_url(address) == url
 
 
@@ -118,6 +118,6 @@ def test_an_address_has_one_place_for_sessions(address: str, url: str) -> None:
         f"http://{'h' * 64}",
     ],
 )
-def test_what_is_no_address_is_told(address: str) -> None:
+def test_an_invalid_address_has_no_session_url(address: str) -> None:
     with pytest.raises(NoEnvironment):
         session_url(address)

@@ -17,7 +17,7 @@ KB = 1024
     ("used", "size", "limit", "fits"),
     [(0, 5, 10, True), (5, 5, 10, True), (6, 5, 10, False), (0, 50, 10, True), (1, 50, 10, False)],
 )
-def test_what_fits_comes_in_and_anything_when_all_is_empty(
+def test_a_reservation_is_admitted_where_it_fits_or_nothing_is_reserved(
     used: int, size: int, limit: int, fits: bool
 ) -> None:
     assert admits(used, size, limit) is fits
@@ -34,7 +34,7 @@ async def test_reserving_waits_until_room_is_given_back() -> None:
     assert budget.used_bytes == 4 * KB
 
 
-async def test_those_who_wait_are_served_in_order() -> None:
+async def test_waiting_reservations_are_served_in_order() -> None:
     """A small one does not pass a large one for ever."""
     budget = ByteBudget(10 * KB)
     first, second = await budget.reserve(6 * KB), await budget.reserve(3 * KB)
@@ -51,7 +51,7 @@ async def test_those_who_wait_are_served_in_order() -> None:
     await small
 
 
-async def test_something_larger_than_the_budget_passes_alone() -> None:
+async def test_a_reservation_larger_than_the_budget_passes_alone() -> None:
     budget = ByteBudget(10 * KB)
     first = await budget.reserve(KB)
     huge = asyncio.create_task(budget.reserve(100 * KB))
@@ -88,7 +88,7 @@ async def test_a_hold_grows_without_waiting_and_shrinks_for_others() -> None:
     assert budget.peak_bytes == 20 * KB
 
 
-async def test_one_that_is_cancelled_leaves_the_line() -> None:
+async def test_a_cancelled_reservation_leaves_the_queue() -> None:
     budget = ByteBudget(10 * KB)
     first = await budget.reserve(10 * KB)
     gone = asyncio.create_task(budget.reserve(9 * KB))
@@ -100,7 +100,7 @@ async def test_one_that_is_cancelled_leaves_the_line() -> None:
     assert (budget.waiting, budget.used_bytes) == (0, 0)
 
 
-async def test_one_cancelled_just_when_it_was_admitted_gives_its_room_back() -> None:
+async def test_a_reservation_cancelled_when_admitted_is_released() -> None:
     budget = ByteBudget(10 * KB)
     first = await budget.reserve(10 * KB)
     gone = asyncio.create_task(budget.reserve(9 * KB))
@@ -113,7 +113,7 @@ async def test_one_cancelled_just_when_it_was_admitted_gives_its_room_back() -> 
     assert budget.used_bytes == 0
 
 
-async def test_a_failed_budget_tells_those_who_wait_and_those_who_come() -> None:
+async def test_a_failed_budget_raises_for_waiting_and_later_reservations() -> None:
     budget = ByteBudget(KB)
     await budget.reserve(KB)
     waiting = asyncio.create_task(budget.reserve(KB))
@@ -138,12 +138,12 @@ async def test_room_given_back_by_other_threads_never_exceeds_the_limit() -> Non
     assert budget.peak_bytes <= budget.limit_bytes
 
 
-async def test_even_nothing_takes_some_room() -> None:
+async def test_an_empty_reservation_takes_the_least_size() -> None:
     """So that the number of tiny things is bounded, too."""
     assert (await ByteBudget(KB).reserve(0)).size_bytes == LEAST_BYTES
 
 
-async def test_a_budget_opens_when_its_room_was_too_little() -> None:
+async def test_a_budget_grows_when_it_was_too_small() -> None:
     budget = ByteBudget(8 * KB, first_bytes=KB)
     first = await budget.reserve(KB)
     waiting = asyncio.create_task(budget.reserve(KB))
@@ -162,7 +162,7 @@ async def test_a_budget_opens_when_its_room_was_too_little() -> None:
         hold.release()
 
 
-async def test_a_budget_whose_room_was_enough_stays_as_it_is() -> None:
+async def test_a_budget_that_was_large_enough_does_not_grow() -> None:
     budget = ByteBudget(8 * KB, first_bytes=KB)
     for _ in range(5):
         (await budget.reserve(KB)).release()
@@ -173,7 +173,7 @@ async def test_a_budget_whose_room_was_enough_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("idle_before", [False, True])
-async def test_a_budget_keeps_no_room_back_while_there_is_nothing_to_do(idle_before: bool) -> None:
+async def test_an_idle_budget_keeps_no_room_back(idle_before: bool) -> None:
     """Whoever reserves much ahead would wait for ever. And never beyond the limit."""
     budget = ByteBudget(7 * KB, first_bytes=KB)
     if idle_before:
@@ -190,7 +190,7 @@ async def test_a_budget_keeps_no_room_back_while_there_is_nothing_to_do(idle_bef
     await asyncio.gather(*reserving[7:])
 
 
-async def test_room_to_begin_with_is_never_more_than_the_limit() -> None:
+async def test_the_first_size_never_exceeds_the_limit() -> None:
     budget = ByteBudget(KB, first_bytes=8 * KB)
     await budget.reserve(KB)
     assert budget.is_full(1)

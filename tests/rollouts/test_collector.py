@@ -59,7 +59,7 @@ async def test_batches_come_in_their_size_and_the_last_is_what_is_left(serve: Se
     assert sizes == [4, 4, 2]
 
 
-async def test_a_loop_without_end_ends_when_it_is_left(serve: Serve) -> None:
+async def test_an_endless_collection_ends_when_the_caller_leaves_it(serve: Serve) -> None:
     host = serve()
     collector = RolloutCollector(address_of(host), go, concurrency=4)
     async with contextlib.aclosing(collector.batches(3)) as batches:
@@ -86,7 +86,7 @@ async def test_an_async_policy_and_a_turn(serve: Serve) -> None:
     assert episode.steps[0].arrays["experts"].data == b"\x01\x02"
 
 
-async def test_of_a_class_each_episode_gets_an_instance(serve: Serve) -> None:
+async def test_each_episode_gets_an_instance_of_a_policy_class(serve: Serve) -> None:
     class Counting:
         def __init__(self) -> None:
             self.seen = 0
@@ -131,12 +131,12 @@ async def test_each_episode_may_have_a_session_of_its_own(serve: Serve) -> None:
     assert len(lines_of(host, "instances.log")) - before == 6
 
 
-async def test_the_most_steps_truncate_an_episode(serve: Serve) -> None:
+async def test_max_steps_truncates_an_episode(serve: Serve) -> None:
     (episode,) = await collect(RolloutCollector(address_of(serve("Endless")), go, max_steps=3), 1)
     assert (episode.status, len(episode.steps)) == (EpisodeStatus.TRUNCATED, 3)
 
 
-async def test_a_step_that_raises_fails_the_episode_and_keeps_what_was(serve: Serve) -> None:
+async def test_a_step_that_raises_fails_the_episode_and_keeps_earlier_steps(serve: Serve) -> None:
     def policy(observation: dict[str, Any]) -> dict[str, Any]:
         return {"what": "raise" if observation["step"] == 2 else "go"}
 
@@ -163,7 +163,7 @@ async def test_an_episode_is_tried_again_as_a_whole_and_counted(serve: Serve) ->
     assert collector.stats.to_json()["retried"] == {"environment_error": 1}
 
 
-async def test_attempts_come_to_an_end(serve: Serve) -> None:
+async def test_retries_are_limited(serve: Serve) -> None:
     collector = RolloutCollector(address_of(serve()), lambda _: {"what": "raise"}, retries=2)
     (episode,) = await collect(collector, 1)
     assert (episode.attempts, episode.status) == (3, EpisodeStatus.FAILED)
@@ -179,7 +179,9 @@ async def test_an_action_that_is_refused_is_not_tried_again(serve: Serve) -> Non
 
 
 @pytest.mark.parametrize("answer", [KeyError("nothing"), {1, 2}])
-async def test_what_a_policy_does_wrong_is_told(serve: Serve, answer: Any) -> None:
+async def test_a_policy_that_raises_or_returns_no_json_fails_its_episode(
+    serve: Serve, answer: Any
+) -> None:
     def policy(observation: dict[str, Any]) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -190,7 +192,7 @@ async def test_what_a_policy_does_wrong_is_told(serve: Serve, answer: Any) -> No
     assert episode.failure.reason is FailureReason.POLICY_ERROR
 
 
-async def test_a_policy_that_cannot_be_made_fails_its_episode(serve: Serve) -> None:
+async def test_a_policy_class_that_raises_fails_its_episode(serve: Serve) -> None:
     class Broken:
         def __init__(self) -> None:
             raise OSError("no weights")
@@ -253,7 +255,7 @@ async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
     assert 1 <= collector.stats.retries <= 3
 
 
-async def test_nobody_at_the_address_is_told(unused_port: int) -> None:
+async def test_an_address_without_a_server_fails_the_episode(unused_port: int) -> None:
     collector = RolloutCollector(f"http://127.0.0.1:{unused_port}", go, retries=0)
     (episode,) = await collect(collector, 1)
     assert episode.failure is not None
@@ -269,7 +271,7 @@ async def test_a_server_with_one_session_serves_all_in_turn(serve: Serve) -> Non
 
 
 @pytest.mark.parametrize("address", ["ftp://here", "http://", ""])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(NoEnvironment):
         RolloutCollector(address, go)
 
@@ -294,7 +296,7 @@ async def test_cancelling_leaves_no_session_no_thread_and_no_task(serve: Serve) 
     assert (host.port,) not in open_to
 
 
-async def test_a_loop_that_was_held_too_long_is_a_failure(serve: Serve) -> None:
+async def test_too_much_loop_lag_fails_the_collection(serve: Serve) -> None:
     async def policy(observation: dict[str, Any]) -> dict[str, Any]:
         if observation["step"] == 2:
             threading.Event().wait(0.3)  # holds the loop, which is what is tested
@@ -309,7 +311,7 @@ async def collect_all(collector: RolloutCollector, episodes: int) -> list[Episod
     return [e async for batch in collector.batches(episodes, episodes=episodes) for e in batch]
 
 
-async def test_finished_episodes_that_nobody_takes_hold_the_others_back(serve: Serve) -> None:
+async def test_finished_episodes_that_are_not_taken_hold_others_back(serve: Serve) -> None:
     host = serve()
     collector = RolloutCollector(
         address_of(host), lambda _: {"size": 50_000}, concurrency=4, buffer_bytes=500_000
@@ -325,7 +327,7 @@ async def test_finished_episodes_that_nobody_takes_hold_the_others_back(serve: S
     assert taken == 30
 
 
-async def test_a_connection_that_is_given_up_leaves_no_error_behind(
+async def test_an_abandoned_connection_logs_no_error(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = serve("Endless")
@@ -342,9 +344,7 @@ async def test_a_connection_that_is_given_up_leaves_no_error_behind(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_idle_sessions_leave_a_few_at_a_time_and_all_of_them(
-    serve: Serve, cancelled: bool
-) -> None:
+async def test_idle_sessions_are_closed_a_few_at_a_time(serve: Serve, cancelled: bool) -> None:
     host = serve()
     pool = SessionPool(64, MessageMemory(1 << 20), reuse=True)
     taken = [await pool.take(address_of(host)) for _ in range(3 * CLOSED_AT_ONCE)]
@@ -364,7 +364,7 @@ async def test_idle_sessions_leave_a_few_at_a_time_and_all_of_them(
     await asyncio.to_thread(host.emptied)
 
 
-async def test_a_session_that_the_server_closed_meanwhile_is_replaced(serve: Serve) -> None:
+async def test_a_session_that_the_server_closed_is_replaced(serve: Serve) -> None:
     host = serve()
     pool = SessionPool(2, MessageMemory(1 << 20), reuse=True)
     session, was_used = await pool.take(address_of(host))

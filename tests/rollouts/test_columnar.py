@@ -28,7 +28,7 @@ def observations(folder: Path, *texts: bytes) -> list[str]:
     return found
 
 
-def test_texts_are_kept_as_they_came(tmp_path: Path) -> None:
+def test_texts_are_written_unchanged(tmp_path: Path) -> None:
     """Also numbers of more digits than a machine word has."""
     texts = [b'{"n": 12345678901234567890123, "x": 1.10}', b'"\xc3\xa9"', b"null"]
     assert observations(tmp_path, *texts) == [text.decode() for text in texts]

@@ -25,7 +25,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> None:
+async def test_a_few_episodes_begin_and_others_follow_within_the_memory() -> None:
     limit = ConcurrencyLimit(100 * OBSERVATIONS * 1000, keeps_episodes=False)
     begun: list[int] = []
     async with AsyncExitStack() as stack:
@@ -47,7 +47,7 @@ async def test_scouts_go_ahead_and_the_others_follow_as_far_as_memory_goes() -> 
     assert limit.peak_bytes <= 100 * OBSERVATIONS * 1000
 
 
-async def test_an_episode_that_ends_before_its_first_step_lets_the_others_in() -> None:
+async def test_an_episode_that_ends_before_its_first_step_lets_others_begin() -> None:
     limit = ConcurrencyLimit(1000, keeps_episodes=False)
     async with limit.enter():
         pass
@@ -63,7 +63,7 @@ async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None
         assert limit.peak_bytes == 15_000  # it is never kept waiting in the middle
 
 
-async def test_until_one_has_ended_whole_episodes_are_guessed_at() -> None:
+async def test_the_size_of_whole_episodes_is_estimated_until_one_has_ended() -> None:
     """All that began after the first step of one held six times the limit in the end."""
     limit = ConcurrencyLimit(16 * GUESSED_STEPS * 1000, keeps_episodes=True)
     begun: list[int] = []

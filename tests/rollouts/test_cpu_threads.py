@@ -82,7 +82,7 @@ async def test_closing_leaves_no_thread(threads: CpuThreads) -> None:
         await threads.run(lambda: None)
 
 
-async def test_what_hangs_is_replaced_and_the_others_go_on(
+async def test_a_hung_thread_is_replaced_and_others_continue(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
     for _ in range(5):
@@ -90,7 +90,7 @@ async def test_what_hangs_is_replaced_and_the_others_go_on(
     assert await threads.run(lambda: "done") == "done"
 
 
-async def test_what_was_in_line_when_both_hung_is_done(
+async def test_queued_calls_run_after_both_threads_hung(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
     stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
@@ -103,7 +103,7 @@ async def test_what_was_in_line_when_both_hung_is_done(
     assert await asyncio.gather(*others) == ["done"] * 5
 
 
-async def test_each_that_hangs_is_told(hanging: Hanging) -> None:
+async def test_each_hung_call_is_reported(hanging: Hanging) -> None:
     told: list[None] = []
     threads = CpuThreads(on_hung=lambda: told.append(None))
     for _ in range(2):
@@ -113,7 +113,7 @@ async def test_each_that_hangs_is_told(hanging: Hanging) -> None:
     assert len(told) == 2
 
 
-async def test_what_is_given_up_in_line_is_never_begun(
+async def test_a_call_cancelled_in_the_queue_is_never_begun(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
     stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
@@ -158,7 +158,7 @@ def _runs_out() -> Any:
 
 
 @pytest.mark.parametrize("function", [_exits, _runs_out])
-async def test_what_would_end_the_loop_is_an_error_like_any_other(
+async def test_exceptions_that_would_end_the_loop_become_errors(
     threads: CpuThreads, function: Callable[[], Any]
 ) -> None:
     with pytest.raises(RuntimeError, match="was raised"):
@@ -172,7 +172,7 @@ async def later() -> None:
     await passed.wait()
 
 
-async def test_the_clock_of_a_call_stands_still_in_line(
+async def test_a_call_does_not_time_out_while_it_waits_for_a_thread(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
     async def call() -> None:
@@ -200,7 +200,7 @@ async def test_a_call_that_takes_too_long_has_timed_out(
     assert caught.value.reason is FailureReason.POLICY_TIMED_OUT
 
 
-async def test_a_time_out_of_its_own_is_the_calls_affair() -> None:
+async def test_a_time_out_inside_the_call_is_not_the_clocks() -> None:
     with pytest.raises(TimeoutError):
         async with at_most(60):
             raise TimeoutError

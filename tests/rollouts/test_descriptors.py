@@ -26,14 +26,14 @@ def table_size() -> int:
     return int(line.split()[1])
 
 
-def test_the_table_has_room_afterwards_and_nothing_in_it() -> None:
+def test_reserving_descriptors_leaves_none_open() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     reserve_descriptors(3000)
     assert table_size() >= 3000
     assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1  # that of the folder itself
 
 
-def test_a_limit_that_is_lower_is_no_error() -> None:
+def test_a_lower_descriptor_limit_is_no_error() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     reserve_descriptors(100_000)

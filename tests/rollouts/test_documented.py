@@ -28,7 +28,7 @@ def example(words: str) -> dict[str, Any]:
     return names
 
 
-def test_reading(
+def test_the_example_of_reading_prints_an_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def test_reading(
     assert capsys.readouterr().out == "a 2.5\n"
 
 
-async def test_collecting_in_groups(tmp_path: Path) -> None:
+async def test_the_example_of_groups_writes_advantages(tmp_path: Path) -> None:
     class Collector:
         async def collect(self, numbers: range, sink: StepSink) -> None:
             for number in numbers:

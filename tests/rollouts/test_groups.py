@@ -59,7 +59,7 @@ def test_a_crash_at_any_point_leaves_whole_groups(tmp_path: Path, at: int) -> No
     assert all(e.row["advantage"] == 0.5 and len(list(e.steps())) == 1 for e in rollouts)
 
 
-def test_of_a_group_that_the_disk_has_no_room_for_nothing_is_there(tmp_path: Path) -> None:
+def test_a_group_that_does_not_fit_on_the_disk_is_not_there(tmp_path: Path) -> None:
     disk = Full(20_000)
     output = Output(tmp_path, disk=disk)
     output.put_step("a", 0, step())
@@ -77,7 +77,7 @@ def test_of_a_group_that_the_disk_has_no_room_for_nothing_is_there(tmp_path: Pat
     open_rollouts(tmp_path).verify()
 
 
-def test_one_that_is_refused_refuses_its_group(tmp_path: Path) -> None:
+def test_a_refused_episode_refuses_its_group(tmp_path: Path) -> None:
     with Output(tmp_path) as output:
         output.put_step("a", 0, step())
         output.put_step("b", 1, step())
@@ -99,7 +99,7 @@ def large(number: int) -> bytes:
     return b'"' + str(number).encode() * 5000 + b'"'
 
 
-async def test_what_waits_for_its_group_waits_on_disk_and_is_written_as_it_was(
+async def test_last_observations_wait_for_their_group_on_disk_and_are_written_unchanged(
     tmp_path: Path,
 ) -> None:
     sink = GroupSink(await RolloutWriter.open(tmp_path), 3, advantages=centred)
@@ -117,7 +117,7 @@ async def test_what_waits_for_its_group_waits_on_disk_and_is_written_as_it_was(
     assert [e.row["advantage"] for e in found] == [-1.0, 0.0, 1.0]
 
 
-async def test_a_filter_sees_what_an_episode_saw_last(tmp_path: Path) -> None:
+async def test_a_filter_sees_the_last_observation_of_an_episode(tmp_path: Path) -> None:
     def second(group: Sequence[Any]) -> list[bool]:
         return [one.episode.final_observation == "1" * 5000 for one in group]
 
@@ -132,9 +132,7 @@ async def test_a_filter_sees_what_an_episode_saw_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_of_a_group_in_which_one_failed_nothing_is_written(
-    tmp_path: Path, failing: int
-) -> None:
+async def test_a_group_with_a_failed_episode_is_not_written(tmp_path: Path, failing: int) -> None:
     sink = GroupSink(await RolloutWriter.open(tmp_path), 3)
     for number in range(6):
         one = await play(sink, number, final_observation_json=large(number))
@@ -145,7 +143,7 @@ async def test_of_a_group_in_which_one_failed_nothing_is_written(
     assert names(tmp_path / SPOOL) == []
 
 
-async def test_groups_of_which_many_end_at_once_are_each_whole(tmp_path: Path) -> None:
+async def test_groups_that_end_at_once_are_each_whole(tmp_path: Path) -> None:
     sink = GroupSink(await RolloutWriter.open(tmp_path), 4, advantages=centred)
     order = [number * 7 % 64 for number in range(64)]  # as they may finish
     ended = [await play(sink, n, final_observation_json=large(n)) for n in order]

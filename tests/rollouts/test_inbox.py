@@ -69,7 +69,7 @@ MESSAGES = [bytes([97 + n]) * size for n, size in enumerate(SIZES)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_it_is_cut_the_same_messages_come(seed: int) -> None:
+def test_the_same_messages_arrive_however_the_bytes_are_split(seed: int) -> None:
     seen = Seen()
     ping = framed(b"are you there?", Opcode.PING)
     stream = UPGRADE + ping.join(framed(message) for message in MESSAGES)
@@ -79,21 +79,21 @@ def test_however_it_is_cut_the_same_messages_come(seed: int) -> None:
     assert seen.passed == UPGRADE + ping * (len(MESSAGES) - 1)
 
 
-def test_byte_by_byte() -> None:
+def test_messages_that_arrive_byte_by_byte_are_whole() -> None:
     seen = Seen()
     for byte in UPGRADE + framed(b"x" * 200) + framed(b"y" * LARGE_BYTES):
         seen.give(bytes([byte]))
     assert seen.texts == [b"x" * 200, b"y" * LARGE_BYTES]
 
 
-def test_only_what_is_large_is_a_view() -> None:
+def test_only_large_messages_are_views() -> None:
     seen = Seen()
     for message in (b"x" * (LARGE_BYTES - 1), b"x" * LARGE_BYTES):
         seen.give((UPGRADE if not seen.passed else b"") + framed(message))
     assert [type(message) for message in seen.messages] == [bytes, memoryview]
 
 
-def test_a_message_that_is_held_is_not_written_over() -> None:
+def test_a_message_in_use_is_not_overwritten() -> None:
     seen = Seen()
     seen.give(UPGRADE)
     for byte in range(97, 107):
@@ -126,7 +126,7 @@ def test_fragments_go_to_the_library_with_all_that_lies_between_them() -> None:
     ],
     ids=["masked", "reserved bit", "too large", "close", "no such opcode"],
 )
-def test_what_is_no_plain_message_goes_to_the_library_as_it_came(wrong: bytes) -> None:
+def test_frames_other_than_whole_messages_go_to_the_library_unchanged(wrong: bytes) -> None:
     seen = Seen()
     seen.give(UPGRADE + wrong)
     assert seen.passed == UPGRADE + wrong
@@ -142,7 +142,7 @@ def test_a_refusal_goes_to_the_library_whole(seed: int) -> None:
     assert seen.passed == refusal
 
 
-def test_what_comes_after_the_end_goes_nowhere() -> None:
+def test_bytes_after_the_end_are_ignored() -> None:
     seen = Seen()
     seen.give(UPGRADE + framed(b"x" * 200_000)[:1000])
     seen.inbox.close()

@@ -31,12 +31,12 @@ def pairs(text: bytes) -> list[tuple[str, Any]]:
         (b'{"metadata":1}', b"{}", [("metadata", 1)]),
     ],
 )
-def test_no_name_is_there_twice_and_nothing_is_lost(
+def test_info_has_no_name_twice_and_loses_nothing(
     policy: bytes, environment: bytes, both: list[tuple[str, Any]]
 ) -> None:
     assert pairs(_info(policy, environment)) == both
 
 
-def test_a_policy_that_has_taken_that_name_as_well_gets_another_beside_it() -> None:
+def test_metadata_gets_a_free_name_where_the_policy_uses_its_names() -> None:
     taken = b'{"metadata":1,"environment_metadata":2}'
     assert dict(pairs(_info(taken, b"7")))["environment_environment_metadata"] == 7

@@ -36,7 +36,7 @@ def as_in_a_fresh_process() -> Iterator[None]:
     sys.setswitchinterval(switch_seconds)
 
 
-async def test_while_episodes_run_and_no_longer(serve: Serve) -> None:
+async def test_settings_are_changed_only_while_episodes_run(serve: Serve) -> None:
     seen = set()
 
     async def policy(_observation: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def test_while_episodes_run_and_no_longer(serve: Serve) -> None:
     assert (gc.get_threshold(), sys.getswitchinterval()) == (PYTHONS, PYTHONS_SWITCH_SECONDS)
 
 
-def test_the_last_of_several_puts_it_back() -> None:
+def test_the_last_of_several_restores_the_setting() -> None:
     with while_episodes_run():
         with while_episodes_run():
             pass
@@ -57,14 +57,14 @@ def test_the_last_of_several_puts_it_back() -> None:
     assert gc.get_threshold() == PYTHONS
 
 
-def test_what_somebody_else_has_set_meanwhile_stays() -> None:
+def test_a_setting_that_others_change_meanwhile_is_kept() -> None:
     with while_episodes_run():
         gc.set_threshold(50_000, 5, 5)
         sys.setswitchinterval(0.001)
     assert (gc.get_threshold(), sys.getswitchinterval()) == ((50_000, 5, 5), 0.001)
 
 
-def test_who_lets_threads_give_way_still_sooner_keeps_that() -> None:
+def test_a_shorter_switch_interval_is_kept() -> None:
     sys.setswitchinterval(0.00005)
     with while_episodes_run():
         assert sys.getswitchinterval() == pytest.approx(0.00005)
@@ -78,7 +78,7 @@ def test_who_lets_threads_give_way_still_sooner_keeps_that() -> None:
         ((0, 10, 10), (0, 10, 10)),  # it is off
     ],
 )
-def test_it_never_looks_more_often_than_before(
+def test_the_garbage_collector_never_runs_more_often_than_before(
     before: tuple[int, int, int], meanwhile: tuple[int, int, int]
 ) -> None:
     assert thresholds(before) == meanwhile

@@ -19,7 +19,7 @@ VALUE = {"board": [1, -2.5, True, None], "said": 'hé "w" 中'}
 
 
 @pytest.mark.parametrize("kind", [str, str.encode, lambda t: bytearray(t.encode()), None])
-def test_the_text_may_be_held_by_anything(kind: object) -> None:
+def test_any_bytes_like_text_is_parsed(kind: object) -> None:
     text = kind(TEXT) if callable(kind) else memoryview(TEXT.encode())
     assert parse(text) == VALUE
 
@@ -31,7 +31,7 @@ def test_whole_numbers_beyond_64_bits_stay_whole() -> None:
     ]
 
 
-def test_what_only_python_calls_json_is_read() -> None:
+def test_json_that_only_python_accepts_is_read() -> None:
     value = parse(memoryview(b'[NaN, -Infinity, 1e999, "\\ud800"]'))
     assert math.isnan(value[0])
     assert value[1:] == [-math.inf, math.inf, "\ud800"]
@@ -40,12 +40,12 @@ def test_what_only_python_calls_json_is_read() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[1,]", b"01", b'"\xff"', b"\x00", b"{} {}", b"1" * 5_000]
 )
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # each parser has its own words
         parse(text)
 
 
-def test_what_is_nested_without_end_is_refused() -> None:
+def test_text_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(RecursionError):
         parse(b"[" * 100_000 + b"]" * 100_000)
 
@@ -67,7 +67,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 """
 
 
-def test_little_is_made_but_the_value() -> None:
+def test_parsing_allocates_little_beside_the_value() -> None:
     """Each fresh page is a fault, and the GIL is held meanwhile."""
     done = subprocess.run(
         [sys.executable, "-c", TAKES], check=True, stdout=subprocess.PIPE, text=True

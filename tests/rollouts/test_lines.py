@@ -31,7 +31,9 @@ def written(folder: Path, sizes: list[int]) -> Path:
 
 @pytest.mark.parametrize("sizes", SHAPES)
 @pytest.mark.parametrize("block_bytes", [1, 2, 16, 1 << 20])
-def test_lines_come_whole(tmp_path: Path, sizes: list[int], block_bytes: int) -> None:
+def test_lines_are_whole_for_every_block_size(
+    tmp_path: Path, sizes: list[int], block_bytes: int
+) -> None:
     path = written(tmp_path, sizes)
     with FileIO(path) as file:
         found = list(lines(file, 0, path.stat().st_size, block_bytes=block_bytes))
@@ -55,7 +57,7 @@ def test_a_file_may_be_shorter_than_the_stretch_and_lack_the_last_newline(tmp_pa
         assert list(lines(file, 0, 1000)) == []
 
 
-def test_lines_that_are_kept_stay_what_they_are(tmp_path: Path) -> None:
+def test_kept_lines_do_not_change(tmp_path: Path) -> None:
     """The buffer is used again; a line is its owner's."""
     path = written(tmp_path, [100_000] * 10)
     with FileIO(path) as file:

@@ -27,14 +27,14 @@ def filled(memory: MessageMemory, byte: int, size_bytes: int = SIZE) -> memoryvi
     return view
 
 
-def test_a_block_that_nobody_looks_at_is_taken_again() -> None:
+def test_a_block_without_views_is_reused() -> None:
     memory = MessageMemory(ENOUGH)
     for byte in range(100):
         filled(memory, byte)
     assert memory.size_bytes == block_bytes(SIZE)
 
 
-def test_a_block_is_left_alone_for_as_long_as_any_part_of_it_is_looked_at() -> None:
+def test_a_block_is_not_reused_while_a_view_of_it_exists() -> None:
     memory = MessageMemory(ENOUGH)
     parts = [filled(memory, byte)[10:20][2:4] for byte in range(50)]
     for byte in range(50, 200):
@@ -53,7 +53,7 @@ def test_views_may_be_dropped_by_any_thread() -> None:
     assert len(again) * block_bytes(SIZE) == memory.size_bytes
 
 
-def test_beyond_the_limit_idle_blocks_give_way_to_those_that_are_needed() -> None:
+def test_free_blocks_are_released_for_new_ones_beyond_the_limit() -> None:
     memory = MessageMemory(10 * block_bytes(SIZE))
     idle = [filled(memory, 0) for _ in range(10)]
     idle.clear()
@@ -62,7 +62,7 @@ def test_beyond_the_limit_idle_blocks_give_way_to_those_that_are_needed() -> Non
     assert [view[0] for view in held] == [0, 1, 2, 3]
 
 
-def test_of_much_that_is_idle_little_is_let_go_at_once() -> None:
+def test_free_blocks_are_released_a_few_at_a_time() -> None:
     """A gigabyte held the loop for a quarter of a second."""
     memory = MessageMemory(64 << 20)
     idle = [filled(memory, 0, 1 << 20) for _ in range(64)]
@@ -72,7 +72,7 @@ def test_of_much_that_is_idle_little_is_let_go_at_once() -> None:
     assert (64 << 20) - 2 * RELEASED_AT_ONCE_BYTES <= memory.size_bytes <= 64 << 20
 
 
-def test_however_much_is_held_the_looks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_a_free_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at all of them for each message held the loop for longer with every one."""
     memory = MessageMemory(block_bytes(SIZE))
     held = [memory.take(size) for size in [SIZE, 2 * SIZE, 3 * SIZE] * (2 * LOOKS_WHEN_SHORT)]
@@ -82,7 +82,7 @@ def test_however_much_is_held_the_looks_are_few(monkeypatch: pytest.MonkeyPatch)
     assert next(looks) <= 2 * LOOKS_WHEN_SHORT
 
 
-def test_what_becomes_free_beyond_the_limit_goes_in_the_end() -> None:
+def test_blocks_that_become_free_beyond_the_limit_are_released() -> None:
     memory = MessageMemory(block_bytes(SIZE))
     held = [memory.take(SIZE) for _ in range(4 * LOOKS_WHEN_SHORT)]
     held.clear()
@@ -92,7 +92,7 @@ def test_what_becomes_free_beyond_the_limit_goes_in_the_end() -> None:
     assert memory.size_bytes < most_bytes / 3
 
 
-def test_a_process_that_was_forked_keeps_what_it_saw() -> None:
+def test_a_forked_process_keeps_the_content_of_its_blocks() -> None:
     memory = MessageMemory(ENOUGH)
     view = filled(memory, 1)
     asked, ask = os.pipe()
@@ -107,13 +107,13 @@ def test_a_process_that_was_forked_keeps_what_it_saw() -> None:
     os.close(ask)
 
 
-def test_what_is_looked_at_is_never_refused() -> None:
+def test_memory_is_handed_out_even_when_all_blocks_are_in_use() -> None:
     memory = MessageMemory(block_bytes(SIZE))
     held = [filled(memory, byte) for byte in range(5)]
     assert [view[-1] for view in held] == [0, 1, 2, 3, 4]
 
 
-async def test_what_is_looked_at_survives_the_end() -> None:
+async def test_views_survive_the_release_of_all_blocks() -> None:
     memory = MessageMemory(ENOUGH)
     view = filled(memory, 7)
     for _ in range(20):

@@ -157,7 +157,7 @@ def test_texts_with_line_breaks_stay_one_row(tmp_path: Path) -> None:
     assert (row.observation, row.action) == ({"text": "x"}, [1, 2])
 
 
-def test_what_is_under_way_goes_to_the_disk_beyond_its_allowance(tmp_path: Path) -> None:
+def test_unfinished_episodes_go_to_the_disk_beyond_their_allowance(tmp_path: Path) -> None:
     with Output(tmp_path, spool_bytes=10_000) as output:
         for name in "abcdef":
             output.put_step(name, 0, step(text="x" * 3000))
@@ -174,17 +174,19 @@ def test_what_is_under_way_goes_to_the_disk_beyond_its_allowance(tmp_path: Path)
         ({}, 0, []),
     ],
 )
-def test_the_large_ones_go_first(sizes: dict[str, int], allowance: int, chosen: list[str]) -> None:
+def test_the_largest_spools_are_written_first(
+    sizes: dict[str, int], allowance: int, chosen: list[str]
+) -> None:
     assert to_spill(sizes.items(), allowance) == chosen
 
 
-def test_two_cannot_write_to_one_folder(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     with Output(tmp_path), pytest.raises(OutputBusy):
         Output(tmp_path)
     Output(tmp_path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputUnwritable):
         Output(tmp_path / "file" / "out")
@@ -199,7 +201,7 @@ def test_columns_without_pyarrow_are_refused_before_anything_is_collected(
     assert "openenvd[arrow]" in told.value.hint
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     for name in ("notes.txt", "steps-mine.jsonl", "arrays-1.bin"):
         (tmp_path / name).write_text("mine")
     output = Output(tmp_path)
@@ -221,7 +223,7 @@ def crash(folder: Path, write: Callable[[Output], object], disk: Disk | None = N
     os.waitpid(child, 0)
 
 
-def test_what_was_checkpointed_survives_a_crash_and_the_rest_is_gone(tmp_path: Path) -> None:
+def test_only_checkpointed_episodes_survive_a_crash(tmp_path: Path) -> None:
     def write(output: Output) -> None:
         finish(output, "a")
         output.checkpoint()
@@ -330,7 +332,7 @@ class Full(Disk):
             raise OSError(28, "No space left on device")
 
 
-def test_a_full_disk_is_told_and_what_was_finished_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_finished_episodes_are_kept(tmp_path: Path) -> None:
     disk = Full(10_000)
     output = Output(tmp_path, disk=disk)
     finish(output, "a")
@@ -349,7 +351,7 @@ def test_a_full_disk_is_told_and_what_was_finished_is_kept(tmp_path: Path) -> No
     assert rollouts.episode_ids() == ["a", "b"]
 
 
-def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_an_error(tmp_path: Path) -> None:
     Output(tmp_path).close()
     for damaged in ("", "{}\n", "[]\n", "not JSON\n"):
         (tmp_path / "manifest.jsonl").write_text(damaged)
@@ -368,7 +370,7 @@ def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
         assert "another folder" in told.value.hint
 
 
-def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_rollouts_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OutputDamaged, match="no rollouts"):
         open_rollouts(tmp_path)
 

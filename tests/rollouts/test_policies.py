@@ -64,7 +64,7 @@ SCHEMA = {
 }
 
 
-def test_what_is_drawn_is_what_the_schema_allows() -> None:
+def test_random_actions_are_valid_by_the_schema() -> None:
     rng = random.Random(1)
     for _ in range(300):
         action = sample(SCHEMA, rng)
@@ -83,7 +83,7 @@ def test_the_same_generator_draws_the_same() -> None:
     assert sample(SCHEMA, random.Random(5)) == sample(SCHEMA, random.Random(5))
 
 
-async def test_a_random_policy_plays_what_the_server_understands(serve: Serve) -> None:
+async def test_a_random_policy_plays_the_same_valid_actions_again_for_a_seed(serve: Serve) -> None:
     address = address_of(serve("openenvd.envs.echo.environment:EchoEnvironment"))
     policy = await policy_named("random", address)
     collector = RolloutCollector(address, policy, max_steps=4, seed=3)
@@ -101,7 +101,7 @@ def by_id(episode: Episode) -> str:
     return episode.id
 
 
-async def test_a_server_that_is_none_cannot_be_asked_for_its_schema(unused_port: int) -> None:
+async def test_a_missing_server_has_no_schema(unused_port: int) -> None:
     with pytest.raises(NoEnvironment):
         await RandomPolicy.of(f"http://127.0.0.1:{unused_port}")
 
@@ -122,7 +122,7 @@ class WithAsyncCall:
     async def __call__(self, observation: Any) -> Any: ...
 
 
-def test_what_a_policy_takes_is_told_by_its_signature() -> None:
+def test_the_signature_says_whether_a_policy_takes_the_turn() -> None:
     told = [takes_turn(f) for f in (one, two, with_default, lambda o, turn=None: o, print)]
     assert told == [False, True, False, True, True]
     assert [is_async(f) for f in (one, coroutine, WithAsyncCall())] == [False, True, True]
@@ -137,7 +137,7 @@ def test_a_policy_is_found_in_the_users_folder_as_it_is_now(tmp_path: Path) -> N
     assert str(tmp_path) not in sys.path
 
 
-def test_a_policy_whose_import_raises_is_told(tmp_path: Path) -> None:
+def test_a_policy_whose_import_raises_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "no_policy.py").write_text("1 / 0")
     with importable(tmp_path), pytest.raises(PolicyNotFound, match="raised ZeroDivisionError"):
         function_named("no_policy:act")
@@ -146,7 +146,7 @@ def test_a_policy_whose_import_raises_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["json", "json:", ":loads", "json:nothing", "nowhere:f", "sys:path"]
 )
-def test_what_names_no_policy_is_told(name: str) -> None:
+def test_an_unknown_policy_is_an_error(name: str) -> None:
     with pytest.raises(PolicyNotFound):
         function_named(name)
 
@@ -273,7 +273,7 @@ def test_an_action_is_found_in_what_a_model_says(text: str, action: Any) -> None
     assert action_of(text, {}) == action
 
 
-def test_what_holds_no_action_is_an_error() -> None:
+def test_a_text_without_an_action_is_an_error() -> None:
     with pytest.raises(EpisodeFailed, match="no action"):
         action_of("[1, 2]", {"required": ["x"], "properties": {"x": {"type": "integer"}}})
 
@@ -312,9 +312,7 @@ def _not_contiguous(_seen: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", [_ran_out, _was_cancelled, _no_array, _not_contiguous])
-async def test_whatever_a_policy_does_fails_its_own_episode_alone(
-    serve: Serve, policy: Any
-) -> None:
+async def test_a_policys_exception_fails_only_its_episode(serve: Serve, policy: Any) -> None:
     """A StopIteration hung, a CancelledError lost the episode without a word, and what was no array
     ended the rollout."""
     collector = RolloutCollector(address_of(serve()), policy, retries=0)
@@ -338,7 +336,7 @@ def test_an_array_of_any_type_is_measured_in_bytes() -> None:
     assert told.arrays["a"].size_bytes == 16
 
 
-async def test_a_policy_that_takes_too_long_fails_that_attempt_and_the_next_may_go_well(
+async def test_a_slow_policy_fails_one_attempt_and_the_next_may_succeed(
     serve: Serve,
 ) -> None:
     asked: list[str] = []
@@ -357,7 +355,7 @@ async def test_a_policy_that_takes_too_long_fails_that_attempt_and_the_next_may_
     assert collector.stats.retried == {"policy_timed_out": 1}
 
 
-async def test_synchronous_policies_that_hang_hold_no_other_episode_up(serve: Serve) -> None:
+async def test_hung_synchronous_policies_do_not_stop_other_episodes(serve: Serve) -> None:
     let_go = threading.Event()
 
     def hang_at_times(observation: Any) -> Any:

@@ -47,7 +47,7 @@ def write(folder: Path, form: str = JSONL) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_all_of_it_comes_back(tmp_path: Path, form: str) -> None:
+def test_everything_written_is_read_back(tmp_path: Path, form: str) -> None:
     write(tmp_path, form)
     rollouts = open_rollouts(tmp_path)
     rollouts.verify()
@@ -99,7 +99,7 @@ def seen(rollouts: Rollouts) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_reader_beside_a_writer_sees_what_is_certain(tmp_path: Path, form: str) -> None:
+def test_a_reader_beside_a_writer_sees_durable_episodes(tmp_path: Path, form: str) -> None:
     """Also of the part that is growing; and goes on to read it when it has been finished since."""
     output = Output(tmp_path, form=form, part_bytes=1500)
     finish(output, "a", text="x" * 500)
@@ -129,7 +129,7 @@ def test_arrays_of_a_growing_part_are_mapped(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_part_that_was_recorded_and_not_yet_renamed_is_read(tmp_path: Path, form: str) -> None:
+def test_a_recorded_part_is_read_before_its_files_are_renamed(tmp_path: Path, form: str) -> None:
     """What a crash leaves between the two, until the next writer comes."""
     write(tmp_path, form)
     for path in tmp_path.glob("*-0*"):
@@ -249,7 +249,7 @@ def test_an_observation_that_is_asked_for_first_is_parsed_once(
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("first", ["observation", "reward"])
-def test_what_only_the_standard_library_can_read_comes_back(
+def test_text_that_only_the_standard_library_parses_is_read_back(
     tmp_path: Path, form: str, first: str
 ) -> None:
     """Half a surrogate pair, and numbers that are none."""
@@ -274,7 +274,7 @@ def test_what_only_the_standard_library_can_read_comes_back(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_rows_that_are_kept_stay_what_they_are(tmp_path: Path, form: str) -> None:
+def test_kept_rows_do_not_change(tmp_path: Path, form: str) -> None:
     """Also when they are asked long after, and their row group is no longer in memory."""
     output = Output(tmp_path, form=form, part_bytes=10)
     for name in "abcdef":
@@ -300,7 +300,7 @@ def test_more_parts_than_a_process_may_open_files_are_read(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_all_of_it_can_be_handed_to_another_process(tmp_path: Path, form: str) -> None:
+def test_rollouts_can_be_pickled_for_another_process(tmp_path: Path, form: str) -> None:
     """A data loader's workers get the folder, an episode, or a step; arrays are copied then."""
     write(tmp_path, form)
     rollouts = open_rollouts(tmp_path)
@@ -313,7 +313,9 @@ def test_all_of_it_can_be_handed_to_another_process(tmp_path: Path, form: str) -
         assert (copied.info, copied.arrays["experts"].numpy()[0, 0, 0]) == ({"note": "b"}, 10)
 
 
-def test_a_folder_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opened_folder_survives_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A data loader's processes may have another working directory."""
     write(tmp_path / "out")
     monkeypatch.chdir(tmp_path)
@@ -371,14 +373,14 @@ def test_arrays_that_were_cut_are_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_file_that_is_gone_is_named(tmp_path: Path, form: str) -> None:
+def test_a_missing_file_is_named_in_the_error(tmp_path: Path, form: str) -> None:
     write(tmp_path, form)
     (tmp_path / f"steps-00000.{form}").unlink()
     with pytest.raises(OutputDamaged, match=rf"steps-00000\.{form} is missing"):
         seen(open_rollouts(tmp_path))
 
 
-def test_a_file_that_must_not_be_read_says_so(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_output_error(tmp_path: Path) -> None:
     def forbidden(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -389,7 +391,7 @@ def test_a_file_that_must_not_be_read_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "form"), [("numpy", "jsonl"), ("pyarrow", "arrow"), ("pyarrow.parquet", "parquet")]
 )
-def test_an_extra_that_is_missing_says_how_it_is_installed(
+def test_a_missing_extra_says_how_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, form: str
 ) -> None:
     write(tmp_path, form)
@@ -399,7 +401,7 @@ def test_an_extra_that_is_missing_says_how_it_is_installed(
     assert told.value.hint == "pip install 'openenvd[arrow]'"
 
 
-def test_datasets_of_old_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_version_of_datasets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They had no type for values of any form."""
     old = ModuleType("datasets")
     old.__dict__["__version__"] = "3.0.0"

@@ -57,7 +57,7 @@ def order_of(address: str, tmp_path: Path, policy: str = "go", **more: Any) -> R
     )
 
 
-async def test_a_rollout_is_written_and_summed_up(serve: Serve, tmp_path: Path) -> None:
+async def test_a_rollout_is_written_and_summarised(serve: Serve, tmp_path: Path) -> None:
     result = await run(order_of(address_of(serve()), tmp_path, seed=5), tmp_path)
     assert (result["wanted"], result["earlier"], result["done"]) == (20, 0, 20)
     assert (result["steps"], result["mean_reward"]) == (100, 15.0)
@@ -69,7 +69,7 @@ async def test_a_rollout_is_written_and_summed_up(serve: Serve, tmp_path: Path) 
     assert len(rows(tmp_path / "out", "steps")) == 100
 
 
-async def test_what_is_there_is_not_played_again(serve: Serve, tmp_path: Path) -> None:
+async def test_episodes_of_the_folder_are_not_played_again(serve: Serve, tmp_path: Path) -> None:
     host = serve()
     await run(order_of(address_of(host), tmp_path, episodes=8), tmp_path)
     result = await run(order_of(address_of(host), tmp_path, episodes=20), tmp_path)
@@ -78,7 +78,7 @@ async def test_what_is_there_is_not_played_again(serve: Serve, tmp_path: Path) -
     assert len({row["episode_id"] for row in rows(tmp_path / "out")}) == 20
 
 
-async def test_what_failed_is_told_left_out_and_played_by_the_next(
+async def test_failed_episodes_are_reported_left_out_and_played_by_the_next_run(
     serve: Serve, tmp_path: Path
 ) -> None:
     config = order_of(address_of(serve()), tmp_path, "stumble")
@@ -94,7 +94,7 @@ async def test_what_failed_is_told_left_out_and_played_by_the_next(
     assert (await run(config, tmp_path))["earlier"] == 18
 
 
-async def test_what_failed_can_be_kept(serve: Serve, tmp_path: Path) -> None:
+async def test_failed_episodes_can_be_kept(serve: Serve, tmp_path: Path) -> None:
     config = order_of(address_of(serve()), tmp_path, "stumble", keep_failed=True)
     result = await run(config, tmp_path)
     assert (result["there"], result["failed"], result["kept_failed"]) == (20, 2, True)
@@ -102,7 +102,7 @@ async def test_what_failed_can_be_kept(serve: Serve, tmp_path: Path) -> None:
     assert (await run(config, tmp_path))["earlier"] == 20
 
 
-async def test_another_rollout_does_not_get_into_the_folder(serve: Serve, tmp_path: Path) -> None:
+async def test_a_folder_of_another_rollout_is_refused(serve: Serve, tmp_path: Path) -> None:
     address = address_of(serve())
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
     with pytest.raises(OtherRollout, match="other seed: None, not 7"):
@@ -116,7 +116,7 @@ async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_pa
         await run(order_of(address, tmp_path, episodes=2, form="parquet"), tmp_path)
 
 
-async def test_what_an_earlier_version_began_is_continued_and_from_then_on_held_to_its_format(
+async def test_a_record_without_a_format_is_completed_and_then_held_to_it(
     serve: Serve, tmp_path: Path
 ) -> None:
     config = order_of(address_of(serve()), tmp_path, episodes=2)
@@ -131,7 +131,9 @@ async def test_what_an_earlier_version_began_is_continued_and_from_then_on_held_
         await run(replace(config, form="parquet"), tmp_path)
 
 
-async def test_a_hopeless_rollout_is_given_up(serve: Serve, tmp_path: Path) -> None:
+async def test_a_rollout_ends_when_its_first_episodes_all_fail(
+    serve: Serve, tmp_path: Path
+) -> None:
     config = order_of(address_of(serve()), tmp_path, "fail", episodes=1000)
     with pytest.raises(AllFailed, match=r"the first 16 episodes failed.*no weights"):
         await run(config, tmp_path)
@@ -143,9 +145,7 @@ async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_
         await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
 
 
-async def test_a_policy_that_takes_too_long_is_told_by_its_reason(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_a_slow_policy_fails_with_policy_timed_out(serve: Serve, tmp_path: Path) -> None:
     config = order_of(address_of(serve()), tmp_path, "wait", episodes=2, policy_timeout_seconds=0.1)
     with pytest.raises(AllFailed, match=r"policy_timed_out: the policy took more than 0\.1 s"):
         await run(config, tmp_path)
@@ -189,5 +189,5 @@ async def test_progress_is_reported_while_episodes_run(serve: Serve, tmp_path: P
     assert reports
 
 
-def test_what_is_missing_is_every_number_that_is_not_there() -> None:
+def test_missing_is_every_number_that_the_folder_lacks() -> None:
     assert missing(5, frozenset({"000000", "000003", "000099"})) == [1, 2, 4]

@@ -85,7 +85,7 @@ async def test_a_group_plays_at_one_environment(serve: Serve, tmp_path: Path) ->
     assert played == [first] * 4 + [second] * 4 + [first] * 4
 
 
-async def test_a_group_in_which_one_failed_is_played_again_as_a_whole(
+async def test_a_group_with_a_failed_episode_is_played_again_as_a_whole(
     serve: Serve, tmp_path: Path
 ) -> None:
     config = order_of(address_of(serve()), tmp_path, "stumble")
@@ -129,7 +129,7 @@ async def test_filters_without_groups_look_at_each_episode_by_itself(
     assert {row["advantage"] for row in by_id(config.folder).values()} == {None}
 
 
-async def test_the_users_own_advantages(serve: Serve, tmp_path: Path) -> None:
+async def test_advantages_may_be_a_function_of_the_user(serve: Serve, tmp_path: Path) -> None:
     stages = Stages(4, "stages_here:doubled", ("stages_here:odd",))
     config = order_of(address_of(serve()), tmp_path, stages=stages)
     result = await run(config, tmp_path)
@@ -146,7 +146,7 @@ async def test_advantages_that_are_no_numbers_end_the_rollout(serve: Serve, tmp_
 @pytest.mark.parametrize(
     "stages", [Stages(4, "stages_here:nothing"), Stages(filters=("nowhere:f",))]
 )
-async def test_a_stage_that_is_not_there_is_told_before_anything_is_written(
+async def test_an_unknown_stage_is_refused_before_anything_is_written(
     serve: Serve, tmp_path: Path, stages: Stages
 ) -> None:
     config = order_of(address_of(serve()), tmp_path, stages=stages)
@@ -173,9 +173,7 @@ async def test_a_rollout_is_not_continued_with_other_stages(
         await run(replace(config, stages=other), tmp_path)
 
 
-async def test_some_of_a_group_that_somebody_else_wrote_are_no_group(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_a_folder_with_part_of_a_group_is_refused(serve: Serve, tmp_path: Path) -> None:
     config = order_of(address_of(serve()), tmp_path)
     async with await RolloutWriter.open(config.folder) as writer:
         await writer.put(episode("000006"))

@@ -41,7 +41,7 @@ def test_centred_advantages_keep_their_unit() -> None:
 
 @pytest.mark.parametrize("advantages", [group_normalised, leave_one_out, centred])
 @pytest.mark.parametrize("rewards", [[], [5.0], [5.0, 5.0, 5.0]])
-def test_a_group_that_says_nothing_has_no_advantage(
+def test_equal_rewards_give_no_advantage(
     advantages: Callable[[Sequence[float]], list[float]], rewards: list[float]
 ) -> None:
     assert advantages(rewards) == [0.0] * len(rewards)
@@ -89,7 +89,7 @@ def test_a_later_filter_sees_what_the_earlier_ones_kept() -> None:
     assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
 
 
-def test_what_is_dropped_does_not_count_for_the_others() -> None:
+def test_dropped_episodes_do_not_count_for_the_advantages_of_others() -> None:
     verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": filters.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
@@ -193,7 +193,7 @@ def test_each_token_has_its_own_row_and_the_last_has_zeros() -> None:
     assert rows[:, 1, 1].tolist() == [*range(14), 0]
 
 
-def test_a_history_that_was_written_anew_begins_another_sample() -> None:
+def test_a_rewritten_history_begins_another_sample() -> None:
     first, second = conversation(2)
     other = TokenStep([7, 7], [8])
     samples = interleave([first, second, other])
@@ -226,7 +226,9 @@ def test_joining_is_the_same_as_joining_at_each_step() -> None:
         ({"logprobs": [1.0]}, "1 logprobs for 2"),
     ],
 )
-def test_what_does_not_fit_is_told(changed: dict[str, object], told: str) -> None:
+def test_arrays_that_do_not_fit_their_step_are_an_error(
+    changed: dict[str, object], told: str
+) -> None:
     first, second = conversation(2)
     with pytest.raises(StageError, match=told):
         interleave([first, replace(second, **changed)])  # type: ignore[arg-type]
@@ -268,6 +270,6 @@ def test_tokens_are_found_in_the_info() -> None:
         ),
     ],
 )
-def test_a_step_without_usable_tokens_is_told(bad: Step) -> None:
+def test_a_step_without_usable_tokens_is_an_error(bad: Step) -> None:
     with pytest.raises(StageError):
         tokens_of(bad)

@@ -56,7 +56,7 @@ TOO_LONG = b"\x81\x7f" + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "big")
     ],
     ids=["masked", "no such opcode", "reserved bit", "too long"],
 )
-async def test_a_server_that_breaks_the_protocol_is_left_and_that_is_said(
+async def test_a_server_that_breaks_the_protocol_is_disconnected_with_a_reason(
     sent: bytes, said: str
 ) -> None:
     async def play(peer: Peer) -> None:
@@ -69,7 +69,7 @@ async def test_a_server_that_breaks_the_protocol_is_left_and_that_is_said(
     assert said in str(failure)
 
 
-async def test_whoever_waits_is_told_when_the_server_says_good_bye() -> None:
+async def test_a_waiting_question_fails_when_the_server_closes() -> None:
     """It may leave its socket open for as long as it likes."""
 
     async def play(peer: Peer) -> None:
@@ -82,7 +82,7 @@ async def test_whoever_waits_is_told_when_the_server_says_good_bye() -> None:
     assert "going" in str(failure)
 
 
-async def test_of_several_things_that_nobody_asked_for_the_first_is_told() -> None:
+async def test_the_first_of_several_unasked_messages_is_the_reason() -> None:
     async def play(peer: Peer) -> None:
         await peer.shake_hands(refused(b"no room", b"CAPACITY_REACHED") + refused(b"and so on"))
         await peer.until_it_leaves()

@@ -143,7 +143,7 @@ async def test_finished_ids_of_earlier_runs_are_known(tmp_path: Path) -> None:
         assert writer.finished_episode_ids() == {"a"}
 
 
-async def test_a_refused_episode_is_its_own_affair(tmp_path: Path) -> None:
+async def test_a_refused_episode_does_not_stop_the_writer(tmp_path: Path) -> None:
     async with await RolloutWriter.open(tmp_path) as writer:
         room = await writer.reserve(1)
         await writer.put_step("a", 5, step(), room)
@@ -179,7 +179,7 @@ async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
             await RolloutWriter.open(tmp_path)
 
 
-async def test_what_is_finished_survives_without_being_closed(tmp_path: Path) -> None:
+async def test_finished_episodes_become_durable_without_closing(tmp_path: Path) -> None:
     """A second later, at the latest: here the thread is asked for another thing meanwhile."""
     writer = await RolloutWriter.open(tmp_path)
     await run_episode(writer, "a")
@@ -203,7 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("size", [20 * KB, 700 * KB, 1700 * KB])
-async def test_a_disk_that_fills_up_tells_everyone_and_keeps_what_was_finished(
+async def test_a_full_disk_fails_all_calls_and_keeps_finished_episodes(
     small_disk: Path, size: int
 ) -> None:
     folder = small_disk / "out"
@@ -235,7 +235,7 @@ class Broken(Disk):
         super().write(descriptor, chunks)
 
 
-async def test_a_defect_ends_the_writing_with_an_error_of_ours(tmp_path: Path) -> None:
+async def test_an_unexpected_exception_ends_the_writer_with_a_rollout_error(tmp_path: Path) -> None:
     writer = await RolloutWriter.open(tmp_path, disk=Broken())
     with pytest.raises(RolloutError, match="ZeroDivisionError"):
         await run_episode(writer, "a", text="x" * 300 * KB)
@@ -243,7 +243,7 @@ async def test_a_defect_ends_the_writing_with_an_error_of_ours(tmp_path: Path) -
         await writer.close()
 
 
-async def test_one_who_is_cancelled_leaves_the_others_alone(tmp_path: Path) -> None:
+async def test_cancelling_one_call_leaves_the_others_alone(tmp_path: Path) -> None:
     async with await RolloutWriter.open(tmp_path) as writer:
         task = asyncio.create_task(run_episode(writer, "a"))
         await asyncio.sleep(0)
@@ -255,7 +255,7 @@ async def test_one_who_is_cancelled_leaves_the_others_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", FORMATS)
-async def test_texts_that_json_hardly_has_are_kept(tmp_path: Path, form: str) -> None:
+async def test_unusual_json_texts_are_kept(tmp_path: Path, form: str) -> None:
     odd = Step(b'{"half":"\\ud800"}', b"null", None, True)
     async with await RolloutWriter.open(tmp_path, form=form) as writer:
         room = await writer.reserve(1)
