@@ -527,9 +527,11 @@ def test_sweep_ends_an_orphaned_worker_and_spares_a_reused_pid() -> None:
     """SkyPilot #9742: a cancel signalled whoever had the pid by then."""
     left = subprocess.Popen(["sleep", "3600"], start_new_session=True)
     spared = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    born = ProcessIdentity.of(left.pid).started_at
+    started_at = ProcessIdentity.of(left.pid).started_at
     try:
-        assert sweep_orphans([(left.pid, born), (spared.pid, born - 1000)]) == [left.pid]
+        assert sweep_orphans([(left.pid, started_at), (spared.pid, started_at - 1000)]) == [
+            left.pid
+        ]
         assert left.wait() == -signal.SIGKILL
         assert spared.poll() is None
     finally:
@@ -569,7 +571,7 @@ def test_stop_reports_running_tasks_as_stopped(make_bench: MakeBench) -> None:
     assert note.read_text() == "cleaned up"
 
 
-def test_a_spawned_worker_that_was_never_read_of_leaves_no_descriptors(tmp_path: Path) -> None:
+def test_closing_a_source_closes_the_descriptors_of_workers_not_yet_taken(tmp_path: Path) -> None:
     """An executor that stops while a worker starts: its pipe and sentinel are closed, too."""
     reading, writing = os.pipe()
     spawner = SubprocessSource(death_pipe=reading, home=str(tmp_path))
