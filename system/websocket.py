@@ -88,8 +88,7 @@ def close_payload(code: int, reason: str = "") -> bytes:
 def apply_mask(data: Readable, mask: bytes | bytearray) -> bytes:
     """XOR the data with the repeated mask as one large number; masking and unmasking are the same.
 
-    The `websockets` library has it in C (`websockets.speedups.apply_mask`), for whoever may import
-    it.
+    The `websockets` library does the same in C (`websockets.speedups.apply_mask`).
     """
     size = len(data)
     keys = (bytes(mask) * (size // KEY_BYTES + 1))[:size]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON-RPC 2.0 as OpenEnv's MCP door speaks it, and upstream's MCP-style actions where present.
+"""JSON-RPC 2.0 as OpenEnv uses it for MCP, and upstream's MCP-style actions where present.
 
 Codes: https://www.jsonrpc.org/specification#error_object
 """

@@ -108,7 +108,7 @@ class HttpRoutes:
             return Reply({"detail": "Not Found"}, 404)
         if method != allowed or handler is None:
             return Reply({"detail": "Method Not Allowed"}, 405, allow=allowed)
-        return await _reply(handler, body, path)
+        return await _reply(handler, body, path, self._definition.name)
 
     async def _health(self, _: bytes) -> Reply:
         return Reply({"status": "healthy"})
@@ -160,7 +160,7 @@ class HttpRoutes:
             return Reply(Outcome(**serialize(seen)))
 
 
-async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
+async def _reply(handler: Handler, body: bytes, path: str, environment: str) -> Reply:
     """Return the handler's reply, or the one for the error that it raised."""
     try:
         return await handler(body)
@@ -169,7 +169,7 @@ async def _reply(handler: Handler, body: bytes, path: str) -> Reply:
     except json.JSONDecodeError as exc:
         return Reply({"detail": [_not_json(exc)]}, 422)
     except Exception as exc:
-        log.warning("%s failed", path, exc_info=True)
+        log.warning("%s failed", path, exc_info=True, extra={"environment": environment})
         return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
 
 

@@ -20,7 +20,8 @@ from .messages import decode
 
 if TYPE_CHECKING:
     from ..sessions.routing import Siblings
-    from ..sessions.table import Session, SessionTable
+    from ..sessions.session import Session
+    from ..sessions.table import SessionTable
 
 CREATE = "openenv/session/create"
 NOT_MCP = "Environment does not support MCP"
@@ -62,7 +63,8 @@ class Mcp:
         except SessionError as exc:
             return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, exc.details())
         except Exception as exc:
-            log.warning("MCP %s failed", request.method, exc_info=True)
+            extra = {"environment": self._table.definition.name}
+            log.warning("MCP %s failed", request.method, exc_info=True, extra=extra)
             return rpc_error(RpcCode.INTERNAL_ERROR, str(exc), request.id)
 
     async def answer_body(self, body: bytes) -> dict[str, Any]:

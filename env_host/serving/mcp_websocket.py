@@ -20,7 +20,8 @@ from ..errors import SessionEnded, SessionError
 from . import messages
 
 if TYPE_CHECKING:
-    from ..sessions.table import Session, SessionTable
+    from ..sessions.session import Session
+    from ..sessions.table import SessionTable
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..environment.instances import Calls, Factory
 from ..errors import CapacityReached, SessionEnded, UnknownSession
-from .session import Attached, Session, Threads
+from .session import Session, Threads
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
-
-__all__ = ["Admission", "Attached", "Hooks", "NoHooks", "Session", "SessionTable"]
+    from .session import Attached
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 CLOSING_WAIT_SECONDS = 5.0  # how long a new client waits for a session that is closing already
@@ -65,27 +63,6 @@ class Hooks(Protocol):
         """Called once for each `on_begin`, when the WebSocket no longer has a session."""
 
 
-class NoHooks:
-    """The default: random ids, and no notifications but of the number."""
-
-    def __init__(self, on_change: Callable[[int], None] = lambda count: None) -> None:
-        self._on_change = on_change
-
-    def new_id(self) -> str:
-        """Make a random id."""
-        return str(uuid.uuid4())
-
-    def on_change(self, count: int) -> None:
-        """Forward the number."""
-        self._on_change(count)
-
-    def on_begin(self, session: Session, socket: Attached) -> None:
-        """Do nothing."""
-
-    def on_end(self, session: Session) -> None:
-        """Do nothing."""
-
-
 @dataclass(slots=True)
 class Counts:
     """Counters of this process since it started."""
@@ -104,13 +81,13 @@ class SessionTable:
         max_sessions: int,
         *,
         exclusive: bool,
-        hooks: Hooks | None = None,
-        admission: Admission | None = None,
+        hooks: Hooks,
+        admission: Admission,
     ) -> None:
         self.definition = definition
         self.max_sessions = max_sessions
         self._exclusive = exclusive
-        self._hooks: Hooks = hooks or NoHooks()
+        self._hooks = hooks
         self._admission = admission
         self._sessions: dict[str, Session] = {}
         self.counts = Counts()
@@ -138,7 +115,7 @@ class SessionTable:
         """Reserve a slot if that needs no waiting; otherwise None."""
         if self._stopping or self._taken >= self.max_sessions:
             return None
-        if self._admission is not None and not self._admission.take_promise():
+        if not self._admission.take_promise():
             return None
         return self._begin(socket)
 
@@ -150,10 +127,10 @@ class SessionTable:
             SessionEnded: the process is stopping.
         """
         await self._wait_for_closing()
-        is_admitted = self._admission is None or await self._admission.wait_for_room(self._has_room)
+        is_admitted = await self._admission.wait_for_room(self._has_room)
         if self._stopping:
             raise self._stopping
-        if self._admission is not None and not is_admitted:
+        if not is_admitted:
             raise CapacityReached(*self._admission.totals)
         if self._taken >= self.max_sessions:
             raise CapacityReached(self._taken, self.max_sessions)

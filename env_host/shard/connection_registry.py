@@ -18,7 +18,7 @@ from typing import Any
 
 from ...system.descriptors import MAX_FDS, Message, close_all
 from ..ipc.fd_messages import MessageChannel
-from ..sessions.table import Attached, Session
+from ..sessions.session import Attached, Session
 from .acceptor import duplicate
 from .request_head import Owner, new_session_id
 

@@ -23,7 +23,7 @@ StartHost = Callable[..., Host]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartHost]:
     """Starts a host of a class in `samples.py`, of a bundled one, or of apps; one shard, unless
-    said otherwise, and nobody waits for a slot."""
+    said otherwise, and clients do not wait for a slot."""
     hosts: list[Host] = []
     (tmp_path / "samples.py").write_text(SAMPLES)
     (tmp_path / "threaded.py").write_text(THREADED)

@@ -154,7 +154,7 @@ class Host:
 
 
 class Client:
-    """One WebSocket client that speaks JSON, or whatever it is told to."""
+    """One WebSocket client that sends JSON, or any frame."""
 
     connection: ClientConnection
 

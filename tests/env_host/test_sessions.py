@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions over `/ws`: what a client is told, and what becomes of its environment."""
+"""Sessions over `/ws`: what a client receives, and what happens to its environment."""
 
 from __future__ import annotations
 

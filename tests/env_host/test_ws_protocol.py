@@ -18,6 +18,7 @@ from websockets.frames import Frame, Opcode
 from openenvd.env_host.environment.definition import definition_of_class
 from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
+from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.sessions.watch import SessionWatch
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
@@ -34,7 +35,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Raw:
-    """A client that sends the bytes it is told to."""
+    """A client that sends raw bytes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -101,7 +102,7 @@ def opened(host: Host) -> Iterator[Raw]:
 
 @contextmanager
 def begun(host: Host) -> Iterator[Raw]:
-    """A client whose session has begun, which the host has told."""
+    """A client whose session has begun and was reported by the host."""
     with opened(host) as client:
         client.text('{"type":"reset"}')
         client.answer()
@@ -345,8 +346,24 @@ async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
     ours.close()
 
 
-class DoorGuard:
-    """Lets one in when it is told to."""
+class Hooks:
+    """Session ids, and no notifications."""
+
+    def new_id(self) -> str:
+        return "session"
+
+    def on_change(self, count: int) -> None:
+        pass
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        pass
+
+    def on_end(self, session: Session) -> None:
+        pass
+
+
+class AdmissionOnDemand:
+    """Admits nobody before `opened` is set."""
 
     totals = (0, 1)
 
@@ -361,11 +378,15 @@ class DoorGuard:
         return has_room()
 
 
+def table_of(admission: AdmissionOnDemand) -> SessionTable:
+    definition = definition_of_class(ECHO, "echo")
+    return SessionTable(definition, 1, exclusive=False, hooks=Hooks(), admission=admission)
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(turns: int) -> None:
-    door = DoorGuard()
-    definition = definition_of_class(ECHO, "echo")
-    table = SessionTable(definition, 1, exclusive=False, admission=door)
+    admission = AdmissionOnDemand()
+    table = table_of(admission)
     loop = asyncio.get_running_loop()
     session_socket = SessionSocket(SessionService(table, Mcp(table).answer, None, loop))
     ours, peer = socket.socketpair()
@@ -373,7 +394,7 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     await loop.connect_accepted_socket(lambda: session_socket, ours)
     session_socket.begin(None)
     await asyncio.sleep(0)
-    door.opened.set()
+    admission.opened.set()
     for _ in range(turns):
         await asyncio.sleep(0)
     session_socket._leave()
@@ -390,7 +411,9 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
 async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    table = SessionTable(definition_of_class(ECHO, "echo"), 1, exclusive=False)
+    admission = AdmissionOnDemand()
+    admission.opened.set()
+    table = table_of(admission)
     watch = SessionWatch(table, hung_seconds=60.0)
     session = await table.reserve()
     session.busy, session.call_name, session.call_began = 1, "step", 0.0
