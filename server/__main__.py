@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
         return _refuse(options.ready_fd, error, code=2)
     paths = Paths.from_environment()
-    _tell_workers(settings)
+    _export_settings(settings)
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     if options.ready_fd is not None:  # in the background; in the foreground it is the user's
         prefer_own_session(DAEMON_NICE)
@@ -95,7 +95,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     from ..executor.spawning.preforked_zygote import prefork_zygote
     from ..operations.registry import PRELOAD
 
-    with contextlib.suppress(OSError):  # told by `daemon.run`
+    with contextlib.suppress(OSError):  # reported by `daemon.run`
         paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         return prefork_zygote(PRELOAD, str(paths.home))
     return None
@@ -113,7 +113,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _check_floor(settings: Settings) -> None:
-    """Before we are of our full size: the kernel would end us on the way there, without a word.
+    """Refuse before the imports: the kernel would kill the process on the way there.
 
     Raises:
         DaemonError: a daemon and two workers do not fit.
@@ -134,8 +134,8 @@ def _refuse(ready_fd: int | None, error: DaemonError, *, code: int) -> int:
     return code
 
 
-def _tell_workers(settings: Settings) -> None:
-    """Flags reach the processes below as what they are short for: variables."""
+def _export_settings(settings: Settings) -> None:
+    """Set the variables that the flags stand for, for the processes below."""
     for item in SETTINGS:
         os.environ[item.variable] = str(getattr(settings, item.name))
 

@@ -12,7 +12,7 @@ ApiError
 ├── QueueFull       429  too many requests wait already
 └── StorageFailed   507  the disk is full, or the state folder cannot be written
 
-DaemonError         the daemon cannot start; told through the ready pipe
+DaemonError         the daemon cannot start; reported through the ready pipe
 """
 
 from __future__ import annotations

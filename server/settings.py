@@ -150,12 +150,12 @@ class Paths(Layout):
 
     @property
     def start_lock(self) -> Path:
-        """Held by whoever is starting the daemon."""
+        """Held by the process that starts the daemon."""
         return self.home / "start.lock"
 
     @property
     def daemon_lock(self) -> Path:
-        """Held by the daemon for as long as it lives."""
+        """Held by the daemon for as long as it runs."""
         return self.home / "daemon.lock"
 
     @property

@@ -157,7 +157,9 @@ def test_the_command_that_waits_ends_with_137(machine: Machine, hungry: Path) ->
     assert answer.out == ""
 
 
-def test_asked_to_it_runs_again_with_more(machine: Machine, hungry: Path) -> None:
+def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(
+    machine: Machine, hungry: Path
+) -> None:
     answer = machine.run("launch", str(hungry), "--memory", "200M", "--retry-oom", "--json")
     # With 400 MB it is killed once more, with 800 MB the build gets to its own mistake.
     assert answer.code == 1, answer.text

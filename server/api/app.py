@@ -68,7 +68,7 @@ async def _answer_http_error(_request: Request, exc: Exception) -> JSONResponse:
 
 
 async def _answer_defect(_request: Request, exc: Exception) -> JSONResponse:
-    """A defect of ours: told plainly, with its traceback in the daemon's log."""
+    """Answer a defect of the daemon; its traceback is in the daemon's log."""
     error = ApiError(
         f"the daemon failed at this call: {type(exc).__name__}: {exc}",
         "its log has the traceback: daemon.log in its home folder",

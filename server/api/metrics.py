@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics page, for Prometheus.
 
-All of it is read off at scrape time; nothing is counted twice. Names begin with `openenvd_`.
+All values are read at scrape time; nothing is counted twice. Names begin with `openenvd_`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pending request does not run yet, for `status` and whoever looks at one.
+"""Why a pending request does not run yet, as `status` and the views of requests show it.
 
-it was looked at, and memory is short     waiting for memory: needs 210 MB, 95 MB free
-there is room for all before it, and it   about to start
+memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
+there is room for it and all before it    about to start
 others are before it                      queued behind 70 LONG requests
-nobody is                                 waiting for a LONG worker
+no other is before it                     waiting for a LONG worker
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_COUNTED = 10_000
 
 
 async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
-    """Of each request that is pending, by its id."""
+    """Say why each pending one among the requests waits, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
     queues = {s: await deps.store.places(s, MOST_COUNTED) for s in schedules}
@@ -27,7 +27,7 @@ async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, 
 
 
 def reason_when_new(deps: Dependencies, request: Request) -> str | None:
-    """Of a request that was just written, without asking the database how many are before it."""
+    """Say why a request that was just written waits, without asking how many are before it."""
     if request.state is not RequestState.PENDING:
         return None
     has_room = deps.executor.room(request.schedule) > 0
@@ -35,7 +35,14 @@ def reason_when_new(deps: Dependencies, request: Request) -> str | None:
 
 
 def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: bool) -> str:
-    """In words. `ahead` is None when that is not known; `is_short`: those before it want memory."""
+    """Say why a request waits.
+
+    Args:
+        schedule: the request's.
+        ahead: how many requests are before it; None when that is not known.
+        room: how many workers could start now.
+        is_short: whether the head of the queue waits for memory.
+    """
     if (ahead or 0) < room and not is_short:
         return "about to start"
     if not ahead:

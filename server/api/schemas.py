@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of `POST /v1/requests`: a discriminated union over the registered operations.
 
-One model per operation, made from its `Payload`, so that OpenAPI shows every operation with its
-fields, and a wrong one is refused with the field's name before anything is written.
+There is one model per operation, made from its `Payload`, so that OpenAPI shows every operation
+with its fields, and a wrong body is refused with the field's name before anything is written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def submit_model(operation: type[Operation]) -> type[Submit]:
 
 
 def invalid_of(error: Mapping[str, Any]) -> Invalid:
-    """The refusal that says what pydantic found wrong with a call, in the caller's words."""
+    """Turn pydantic's first error into a refusal that names the caller's field."""
     context = error.get("ctx") or {}
     match error["type"]:
         case "json_invalid":
@@ -78,7 +78,7 @@ def _unknown_operation(name: str) -> Invalid:
 
 
 def _field_of(location: Sequence[int | str]) -> str:
-    """`payload.env` of a body's location, which begins with `body` and the operation's name."""
+    """Name the field at a location that starts with `body` and the operation's name."""
     where, *path = [str(part) for part in location] or [""]
     if where == "body":
         path = [part for part in path[1:] if part != "payload"]
@@ -86,6 +86,6 @@ def _field_of(location: Sequence[int | str]) -> str:
 
 
 def submit_union(operations: Iterable[type[Operation]]) -> Any:
-    """All of them, told apart by `operation`."""
+    """Make the union of all operations' bodies, discriminated by `operation`."""
     models: Any = reduce(or_, [submit_model(operation) for operation in operations])
     return Annotated[models, Field(discriminator="operation")]

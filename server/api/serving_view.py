@@ -31,25 +31,25 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
 
 
 def _held_view(lives: Iterable[Json]) -> Json | None:
-    """`{"shards", "since"}` of those in which something keeps the loop; None when it turns in all.
+    """Count the shards whose event loop is blocked: `{"shards", "since"}`; None when none is.
 
-    As their shims said last, which is seconds ago at most.
+    The shims' last status says so, which is seconds old at most.
     """
-    told = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
-    if not told:
+    held = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
+    if not held:
         return None
     shards = sum(
-        count for one in told for state, count in one["shards"].items() if state in BLOCKED
+        count for one in held for state, count in one["shards"].items() if state in BLOCKED
     )
-    return {"shards": shards, "since": min(one["held_since"] for one in told)}
+    return {"shards": shards, "since": min(one["held_since"] for one in held)}
 
 
 def shard_exit_view(live: Json | None) -> Json | None:
     """`{"count", "at", "message", …}` of the last process that died below a server that lives."""
-    told: Json | None = (live or {}).get("last_shard_exit")
-    if told is None:
+    last: Json | None = (live or {}).get("last_shard_exit")
+    if last is None:
         return None
-    return {**told, "count": (live or {}).get("shard_exits", 1), "message": _message(told)}
+    return {**last, "count": (live or {}).get("shard_exits", 1), "message": _message(last)}
 
 
 def _sentence(shards: int, *, as_is: bool) -> str:
@@ -59,25 +59,23 @@ def _sentence(shards: int, *, as_is: bool) -> str:
 
 
 def _isolated_sentence(lives: Iterable[Json]) -> str:
-    """With what a session's process holds of its own, once one was there to be measured."""
-    told = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
-    measured = [held for held in told if held]
+    """Say what a session's process holds of its own, once one was measured."""
+    sizes = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
+    measured = [size for size in sizes if size]
     cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
     return f"isolated: a process per session{cost}"
 
 
-def _message(told: Json) -> str:
-    what = f"shard {told.get('shard')}"
-    if told.get("isolated"):
+def _message(last: Json) -> str:
+    what = f"shard {last.get('shard')}"
+    if last.get("shared_state"):
+        what = "the process of the shared state"
+    elif last.get("isolated"):
         what = "an isolated session"
-    elif told.get("shared_state"):
-        what = "the process of the shared state"
-    if told.get("shared_state"):
-        what = "the process of the shared state"
     how = "died"
-    if told.get("reason"):
-        how = ExitReason.from_json(told["reason"]).sentence()
-    lost = told.get("sessions", 0)
+    if last.get("reason"):
+        how = ExitReason.from_json(last["reason"]).sentence()
+    lost = last.get("sessions", 0)
     sessions = "1 session" if lost == 1 else f"{lost} sessions"
-    cost = "" if told.get("isolated") else f"; {sessions} ended with it, and it was replaced"
-    return f"{what} (pid {told.get('pid')}) {how}{cost}"
+    cost = "" if last.get("isolated") else f"; {sessions} ended with it, and it was replaced"
+    return f"{what} (pid {last.get('pid')}) {how}{cost}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client that waits is sent: events and log lines, as they come.
+"""What a waiting client is sent: events and log lines, as they happen.
 
     bus ──▶ Subscription.wake ─┐
     LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
@@ -63,7 +63,7 @@ async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) 
     with deps.bus.subscribe(request_id=request_id) as subscription:
         # Looked up after subscribing: a final state in between is in one or the other.
         request = await deps.submitter.find(request_id)
-        if request.id != request_id:  # of which only the beginning was said
+        if request.id != request_id:  # only a prefix of the id was given
             return await wait_until_final(deps, request.id, seconds)
         try:
             async with asyncio.timeout(seconds):
@@ -122,7 +122,7 @@ class RequestStream:
         return subscription
 
     async def _catch_up(self) -> AsyncIterator[bytes]:
-        """What a client that comes back has missed; a new one is told how things stand."""
+        """Yield what a client that reconnects has missed; to a new client, the current state."""
         is_new = not self._position.seq
         if is_new:
             self._position.seq = await self._deps.store.last_seq()
@@ -157,7 +157,7 @@ class RequestStream:
 
 
 async def everything_stream(deps: Dependencies, position: Position) -> AsyncIterator[bytes]:
-    """Every event, for whoever draws a picture of the whole."""
+    """Yield every event, for a client that shows the whole."""
     with deps.bus.subscribe() as subscription:
         position.seq = position.seq or await deps.store.last_seq()
         yield b": listening\n\n"

@@ -80,7 +80,7 @@ def error_view(error: RequestError | None) -> Json | None:
 def environment_view(
     environment: Environment, replicas: list[Replica], live: dict[str, Json]
 ) -> Json:
-    """One environment with its replicas. `live` holds the shims' last words by replica id."""
+    """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
     views = [replica_view(replica, live.get(replica.id)) for replica in replicas]
     known = [size for r in replicas if (size := _max_sessions(live.get(r.id)))]
@@ -101,7 +101,7 @@ def environment_view(
 
 
 def replica_view(replica: Replica, live: Json | None) -> Json:
-    """One replica, with what its shim last said."""
+    """One replica, with its shim's last status."""
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -124,12 +124,12 @@ def _max_sessions(live: Json | None) -> int | None:
 def _replica_message(replica: Replica) -> str | None:
     if replica.exit is None:
         return None
-    told = ExitReason.from_json(replica.exit).sentence()
+    how = ExitReason.from_json(replica.exit).sentence()
     if replica.state is ReplicaState.BACKING_OFF:
-        return f"{told}; starting again"
+        return f"{how}; starting again"
     if replica.state is ReplicaState.READY:
-        return f"its predecessor {told}"
-    return told
+        return f"its predecessor {how}"
+    return how
 
 
 def event_view(event: Event) -> Json:

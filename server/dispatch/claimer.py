@@ -40,7 +40,7 @@ from .running import RunningRequests, Timing, label_of, log_fields
 log = logging.getLogger(__name__)
 
 MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
-LOOK_BEYOND = 64  # so many of those that could not start anyway are told why
+LOOK_BEYOND = 64  # so many of those that could not start anyway are shown why
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 
 

@@ -211,7 +211,7 @@ class MemoryEstimates:
             return LEAST_BYTES
         if not declared.leaves_bytes:
             return declared.bytes
-        # Nobody knows what a new environment holds: few of them at once, until one has told.
+        # What a new environment holds is unknown: few at once, until one was measured.
         unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
         return max(unknown, declared.bytes + declared.leaves_bytes)
 

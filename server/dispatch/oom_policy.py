@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to say of, and do about, a request that was killed for memory. Pure functions."""
+"""What is reported of a request that was killed for memory, and whether it runs again. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def reason_of(event: object) -> ExitReason | None:
         case Died():
             return event.exit
         case Raised() if event.error.evidence is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # anybody's may look so
+            with contextlib.suppress(
+                KeyError, TypeError, ValueError
+            ):  # a foreign error's may look alike
                 return ExitReason.from_json(event.error.evidence)
     return None
 

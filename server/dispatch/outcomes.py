@@ -28,8 +28,8 @@ _HINT_OF_KIND = {
 }
 
 
-# Of operations that leave something behind which the next of the same kind begins with.
-_GOES_ON = {"rollout": "what has finished is kept: the same command again plays what is missing"}
+# Hints for operations whose next run continues where this one stopped.
+_RESUMES = {"rollout": "what has finished is kept: the same command again plays what is missing"}
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:
@@ -52,7 +52,7 @@ def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcom
 
 
 def error_of_exit(subject: str, reason: ExitReason, log_tail: tuple[str, ...]) -> RequestError:
-    """How a death is told: of a worker here, of a replica in the reconciler."""
+    """Describe the exit of a worker, or of a replica."""
     kind = _KIND_OF_EXIT.get(reason.kind, ErrorKind.WORKER_LOST)
     return RequestError(
         kind=kind,
@@ -84,7 +84,7 @@ def _error_raised(event: Raised, known: FailureContext | None) -> RequestError:
 
 
 def _kind_of(error: TaskError) -> ErrorKind:
-    """Anybody's exception may have a `kind` of its own meaning."""
+    """Classify the error; a foreign exception's `kind` may mean anything."""
     return ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.OPERATION_ERROR
 
 
@@ -103,6 +103,6 @@ def _error_of_death(event: Died, known: FailureContext | None) -> RequestError:
         return error
     if event.exit.is_oom:
         return replace(error, message=story(event, known), hint=advice(event, known))
-    if known.request.operation in _GOES_ON:
-        return replace(error, hint=f"{_GOES_ON[known.request.operation]}; {error.hint}")
+    if known.request.operation in _RESUMES:
+        return replace(error, hint=f"{_RESUMES[known.request.operation]}; {error.hint}")
     return error

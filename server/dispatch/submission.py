@@ -3,8 +3,8 @@
 
 What an operation means for the environment it names is decided here, before the request is
 written, and written with it: `launch` takes the name, `down` marks the environment as stopping (and
-calls off a launch that is still under way). Everything else happens in the worker and is observed
-by the reconciler.
+cancels a launch that is still under way). Everything else happens in the worker and is observed by
+the reconciler.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Submitter:
             case results.Submitted():
                 self._bus.publish(outcome.events)
                 if stopping is not None:
-                    await self._call_off_launch(stopping)
+                    await self._cancel_launch(stopping)
                 self._dispatcher.submitted(new.schedule)
                 return outcome.request
             case results.Duplicate():
@@ -123,7 +123,7 @@ class Submitter:
                 raise _no_request(request_id)
 
     async def find(self, request_id: str) -> Request:
-        """The request with this id, or the one whose id begins so.
+        """Find the request with this id or id prefix.
 
         Raises:
             NotFound, AmbiguousId
@@ -163,8 +163,8 @@ class Submitter:
             )
         return environment
 
-    async def _call_off_launch(self, environment: Environment) -> None:
-        """What is being launched while it is taken down would come up afterwards."""
+    async def _cancel_launch(self, environment: Environment) -> None:
+        """Cancel the environment's launch, which would bring it up after the `down`."""
         under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
         if under_way and environment.request_id is not None:
             await self.cancel(environment.request_id)

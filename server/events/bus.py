@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wakes whoever waits for an event: nothing in the daemon polls the database.
+"""`EventBus`: hands events to those who wait for them; nothing in the daemon polls the database.
 
     dispatcher thread ──publish_from_thread──▶ loop ──▶ EventBus ──▶ Subscription (one per waiter)
     API, reconciler   ──publish────────────────┘
 
 A subscription holds what has arrived and not yet been taken. It is bounded: a client that does not
-read loses its place (`lagged`), is told to reconnect, and resumes from the database with
-`Last-Event-ID`; the daemon's memory does not pay for it. Everything here runs on the loop, except
+read loses its place (`lagged`), must reconnect, and resumes from the database with
+`Last-Event-ID`; the daemon's memory stays bounded. Everything here runs on the loop, except
 `publish_from_thread`.
 """
 
@@ -91,13 +91,13 @@ class EventBus:
                         subscription.put(event)
 
     def wake_all(self) -> None:
-        """Let everybody look up: the daemon stops."""
+        """Wake every subscription: the daemon stops."""
         for waiters in self._subscriptions.values():
             for subscription in waiters:
                 subscription.wake.set()
 
     def publish_from_thread(self, events: Sequence[Event]) -> None:
-        """Hand events out, from any thread. A loop that has closed wants none."""
+        """Hand events out, from any thread; drop them when the loop has closed."""
         if not events:
             return
         try:

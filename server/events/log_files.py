@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log files, read from the end and followed without polling.
 
-Workers and replicas write their logs by file descriptor, so nobody in the daemon sees the writes.
-`LogWatcher` (one thread of `watchdog`: inotify on Linux, FSEvents on macOS) sets an
-`asyncio.Event` of whoever follows a file when it has changed.
+Workers and replicas write their logs by file descriptor, so the daemon does not see the writes.
+`LogWatcher` (one thread of `watchdog`: inotify on Linux, FSEvents on macOS) sets the
+`asyncio.Event` of each follower of a file when it has changed.
 
 A log that shrinks (a shim cut it to its bound) is read on from its new end of line.
 """
@@ -38,7 +38,7 @@ class LogFile:
         """The whole lines since the last call; with `final`, the unfinished one too."""
         try:
             with self.path.open("rb") as file:
-                self._mind_truncation(os.fstat(file.fileno()).st_size)
+                self._follow_truncation(os.fstat(file.fileno()).st_size)
                 file.seek(self.offset)
                 data = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
@@ -49,29 +49,29 @@ class LogFile:
         return data.decode("utf-8", "replace")
 
     def read_lines(self) -> Iterator[str]:
-        """The whole lines that have come, in pieces."""
+        """Yield the whole lines since the last call, in pieces."""
         while text := self.read():
             yield text
 
     def read_all(self) -> Iterator[str]:
-        """Everything up to the end, the unfinished line too, in pieces."""
+        """Yield everything up to the end, the unfinished line too, in pieces."""
         while text := self.read(final=True):
             yield text
 
-    def _mind_truncation(self, size: int) -> None:
+    def _follow_truncation(self, size: int) -> None:
         if size < self.offset:
             self.offset = size
 
 
 def offset_of_last_lines(path: Path, count: int) -> int:
-    """Where the last `count` lines begin, in bytes. Blocks for as long as reading them takes."""
+    """Find the offset in bytes of the last `count` lines; blocks while it reads them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             if count == 0 or size == 0:
                 return size
             file.seek(size - 1)
-            # The newline that ends the last line begins no further one.
+            # The newline that ends the last line does not start another.
             missing = count + 1 if file.read(1) == b"\n" else count
             for start in range(_last_block(size), -1, -_TAIL_BLOCK_BYTES):
                 file.seek(start)
@@ -99,8 +99,8 @@ def _newline_from_the_end(block: bytes, number: int) -> int:
 class LogWatcher:
     """Wakes followers when their file changes. The thread starts with the first of them.
 
-    Where the system has no watch left to give (`fs.inotify.max_user_instances`), it looks by itself
-    every second: a log that is told late is better than none.
+    Where the system has no watch left (`fs.inotify.max_user_instances`), it polls every second: a
+    late log is better than none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -131,7 +131,7 @@ class LogWatcher:
             self._watches.clear()
 
     def changed(self, path: Path) -> None:
-        """A file has changed; on the loop."""
+        """Wake the followers of a file that has changed; on the loop."""
         for wake in self._followers.get(path, ()):
             wake.set()
 

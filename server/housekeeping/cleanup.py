@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left lying about beside the database and its logs, looked for at the start and daily.
+"""The daily cleanup of what lies beside the database and its logs; also run at the start.
 
-    folders of sockets in which nobody listens          `socket_folder.py`
+    abandoned folders of sockets                        `runtime_dir.py`
     virtual environments that nothing has used lately   `environments.venv.cleanup`
 
-Nothing depends on it, and nothing waits for it: what fails is logged, and tried again a day later.
-Requests and logs go by the dispatcher's hand, which knows what runs.
+Nothing depends on it or waits for it: a failure is logged, and tried again a day later. Requests
+and logs are removed by the dispatcher's `Janitor`, which knows what runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 async def collect_daily(paths: Paths, settings: Settings) -> None:
-    """Until cancelled."""
+    """Clean up now and every day, until cancelled."""
     while True:
         try:
             await asyncio.to_thread(collect, paths, settings)
@@ -35,7 +35,7 @@ async def collect_daily(paths: Paths, settings: Settings) -> None:
 
 
 def collect(paths: Paths, settings: Settings) -> None:
-    """Once, now. Blocks.
+    """Clean up once; blocks.
 
     Raises:
         OSError: a folder cannot be read.

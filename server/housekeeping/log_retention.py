@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which logs go: those that are too old, and the oldest once all together are too large.
+"""Which logs are removed: those that are too old, and the oldest while all are too large together.
 
-Of requests the age is the database's business, whose rows go first (`dispatcher.py`). What still
-runs keeps its log, which is bounded while it is written (`system.log_files`); it counts, though.
+The age of a request's log is the database's business, whose rows are removed first
+(`dispatch/janitor.py`). A request or replica that runs keeps its log, which is bounded while it is
+written (`system.log_files`) and counts towards the total.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class Log(NamedTuple):
 
 
 def logs_of(paths: Paths) -> Iterator[Log]:
-    """All there are."""
+    """Find the logs of all requests and replicas."""
     for pattern, folder in (("*.log", paths.request_logs), ("*/*.log", paths.environment_logs)):
         for path in folder.glob(pattern):
             try:
                 found = path.stat()
-            except OSError:  # it went meanwhile
+            except OSError:  # it was removed meanwhile
                 continue
             is_of_request = folder == paths.request_logs
             yield Log(path, found.st_size, found.st_mtime, is_of_request)
@@ -38,7 +39,14 @@ def logs_of(paths: Paths) -> Iterator[Log]:
 def to_remove(
     logs: Iterable[Log], running: Container[str], *, oldest: float, most_bytes: int
 ) -> list[Path]:
-    """The files to remove. `running` holds the ids of requests and replicas that do."""
+    """Choose the files to remove.
+
+    Args:
+        logs: all there are.
+        running: the ids of requests and replicas that run.
+        oldest: epoch seconds; logs of replicas that were written before are removed.
+        most_bytes: the most that all logs together may have.
+    """
     by_age = sorted(logs, key=lambda log: log.written_at)
     total = sum(log.size_bytes for log in by_age)
     removed = []

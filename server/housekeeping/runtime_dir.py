@@ -4,13 +4,13 @@
 It is `home/sockets`, or a short one in the temporary folder when that is too long a path.
 
     made        by each daemon that starts (`held`)
-    removed     by the daemon that ends, when no shim has a socket there; by the last shim of a
+    removed     by the daemon that stops, when no shim has a socket there; by the last shim of a
                 home that was removed (`shim.files.remove_if_empty`)
-    collected   by the next daemon of any home of the same user, when nobody listens there any more:
+    collected   by the next daemon of any home of the same user, when no process listens there:
                 daemons and shims that are killed take nothing with them (`collect_abandoned`)
 
-Who binds a socket there, and who removes the folder, holds the lock on the folder itself, so that
-nobody's folder goes between the two steps of making it and binding in it.
+A process that binds a socket there or removes the folder holds the lock on the folder itself, so
+that the folder is not removed between being made and being bound in.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pathlib import Path
 
 from ...environments.layout import make_private
 
-MOST_REMOVALS = 100  # under our hands, one after the other
+MOST_REMOVALS = 100  # of the folder between making and locking it, one after the other
 
-# How `connect` tells of a socket whose owner has died. Anything else may be somebody alive: a full
+# How `connect` fails at a socket whose owner has died. Any other error may be a live owner: a full
 # backlog is EAGAIN, a fork server (of another type of socket) EPROTOTYPE.
-_NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+_NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Within, the folder is there, and stays.
+    """Make the folder, and keep it from being removed within the block.
 
     Raises:
-        OSError: it cannot be made, or is somebody else's.
+        OSError: it cannot be made, or belongs to another user.
     """
     with contextlib.ExitStack() as stack:
         for attempt in range(MOST_REMOVALS):
@@ -47,7 +47,10 @@ def held(folder: Path) -> Iterator[None]:
                 make_private(folder)
                 stack.enter_context(_locked(folder))
                 break
-            except (FileNotFoundError, FileExistsError):  # `mkdir` says so of what goes meanwhile
+            except (
+                FileNotFoundError,
+                FileExistsError,
+            ):  # `mkdir` raises this for a folder removed meanwhile
                 if attempt == MOST_REMOVALS - 1:
                     raise
         yield
@@ -65,31 +68,31 @@ def _remove_if_abandoned(folder: Path) -> bool:
     try:
         with _locked(folder, wait=False):
             sockets = list(folder.iterdir())
-            if not all(_is_nobodys(path) for path in sockets):
+            if not all(_is_abandoned(path) for path in sockets):
                 return False
             for path in sockets:
                 path.unlink(missing_ok=True)
             folder.rmdir()
-    except OSError:  # it went meanwhile; it is held; it is another user's
+    except OSError:  # removed meanwhile, held, or another user's
         return False
     return True
 
 
-def _is_nobodys(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        return probe.connect_ex(str(path)) in _NOBODY
+        return probe.connect_ex(str(path)) in _NO_LISTENER
 
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder of ours.
+    """Hold the lock of a folder of this user.
 
     Raises:
-        FileNotFoundError: it is gone, or went while we waited.
-        OSError: it is no folder of ours, or is held.
+        FileNotFoundError: it does not exist, or was removed while we waited.
+        OSError: it is another user's, or is held.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder, flags)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that go on by themselves on the daemon's loop.
+"""Tasks on the daemon's loop that nothing awaits.
 
-The loop itself holds a task only weakly, and nobody awaits these: they are held here until they
-have ended, and an end by an error is logged.
+The loop itself holds a task only weakly: they are held here until they have ended, and an error
+that ended one is logged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Those of one owner, who ends them all at once."""
+    """The tasks of one owner, which ends them all at once."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

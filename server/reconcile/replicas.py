@@ -96,7 +96,7 @@ class ReplicaManager:
                 await watch.confirm_ready(replica.get("pid"))
 
     async def forget_predecessor(self, environment: Environment) -> None:
-        """A launch is responsible now, and for an earlier environment of its name nobody is."""
+        """Leave restarts to the launch, and stop watching an earlier environment of its name."""
         self.responsibility.let_go(environment.name)
         await self._unwatch(
             watch

@@ -150,7 +150,7 @@ def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) 
 # Streams.
 
 
-def test_a_stream_tells_states_progress_and_log_in_order_and_ends(
+def test_a_stream_sends_states_progress_and_log_in_order_and_ends(
     client: DaemonClient, name: str
 ) -> None:
     request = client.submit("launch", {"source": "echo", "name": name})
@@ -189,7 +189,7 @@ def test_a_stream_of_an_ended_request_is_its_end_and_its_log(
     assert [event.name for event in events] == ["state", "log"]
 
 
-def test_the_stream_of_everything_tells_of_others_requests(client: DaemonClient) -> None:
+def test_the_stream_of_everything_sends_events_of_all_requests(client: DaemonClient) -> None:
     stream = client.changes(after="1:0")  # from long ago: what was missed comes first
     request = client.submit("check", {})
     for event in stream:
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_is_named_and_harms_no_other(
     assert run(client, "launch", {"source": "echo", "name": "afterwards"})
 
 
-def test_a_request_past_its_time_is_ended_and_says_so(
+def test_a_request_past_its_timeout_fails_as_timed_out(
     client: DaemonClient, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
@@ -289,7 +289,7 @@ def listed(client: DaemonClient) -> dict[str, tuple[str, str]]:
     return {each["name"]: (each["state"], each["address"]) for each in environments}
 
 
-def test_whoever_was_told_of_a_launch_finds_its_environment_ready(
+def test_an_environment_is_ready_once_its_launch_is_reported_to_have_succeeded(
     client: DaemonClient, name: str
 ) -> None:
     for number in range(5):
@@ -308,7 +308,9 @@ def test_a_taken_name_is_refused_with_where_it_is(client: DaemonClient, name: st
     assert caught.value.details["address"] == address
 
 
-def test_an_unknown_environment_is_told_with_near_matches(client: DaemonClient, name: str) -> None:
+def test_an_unknown_environment_is_refused_with_near_matches(
+    client: DaemonClient, name: str
+) -> None:
     run(client, "launch", {"source": "echo", "name": name})
     with pytest.raises(ApiRefused) as caught:
         client.environment(f"{name}x")
@@ -335,7 +337,7 @@ def test_a_down_calls_off_a_launch_that_is_under_way(client: DaemonClient, stuck
     becomes(client, stuck["environment"], "STOPPED")
 
 
-def test_what_a_replica_prints_is_its_environments_log(
+def test_the_output_of_a_replica_is_its_environments_log(
     client: DaemonClient, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
@@ -365,7 +367,7 @@ def tcp(client: DaemonClient, path: str, **headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("path", ["/v1/health", "/metrics", "/openapi.json", "/docs", "/nothing"])
-def test_nothing_is_told_without_the_token(client: DaemonClient, path: str) -> None:
+def test_every_call_without_the_token_is_refused(client: DaemonClient, path: str) -> None:
     assert tcp(client, path)[0] == 401
 
 
@@ -412,7 +414,9 @@ def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, path
     assert "openenvd_loop_stalls_total 0" in samples
 
 
-def test_metrics_carry_what_replicas_say(client: DaemonClient, name: str, paths: Paths) -> None:
+def test_metrics_include_the_capacity_that_replicas_report(
+    client: DaemonClient, name: str, paths: Paths
+) -> None:
     run(client, "launch", {"source": "echo", "name": name})
     [replica] = becomes(client, name, "READY")["replicas"]
     token = f"Bearer {paths.token.read_text().strip()}"
@@ -426,7 +430,7 @@ def test_metrics_carry_what_replicas_say(client: DaemonClient, name: str, paths:
     assert f'openenvd_replica_shards{{{labels},state="' in page()
 
 
-def test_the_daemon_tells_how_late_its_loop_is(client: DaemonClient) -> None:
+def test_status_shows_the_lag_of_the_event_loop(client: DaemonClient) -> None:
     loop = client.info()["daemon"]["loop"]
     assert loop["state"] in ("alive", "busy")
     assert 0 <= loop["p50_seconds"] <= loop["p99_seconds"] <= loop["max_seconds"]
@@ -441,7 +445,7 @@ def example(page: str, begins: str) -> Json:
     raise AssertionError(f"{page} has no example {begins}")
 
 
-def test_the_documented_shapes_are_what_is_answered(client: DaemonClient, name: str) -> None:
+def test_answers_have_the_documented_shapes(client: DaemonClient, name: str) -> None:
     request = wait(client, client.submit("probe", {"name": "nobody"})["id"])
     documented = example("docs/api.md", '{"id"')
     assert set(request) == set(documented)

@@ -37,7 +37,7 @@ async def test_a_waiter_for_everything_hears_everything_in_order(bus: EventBus) 
         assert [e.seq for e in await subscription.next()] == [1, 2, 3]
 
 
-async def test_what_arrives_before_it_is_waited_for_is_not_missed(bus: EventBus) -> None:
+async def test_an_event_that_arrives_before_the_wait_is_not_missed(bus: EventBus) -> None:
     with bus.subscribe() as subscription:
         bus.publish([event(1)])
         assert await asyncio.wait_for(subscription.next(), WAIT_SECONDS) == [event(1)]
@@ -59,7 +59,7 @@ async def test_events_of_a_thread_arrive_in_its_order(bus: EventBus) -> None:
     assert [e.seq for e in heard] == list(range(100))
 
 
-async def test_one_that_does_not_read_loses_its_place_and_costs_no_memory(
+async def test_a_subscriber_that_does_not_read_lags_and_its_events_are_bounded(
     bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "MAX_WAITING_EVENTS", 3)

@@ -24,7 +24,7 @@ def venv(paths: Paths) -> Path:
     return folder
 
 
-def test_a_daemon_that_starts_removes_what_nothing_has_used_for_long(
+def test_a_daemon_that_starts_removes_long_unused_virtual_environments(
     paths: Paths, venv: Path
 ) -> None:
     daemon.connect(paths, settings={"port": 0})
@@ -39,7 +39,7 @@ def test_how_long_is_a_setting(paths: Paths, venv: Path) -> None:
     assert not venv.exists()
 
 
-def test_what_cannot_be_read_keeps_no_daemon_from_starting(paths: Paths) -> None:
+def test_an_unreadable_folder_does_not_keep_a_daemon_from_starting(paths: Paths) -> None:
     paths.venvs.write_text("no folder")
     daemon.connect(paths, settings={"port": 0})
     daemon.stop(paths)

@@ -56,7 +56,7 @@ def refusal_of(home: Path, *flags: str, group: Path | None = None, **variables: 
     return error
 
 
-def test_a_port_in_use_is_told_with_who_has_it(home: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_process_that_listens(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         error = refusal_of(home, f"--port={port}")
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_told_with_who_has_it(home: Path) -> None:
     assert f"pid {os.getpid()}" in error["message"]
 
 
-def test_a_damaged_database_is_told_with_what_to_do(home: Path) -> None:
+def test_a_damaged_database_is_reported_with_a_hint(home: Path) -> None:
     home.mkdir()
     (home / "requests.db").write_text("no database " * 100)
     error = refusal_of(home)
@@ -74,14 +74,14 @@ def test_a_damaged_database_is_told_with_what_to_do(home: Path) -> None:
     assert error["hint"]
 
 
-def test_too_little_memory_is_told_once_with_what_would_do(home: Path) -> None:
+def test_too_little_memory_is_reported_once_with_a_hint(home: Path) -> None:
     """SkyPilot #6604: below 1 GB the server hung at its start."""
     error = refusal_of(home, OPENENV_RESERVE_MB="100000000")
     assert error["kind"] == "too_small"
     assert error["hint"] not in error["message"]
 
 
-def test_too_little_memory_is_noticed_before_it_is_used(home: Path) -> None:
+def test_too_little_memory_is_noticed_before_the_large_imports(home: Path) -> None:
     """The kernel ended a daemon in 60 MB while it imported, and nobody could say why."""
     script = (
         "import sys; from openenvd.server.__main__ import main; code = main(['--port=0']);"
@@ -95,7 +95,7 @@ def test_too_little_memory_is_noticed_before_it_is_used(home: Path) -> None:
     assert b"of memory are too few" in done.stderr
 
 
-def test_a_home_that_is_no_folder_is_told(home: Path) -> None:
+def test_a_home_that_is_no_folder_is_reported(home: Path) -> None:
     home.write_text("")
     assert refusal_of(home)["kind"] == "state_unwritable"
 
@@ -111,7 +111,7 @@ def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 4, PROCESSES_OF_DAEMON])
-def test_too_few_processes_are_told_with_the_limit(
+def test_too_few_processes_are_reported_with_the_limit(
     home: Path, pids_group: Path, limit: int
 ) -> None:
     """The daemon itself is one of them."""
@@ -125,7 +125,7 @@ def test_too_few_processes_are_told_with_the_limit(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 5])
-def test_processes_that_others_take_while_it_starts_are_told_as_well(
+def test_processes_taken_by_others_during_the_start_are_reported_without_a_traceback(
     home: Path, pids_group: Path, limit: int
 ) -> None:
     """It had looked, and there was room: whatever it is that then cannot be started, no traceback
@@ -184,7 +184,7 @@ def test_a_daemon_whose_home_is_removed_leaves_no_folder_of_sockets(outside: Pat
     assert not outside.sockets.exists()
 
 
-def test_what_a_killed_daemon_left_the_next_one_of_any_home_removes(outside: Paths) -> None:
+def test_the_next_daemon_of_any_home_removes_the_sockets_of_a_killed_one(outside: Paths) -> None:
     process = psutil.Process(daemon.connect(outside, settings={"port": 0}).identity["pid"])
     process.kill()
     process.wait(WAIT_SECONDS)
@@ -196,7 +196,7 @@ def test_what_a_killed_daemon_left_the_next_one_of_any_home_removes(outside: Pat
     assert not outside.sockets.exists()
 
 
-def test_a_database_that_refuses_the_recovery_is_told(paths: Paths) -> None:
+def test_a_database_that_refuses_the_recovery_is_reported(paths: Paths) -> None:
     with sqlite3.connect(paths.database) as connection:
         connection.execute(
             "INSERT INTO requests (id, operation, schedule, payload, state, created_at, started_at,"
@@ -213,7 +213,7 @@ def test_a_database_that_refuses_the_recovery_is_told(paths: Paths) -> None:
     assert "not today" in error["message"]
 
 
-def test_what_a_daemon_leaves_when_it_stops_is_private_and_no_identity(home: Path) -> None:
+def test_a_stopped_daemon_leaves_private_files_and_no_identity(home: Path) -> None:
     paths = Paths(home)
     daemon.connect(paths, settings={"port": 0})
     daemon.stop(paths)
@@ -228,14 +228,14 @@ def wait_gone(pid: int) -> None:
         psutil.Process(pid).wait(WAIT_SECONDS)
 
 
-def test_a_daemon_whose_home_is_removed_ends(home: Path) -> None:
+def test_a_daemon_whose_home_is_removed_stops(home: Path) -> None:
     pid = daemon.connect(Paths(home), settings={"port": 0}).identity["pid"]
     shutil.rmtree(home)
     wait_gone(pid)
     assert not home.exists()
 
 
-def test_a_daemon_whose_home_is_removed_says_so(home: Path) -> None:
+def test_a_daemon_whose_home_is_removed_logs_why_it_stops(home: Path) -> None:
     """In the foreground: otherwise its log has gone as well."""
     command = [sys.executable, "-m", "openenvd.server", "--port=0"]
     environ = {**os.environ, "OPENENV_HOME": str(home)}

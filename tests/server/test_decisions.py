@@ -77,7 +77,7 @@ def test_a_launch_that_ends_after_its_environment_was_taken_down_is_swept_after(
         ([], S.FAILED),
     ],
 )
-def test_an_environment_is_what_its_replicas_make_of_it(
+def test_the_state_of_an_environment_follows_from_its_replicas(
     replicas: list[ReplicaState], state: EnvironmentState
 ) -> None:
     assert observed_state(replicas) is state

@@ -143,7 +143,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def test_what_does_not_fit_stays_in_the_queue_and_says_why(bench: Bench) -> None:
+def test_a_request_that_does_not_fit_stays_pending_with_its_shortage(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(4)]
     bench.dispatcher.start()
     bench.eventually(
@@ -154,7 +154,7 @@ def test_what_does_not_fit_stays_in_the_queue_and_says_why(bench: Bench) -> None
     assert bench.read(ids[2]).state is RequestState.PENDING
 
 
-def test_it_starts_when_another_has_ended(bench: Bench) -> None:
+def test_a_waiting_request_starts_when_another_has_ended(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(3)]
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == ids[:2])
@@ -163,7 +163,7 @@ def test_it_starts_when_another_has_ended(bench: Bench) -> None:
     bench.eventually(lambda: bench.dispatcher.claimer.shortages == {})
 
 
-def test_it_starts_when_somebody_else_frees_memory(bench: Bench) -> None:
+def test_a_waiting_request_starts_when_another_process_frees_memory(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(3)]
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == ids[:2])
@@ -207,7 +207,7 @@ def test_a_launch_whose_replica_was_killed_for_memory_runs_again_with_more(bench
     assert bench.dispatcher.recorder.retries == {"launch": 1}
 
 
-def test_without_the_wish_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
+def test_without_retry_oom_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
     bench: Bench,
 ) -> None:
     request_id = bench.submit()
@@ -221,7 +221,7 @@ def test_without_the_wish_a_replica_killed_for_memory_fails_its_launch_with_the_
     assert (failed.kind, failed.evidence) == ("oom_killed", KILLED.to_json())
 
 
-def test_who_runs_a_request_is_written_while_it_runs(bench: Bench) -> None:
+def test_the_worker_is_written_while_the_request_runs(bench: Bench) -> None:
     request_id = bench.submit()
     bench.dispatcher.start()
     bench.eventually(lambda: bench.read(request_id).worker == "long-7")
@@ -229,7 +229,7 @@ def test_who_runs_a_request_is_written_while_it_runs(bench: Bench) -> None:
     assert bench.read(request_id).state is RequestState.RUNNING
 
 
-def test_who_ran_a_request_is_told_with_its_outcome(bench: Bench) -> None:
+def test_the_event_of_an_outcome_carries_the_worker(bench: Bench) -> None:
     request_id = bench.submit()
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [request_id])
@@ -272,7 +272,7 @@ def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
     assert (task.memory_bytes, task.expected_bytes) == (300 * MB, 150 * MB)
 
 
-def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
+def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
     first = bench.submit()
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [first])
@@ -286,7 +286,7 @@ def test_a_peak_is_learned_and_kept(bench: Bench) -> None:
     assert (kept.operation, kept.source) == ("launch", "echo")
 
 
-def test_what_failed_early_teaches_nothing(bench: Bench) -> None:
+def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> None:
     first = bench.submit()
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [first])
@@ -296,7 +296,7 @@ def test_what_failed_early_teaches_nothing(bench: Bench) -> None:
     assert bench.executor.tasks[0].expected_bytes == 150 * MB
 
 
-def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(bench: Bench) -> None:
+def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> None:
     request_id = bench.submit()
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [request_id])
@@ -312,7 +312,7 @@ def test_killed_for_memory_it_ends_with_the_story_in_its_log_and_is_counted(benc
     assert bench.dispatcher.recorder.estimates.of(bench.read(request_id)) > 400 * MB
 
 
-def test_asked_to_it_runs_again_with_more(bench: Bench) -> None:
+def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Bench) -> None:
     bench.executor.free_mb = 1000
     request_id = bench.submit(retry_oom=True)
     bench.dispatcher.start()

@@ -42,7 +42,7 @@ def http_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clie
         b'{"operation": "check", "payload": {}, "priority": "high"}',
     ],
 )
-def test_a_call_that_is_wrong_is_told_so_by_the_documented_route(
+def test_a_wrong_call_is_refused_by_the_documented_route(
     http_client: httpx.Client, body: bytes
 ) -> None:
     hot = http_client.post("/v1/requests", content=body, headers=_type("application/json"))
@@ -75,7 +75,7 @@ def test_both_ways_answer_alike(http_client: httpx.Client) -> None:
         ("/v1/requests/0123456789abcdef?wait_seconds=soon", 422),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused(
+def test_a_wait_for_an_unknown_request_is_refused(
     http_client: httpx.Client, path: str, status: int
 ) -> None:
     assert http_client.get(path).status_code == status

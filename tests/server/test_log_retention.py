@@ -31,7 +31,7 @@ LOGS = [log("c", 30, 3.0), log("a", 10, 1.0), log("b", 20, 2.0, of_request=True)
         (2.5, 99, "a", ""),
     ],
 )
-def test_the_oldest_logs_go_and_those_of_what_runs_stay(
+def test_the_oldest_logs_are_removed_except_those_of_running_requests(
     oldest: float, most_bytes: int, running: str, gone: str
 ) -> None:
     removed = to_remove(LOGS, running, oldest=oldest, most_bytes=most_bytes)

@@ -50,13 +50,13 @@ def test_estimate(peaks: list[float], expected_mb: float) -> None:
     assert found == pytest.approx(expected_mb * MB, abs=2)
 
 
-def test_a_kill_teaches_that_more_is_needed_than_it_reached() -> None:
+def test_a_kill_raises_the_estimate_above_the_peak() -> None:
     [killed] = samples(200, killed=True)
     found = estimate([*samples(50, 50), killed], default_bytes=0, most_bytes=1000 * MB)
     assert found == int(200 * 1.5 * MB * 1.15)
 
 
-def test_what_is_learned_counts_once_it_is_accepted() -> None:
+def test_learned_samples_count_once_they_are_accepted() -> None:
     known = MemoryEstimates(DECLARED)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
     assert known.of(request()) == 60 * MB
@@ -66,7 +66,7 @@ def test_what_is_learned_counts_once_it_is_accepted() -> None:
     assert known.largest("SHORT") == 30 * MB
 
 
-def test_sources_are_told_apart_and_names_are_not() -> None:
+def test_estimates_differ_by_source_and_not_by_name() -> None:
     known = MemoryEstimates(DECLARED)
     known.accept(known.learned([(request(environment="one"), samples(300)[0])], 5.0))
     assert known.of(request(environment="two")) == int(300 * MB * 1.15)
@@ -79,24 +79,24 @@ def test_no_more_than_so_many_samples_are_kept() -> None:
     assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MOST_SAMPLES, 50)]
 
 
-def test_the_next_daemon_knows_what_was_learned() -> None:
+def test_stored_samples_give_the_next_daemon_the_same_estimate() -> None:
     known = MemoryEstimates(DECLARED)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
     assert MemoryEstimates(DECLARED, learned).of(request()) == int(100 * MB * 1.15)
 
 
-def test_what_the_user_caps_is_expected_to_need_no_more() -> None:
+def test_the_estimate_of_a_capped_launch_is_at_most_twice_the_cap() -> None:
     capped = request(payload={"source": "echo", "memory_mb": 40})
     assert MemoryEstimates(DECLARED).of(capped) == 60 * MB
     capped = request(payload={"source": "echo", "memory_mb": 25})
     assert MemoryEstimates(DECLARED).of(capped) == 50 * MB
 
 
-def test_a_retry_is_expected_to_need_what_it_is_given() -> None:
+def test_the_estimate_of_a_retry_is_the_memory_it_is_given() -> None:
     assert MemoryEstimates(DECLARED).of(request(memory_bytes=512 * MB)) == 512 * MB
 
 
-def test_a_share_is_what_is_common_not_what_is_largest() -> None:
+def test_typical_is_the_median_over_sources_not_the_largest() -> None:
     known = MemoryEstimates(DECLARED)
     for source, peak in (("a", 50), ("b", 60), ("c", 900)):
         asked = request(payload={"source": source})
@@ -105,7 +105,7 @@ def test_a_share_is_what_is_common_not_what_is_largest() -> None:
     assert known.typical("SHORT") == 30 * MB
 
 
-def test_it_is_shown_by_operation_and_source() -> None:
+def test_estimates_are_shown_by_operation_and_source() -> None:
     known = MemoryEstimates(DECLARED)
     known.accept(known.learned([(request(), s) for s in samples(100, 90)], 5.0))
     shown = known.to_json()["launch echo"]
@@ -125,7 +125,7 @@ def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
     assert known.typical("LONG") == 100 * MB
 
 
-def test_few_of_what_was_never_launched_start_at_once() -> None:
+def test_the_estimate_of_an_unknown_source_lets_few_start_at_once() -> None:
     declared = {"launch": Declared("LONG", 60 * MB, leaves_bytes=40 * MB)}
     assert MemoryEstimates(declared, most_bytes=800 * MB).of(request()) == 200 * MB
     assert MemoryEstimates(declared, most_bytes=2**40).of(request()) == 256 * MB
@@ -140,5 +140,5 @@ def test_few_of_what_was_never_launched_start_at_once() -> None:
         ({"environment": {"replicas": [{"memory_bytes": 7}, {"memory_bytes": 9}]}}, 9),
     ],
 )
-def test_a_result_tells_what_a_replica_holds(result: object, held: int) -> None:
+def test_left_bytes_are_read_from_a_launchs_result(result: object, held: int) -> None:
     assert left_bytes(result) == held

@@ -46,7 +46,7 @@ def failure_context(**changes: Any) -> FailureContext:
     return replace(known, **changes)
 
 
-def test_a_replica_that_needed_more_is_told_with_the_command_to_try() -> None:
+def test_the_error_of_a_killed_replica_names_the_command_to_try() -> None:
     told = "replica 0 of trial was killed by the kernel at 256 MB before it was ready"
     evidence = REASON.to_json()
     error = TaskError("ReplicaFailed", told, "give it more", "oom_killed", evidence=evidence)
@@ -56,7 +56,7 @@ def test_a_replica_that_needed_more_is_told_with_the_command_to_try() -> None:
     assert outcome.error.hint == "openenv launch trial --memory 512M"
 
 
-def test_the_story_is_told_whole() -> None:
+def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_peaks() -> None:
     error = outcome_of(DIED, failure_context()).error
     assert error is not None
     assert error.message.splitlines() == [
@@ -71,7 +71,7 @@ def test_the_story_is_told_whole() -> None:
     )
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_without_earlier_peaks_the_error_mentions_none() -> None:
     known = failure_context(peaks=[], long_running=1)
     assert story(DIED, known).splitlines()[1] == "It was running `launch trial` for 12.4 s."
     assert advice(DIED, known) == "openenv launch trial --memory 512M"
@@ -108,7 +108,7 @@ def test_more_memory(
     assert more_memory(reason, budget_mb * MB) == more
 
 
-def test_a_retry_says_what_happened_and_what_comes() -> None:
+def test_the_message_of_a_retry_says_what_happened_and_the_next_attempt() -> None:
     retry = retry_of(DIED, failure_context(retry_oom=True))
     assert retry is not None
     assert (retry.request_id, retry.memory_bytes) == ("id", 512 * MB)
@@ -127,7 +127,7 @@ def test_no_retry(known: FailureContext) -> None:
     assert retry_of(DIED, known) is None
 
 
-def test_no_retry_after_another_death() -> None:
+def test_there_is_no_retry_after_a_death_that_was_not_for_memory() -> None:
     killed = replace(DIED, exit=ExitReason(ExitKind.SIGNALED, 7, signal_number=9))
     assert retry_of(killed, failure_context(retry_oom=True)) is None
 
@@ -137,7 +137,7 @@ def test_the_last_attempt_is_counted() -> None:
     assert told.endswith("It was attempt 3 of 3.")
 
 
-def test_a_rollout_is_told_its_own_options() -> None:
+def test_the_advice_for_a_rollout_names_its_own_options() -> None:
     """A rollout may have been given --memory, which goes before the daemon's setting."""
     known = failure_context()
     asked = replace(known.request, operation="rollout", payload={"name": "echo", "memory_mb": 256})

@@ -30,7 +30,7 @@ def test_a_returned_value_is_a_success() -> None:
     )
 
 
-def test_an_unexpected_exception_is_told_with_its_type_and_traceback() -> None:
+def test_an_unexpected_exception_is_reported_with_type_and_traceback() -> None:
     error = TaskError("ValueError", "no such thing", traceback="a\nb\nc")
     outcome = outcome_of(Raised("id", error, None, at=1.0))
     assert outcome.error is not None
@@ -68,7 +68,7 @@ def test_a_kind_that_is_not_ours_is_any_exception() -> None:
         ),
     ],
 )
-def test_a_death_is_told_with_worker_and_pid(reason: ExitReason, kind: ErrorKind) -> None:
+def test_the_error_of_a_death_names_worker_and_pid(reason: ExitReason, kind: ErrorKind) -> None:
     outcome = outcome_of(died(reason))
     assert outcome.state is RequestState.FAILED
     assert outcome.error is not None
@@ -103,7 +103,7 @@ def test_a_cancelled_request_carries_no_error() -> None:
 @pytest.mark.parametrize(
     ("why", "hint"), [(f"{NO_ROOM}: 1 of 1", HINT), ("the zygote died", "the daemon's log")]
 )
-def test_what_no_worker_ever_took_says_why(why: str, hint: str) -> None:
+def test_a_request_that_no_worker_took_says_why(why: str, hint: str) -> None:
     reason = ExitReason(ExitKind.LOST, pid=0, evidence=why)
     error = outcome_of(Died("id", "", reason, (), peak_bytes=None, at=1.0)).error
     assert error is not None

@@ -222,7 +222,7 @@ async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
     assert reconciler.replicas.live[replica.id]["info"]["max_sessions"] == 4
 
 
-async def test_sessions_are_what_the_shim_last_said(world: World) -> None:
+async def test_sessions_are_those_of_the_shims_last_status(world: World) -> None:
     reconciler = await world.reconcile()
     [server] = await world.serving()
     server.tell("sessions 3")
@@ -259,7 +259,7 @@ async def test_a_cancelled_launch_leaves_nothing_running(world: World) -> None:
     assert not is_running(server)
 
 
-async def test_what_a_launch_leaves_after_its_environment_was_taken_down_is_stopped(
+async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(
     world: World,
 ) -> None:
     await world.reconcile()
@@ -425,7 +425,7 @@ async def test_a_down_that_failed_fails_the_environment_with_its_error(world: Wo
     assert environment.error.message == "it would not go"
 
 
-async def test_a_name_launched_again_is_not_troubled_by_its_predecessor(
+async def test_a_name_launched_again_is_independent_of_its_predecessor(
     world: World, impatient: None
 ) -> None:
     reconciler = await world.reconcile()
@@ -459,7 +459,7 @@ async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world:
 # Other daemons, other days.
 
 
-async def test_the_next_daemon_adopts_what_runs(world: World) -> None:
+async def test_the_next_daemon_adopts_running_replicas(world: World) -> None:
     first = await world.reconcile()
     [server] = await world.serving()
     pid = pid_of(server)
@@ -483,7 +483,7 @@ async def test_the_next_daemon_hears_of_a_death_in_between(world: World) -> None
     assert replica.exit["signal"] == "SIGSEGV"
 
 
-async def test_an_attempt_of_the_same_launch_is_adopted_whatever_became_of_the_first(
+async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended(
     world: World,
 ) -> None:
     launch = await world.launch()
@@ -504,7 +504,7 @@ async def test_an_attempt_of_the_same_launch_is_adopted_whatever_became_of_the_f
     await world.becomes(S.READY)
 
 
-async def test_another_attempt_of_a_launch_is_watched_in_the_place_of_the_first(
+async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
     world: World,
 ) -> None:
     reconciler = await world.reconcile()
@@ -563,7 +563,7 @@ async def test_everything_is_reconciled_after_events_were_dropped(
     await world.becomes(S.READY)
 
 
-async def test_a_full_disk_costs_no_replica_its_life(
+async def test_a_replica_is_restarted_once_the_full_disk_can_be_written(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = 3

@@ -57,7 +57,7 @@ async def test_a_body_that_cannot_be_right_is_refused_by_field(
     assert message in error["message"]
 
 
-async def test_an_unknown_operation_is_told_with_near_matches() -> None:
+async def test_an_unknown_operation_is_refused_with_near_matches() -> None:
     status, error = await answer('{"operation": "lanch", "payload": {}}')
     assert status == 422
     assert error["message"] == "there is no operation 'lanch'"

@@ -61,7 +61,7 @@ def test_a_folder_of_dead_sockets_goes(folder: Path, bind: Bind) -> None:
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
-def test_a_folder_where_somebody_listens_stays_whole(
+def test_a_folder_with_a_listening_socket_is_left_alone(
     folder: Path, bind: Bind, kind: socket.SocketKind
 ) -> None:
     bind(folder / "a.sock").close()
@@ -70,7 +70,7 @@ def test_a_folder_where_somebody_listens_stays_whole(
     assert sorted(path.name for path in folder.iterdir()) == ["a.sock", "b.sock"]
 
 
-def test_somebody_who_has_no_time_to_accept_listens_nevertheless(folder: Path, bind: Bind) -> None:
+def test_a_full_backlog_counts_as_listening(folder: Path, bind: Bind) -> None:
     bind(folder / "busy.sock")
     with ExitStack() as stack:
         code = 0
@@ -100,12 +100,12 @@ def test_a_folder_of_another_user_stays(folder: Path) -> None:
     os.chown(folder, 0, -1)
 
 
-def test_a_folder_that_somebody_holds_stays(folder: Path) -> None:
+def test_a_locked_folder_stays(folder: Path) -> None:
     with held(folder):
         assert collect_abandoned([folder]) == []
 
 
-def test_whoever_waited_for_a_folder_that_went_makes_it_anew(folder: Path) -> None:
+def test_a_folder_removed_while_its_lock_was_awaited_is_made_again(folder: Path) -> None:
     has_it = threading.Event()
 
     def second() -> None:
@@ -121,6 +121,6 @@ def test_whoever_waited_for_a_folder_that_went_makes_it_anew(folder: Path) -> No
     thread.join()
 
 
-def test_what_fails_within_is_not_tried_again(folder: Path) -> None:
+def test_an_error_within_the_block_is_raised_once(folder: Path) -> None:
     with pytest.raises(FileNotFoundError), held(folder):
         raise FileNotFoundError

@@ -48,7 +48,7 @@ def capacity(*states: str, since: float | None = None) -> dict[str, Any]:
     return {**live(shards=len(states)), "capacity": told | ({"held_since": since} if since else {})}
 
 
-def test_shards_whose_loops_are_held_are_counted_over_all_replicas() -> None:
+def test_shards_with_blocked_loops_are_counted_over_all_replicas() -> None:
     lives = [
         capacity("alive", "wedged", since=20.0),
         capacity("unresponsive", "wedged", since=10.0),
@@ -72,7 +72,7 @@ def test_nothing_is_said_before_a_replica_is_ready() -> None:
     assert shard_exit_view({"last_shard_exit": None}) is None
 
 
-def test_a_dead_shard_is_told_with_what_it_cost() -> None:
+def test_the_exit_of_a_shard_says_how_many_sessions_it_ended() -> None:
     reason = ExitReason(ExitKind.SIGNALED, pid=7, signal_number=9).to_json()
     told = {"shard": 2, "pid": 7, "sessions": 3, "at": 5.0, "reason": reason}
     view = shard_exit_view({"last_shard_exit": told, "shard_exits": 2})
@@ -83,7 +83,7 @@ def test_a_dead_shard_is_told_with_what_it_cost() -> None:
     )
 
 
-def test_a_dead_isolated_session_is_told_as_that() -> None:
+def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
     told = {"shard": 9, "pid": 7, "sessions": 1, "isolated": True}
     view = shard_exit_view({"last_shard_exit": told})
     assert view is not None

@@ -15,7 +15,7 @@ def ended(operation: str, state: RequestState = RequestState.SUCCEEDED) -> Reque
 
 
 @pytest.mark.parametrize("operation", ["check", "describe", "down", "probe"])
-def test_what_is_seen_elsewhere_is_left_out_unless_it_failed(operation: str) -> None:
+def test_ended_checks_and_downs_are_left_out_of_status_unless_they_failed(operation: str) -> None:
     failed, cancelled = (ended(operation, s) for s in (RequestState.FAILED, RequestState.CANCELLED))
     assert worth_showing([ended(operation), failed, cancelled]) == [failed, cancelled]
 

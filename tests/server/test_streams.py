@@ -77,7 +77,7 @@ def succeed(dispatch: DispatchStore, request: Request) -> Outcome:
     return outcome
 
 
-async def test_however_much_was_missed_all_of_it_is_told_and_then_the_end(
+async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_the_end(
     deps: Dependencies,
     dispatch: DispatchStore,
     request_of: Request,
@@ -115,7 +115,7 @@ async def test_a_new_stream_begins_with_how_things_stand(
     assert [(name, data["state"]) for _, name, data in told] == [("state", "SUCCEEDED")]
 
 
-async def test_an_end_between_look_up_and_stream_is_told(
+async def test_an_end_between_look_up_and_stream_is_sent(
     deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
     seq = await deps.store.last_seq()
@@ -147,7 +147,7 @@ async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(
     assert bus._subscriptions == {None: []}
 
 
-async def test_a_silent_stream_says_that_it_is_still_here(
+async def test_a_silent_stream_sends_keep_alives(
     deps: Dependencies, request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.01)
@@ -168,7 +168,7 @@ async def test_a_wait_ends_with_the_daemon(deps: Dependencies, request_of: Reque
         assert (await waiting).state is RequestState.RUNNING
 
 
-async def test_a_wait_that_runs_out_tells_how_things_stand(
+async def test_a_wait_that_times_out_returns_the_current_state(
     deps: Dependencies, request_of: Request
 ) -> None:
     request = await wait_until_final(deps, request_of.id, 0.01)

@@ -55,7 +55,7 @@ async def state_of(store: AsyncStore, name: str) -> EnvironmentState:
     return environment.state
 
 
-async def test_a_request_is_durable_told_and_wakes_the_dispatcher(
+async def test_a_submitted_request_is_stored_published_and_wakes_the_dispatcher(
     submitter: Submitter, store: AsyncStore, dispatcher: FakeDispatcher, bus: EventBus
 ) -> None:
     with bus.subscribe() as subscription:
@@ -85,7 +85,7 @@ async def test_a_name_that_cannot_be_a_path_is_refused(
     assert await store.list_requests() == []
 
 
-async def test_a_queue_full_of_launches_takes_what_frees_it(
+async def test_a_queue_full_of_launches_still_takes_a_down(
     submitter: Submitter, store: AsyncStore
 ) -> None:
     for name in ("echo", "second", "third"):
@@ -133,7 +133,7 @@ async def test_a_down_ends_a_launch_that_runs(
     assert dispatcher.cancelled == [launch.id]
 
 
-async def test_a_repeated_down_is_the_first_one_whatever_has_happened_since(
+async def test_a_repeated_down_returns_the_first_one(
     submitter: Submitter, store: AsyncStore
 ) -> None:
     await submit(submitter, "launch", source="echo")
@@ -148,7 +148,7 @@ async def test_a_repeated_down_is_the_first_one_whatever_has_happened_since(
     assert await state_of(store, "echo") is EnvironmentState.PENDING
 
 
-async def test_a_down_of_nothing_tells_near_matches(submitter: Submitter) -> None:
+async def test_a_down_of_an_unknown_environment_names_near_matches(submitter: Submitter) -> None:
     await submit(submitter, "launch", source="echo", name="trial")
     with pytest.raises(NotFound) as caught:
         await submit(submitter, "down", name="trail")
