@@ -15,9 +15,10 @@ from pathlib import Path
 
 import click
 
+from ..environments.names import MAX_NAME_LENGTH, suggest_name
+
 MANIFEST = "openenv.yaml"
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_LONGEST_NAME = 63
 _GLANCE_CHARACTERS = 64 * 1024
 _BUNDLED = Path(__file__).resolve().parent.parent / "envs"
 _NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
@@ -40,21 +41,21 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
     """
     bundled = bundled_names() if bundled is None else bundled
     if _is_address(text):
-        return Source(text, clean_name(text.rpartition("/")[2].partition(":")[0]))
+        return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
     if text in bundled:
         note = None
         if (here / text).is_dir():
             note = f"launching the bundled {text}; write ./{text} for the folder"
-        return Source(text, clean_name(text), note)
+        return Source(text, suggest_name(text), note)
     if _is_path(text):
         folder = (here / Path(text).expanduser()).resolve()
         return Source(str(folder), folder_name(folder))
     if ":" in text:
-        return Source(text, clean_name(text.rpartition(":")[2].rpartition(".")[2]))
+        return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2]))
     if (here / text).is_dir():
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
-    return Source(text, clean_name(text))
+    return Source(text, suggest_name(text))
 
 
 def working_folder() -> Path:
@@ -69,14 +70,13 @@ def working_folder() -> Path:
 
 def folder_name(folder: Path) -> str:
     """What a project's manifest calls it; the folder's own name when it does not say."""
-    for line in _lines(
-        folder / MANIFEST
-    ):  # a glance, not a parser: the manifest is read properly by the launch
+    # A glance, not a parser: the manifest is read properly by the launch.
+    for line in _lines(folder / MANIFEST):
         if match := _NAME_LINE.match(line):
             named = next((group for group in match.groups() if group), "").strip()
             if named:
-                return clean_name(named)
-    return clean_name(folder.name)
+                return suggest_name(named)
+    return suggest_name(folder.name)
 
 
 def _lines(path: Path) -> list[str]:
@@ -89,12 +89,6 @@ def _lines(path: Path) -> list[str]:
     return []
 
 
-def clean_name(text: str) -> str:
-    """The nearest valid name."""
-    kept = re.sub(r"[^a-z0-9_.-]+", "-", text.strip().lower()).strip("-_.")
-    return kept[:_LONGEST_NAME] or "env"
-
-
 def check_name(name: str) -> str:
     """`name`, when it may be one.
 
@@ -104,8 +98,8 @@ def check_name(name: str) -> str:
     if NAME.fullmatch(name):
         return name
     raise click.BadParameter(
-        f"{name!r} cannot be a name: up to {_LONGEST_NAME} of a-z 0-9 _ . -, "
-        f"beginning with a letter or digit; {clean_name(name)!r} could",
+        f"{name!r} cannot be a name: up to {MAX_NAME_LENGTH} of a-z 0-9 _ . -, "
+        f"beginning with a letter or digit; {suggest_name(name)!r} could",
         param_hint="--name",
     )
 

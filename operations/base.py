@@ -13,17 +13,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ..system.options import Option, options_of
+from ..system.units import MB
 
 MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
 MAX_MB = 2**30  # a petabyte: what is more was not meant
 MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
 MAX_ITEMS = 64  # of a list
-LIGHT_BYTES = 30 * 2**20  # what a SHORT operation is expected to use until it has been measured
 
 
 def _absolute(value: str) -> str:
@@ -101,21 +101,33 @@ class OperationContext:
     progress: Callable[[dict[str, Any]], None]
 
 
-class Operation(Protocol):
-    """One operation: a class with these attributes and a static `run`."""
+class Operation:
+    """One operation: these attributes and a static `run`. The defaults are a SHORT operation's.
+
+    Attributes:
+        name: What requests call it.
+        summary: One sentence for lists.
+        schedule: `LONG` or `SHORT`: which workers may run it.
+        idempotent: Whether it may be run again after a lost daemon.
+        max_attempts: How often it is run at most.
+        expected_bytes: What it is expected to use, until that has been measured.
+        leaves_bytes: What each replica that it starts needs beside the worker.
+        Payload: The model of its payload.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    schedule: ClassVar[str]  # LONG or SHORT
-    idempotent: ClassVar[bool]  # may be run again after a lost daemon
-    max_attempts: ClassVar[int]
-    expected_bytes: ClassVar[int]  # until it has been measured
-    leaves_bytes: ClassVar[int]  # what each replica that it starts needs beside the worker
-    Payload: ClassVar[type[Payload]]
+    schedule: ClassVar[str] = "SHORT"
+    idempotent: ClassVar[bool] = True
+    max_attempts: ClassVar[int] = 3
+    expected_bytes: ClassVar[int] = 30 * MB
+    leaves_bytes: ClassVar[int] = 0
+    Payload: ClassVar[type[Payload]] = Payload
 
     @staticmethod
     def run(payload: Any, context: OperationContext) -> Any:
         """Do the work in a worker, and return the result as plain JSON."""
+        raise NotImplementedError
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -86,17 +86,16 @@ class BenchmarkPayload(base.Payload):
         )
 
 
-class Benchmark:
+class Benchmark(base.Operation):
     """Measures one environment that runs."""
 
-    name: ClassVar[str] = "benchmark"
-    summary: ClassVar[str] = "Measure how many sessions an environment holds at once."
-    schedule: ClassVar[str] = "LONG"
-    idempotent: ClassVar[bool] = True  # a second run measures again, into the same folder
-    max_attempts: ClassVar[int] = 1  # half an hour of load is not repeated by itself
-    expected_bytes: ClassVar[int] = 160 * MB  # generators, results and matplotlib
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = BenchmarkPayload
+    name = "benchmark"
+    summary = "Measure how many sessions an environment holds at once."
+    schedule = "LONG"
+    idempotent = True  # a second run measures again, into the same folder
+    max_attempts = 1  # half an hour of load is not repeated by itself
+    expected_bytes = 160 * MB  # generators, results and matplotlib
+    Payload = BenchmarkPayload
 
     @staticmethod
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:

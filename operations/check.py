@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..environments.errors import PreparationFailed
-from ..environments.sources import catalogue
+from ..environments.sources.resolve import bundled
 from ..environments.venv.project_venv import find_uv, package_source
 from ..system.units import MB
 from . import base
@@ -24,24 +24,14 @@ LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half o
 UV_SECONDS = 10.0
 
 
-class CheckPayload(base.Payload):
-    """Nothing to say."""
-
-
-class Check:
+class Check(base.Operation):
     """Looks around."""
 
-    name: ClassVar[str] = "check"
-    summary: ClassVar[str] = "What this machine offers, and what is missing."
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = CheckPayload
+    name = "check"
+    summary = "What this machine offers, and what is missing."
 
     @staticmethod
-    def run(payload: CheckPayload, context: base.OperationContext) -> Json:
+    def run(payload: base.Payload, context: base.OperationContext) -> Json:
         """`{"python", "limits", "cgroups", "uv", "disk", "environments", "problems"}`."""
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -49,7 +39,7 @@ class Check:
             "cgroups": _cgroups(),
             "uv": _uv(),
             "disk": _disk(context.home),
-            "environments": sorted(catalogue.bundled()),
+            "environments": sorted(bundled()),
         }
         return {**found, "problems": list(problems(found))}
 

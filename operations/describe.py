@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout
-from ..system.units import MB
 from . import base
 
 
@@ -20,17 +19,12 @@ class DescribePayload(base.Payload):
     timeout_seconds: float = Field(10.0, gt=0, le=600, description="How long it may take.")
 
 
-class Describe:
+class Describe(base.Operation):
     """Asks `/metadata` and `/schema`."""
 
-    name: ClassVar[str] = "describe"
-    summary: ClassVar[str] = "What an environment says about itself."
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = DescribePayload
+    name = "describe"
+    summary = "What an environment says about itself."
+    Payload = DescribePayload
 
     @staticmethod
     def run(payload: DescribePayload, context: base.OperationContext) -> dict[str, Any]:

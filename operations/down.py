@@ -6,13 +6,12 @@ SHORT, so that a full house of launches never stands in the way of freeing memor
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from ..environments import run_files
 from ..environments.layout import Layout
-from ..system.units import MB
 from . import base
 
 
@@ -28,17 +27,12 @@ class DownPayload(base.Payload):
     )
 
 
-class Down:
+class Down(base.Operation):
     """Stops one environment; stopping it again is fine."""
 
-    name: ClassVar[str] = "down"
-    summary: ClassVar[str] = "Stop an environment and free what it holds."
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = DownPayload
+    name = "down"
+    summary = "Stop an environment and free what it holds."
+    Payload = DownPayload
 
     @staticmethod
     def run(payload: DownPayload, context: base.OperationContext) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -66,17 +66,16 @@ class LaunchPayload(base.payload_of(LaunchOptions)):  # type: ignore[misc]  # a 
         return EnvironmentSpec(**self.model_dump(exclude={"cwd"}))
 
 
-class Launch:
+class Launch(base.Operation):
     """Launches one environment."""
 
-    name: ClassVar[str] = "launch"
-    summary: ClassVar[str] = "Start an environment and wait until it answers."
-    schedule: ClassVar[str] = "LONG"
-    idempotent: ClassVar[bool] = True  # it begins by clearing what an earlier attempt left
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 60 * MB
-    leaves_bytes: ClassVar[int] = 40 * MB  # a server of its own Python, and its shim
-    Payload: ClassVar[type[base.Payload]] = LaunchPayload
+    name = "launch"
+    summary = "Start an environment and wait until it answers."
+    schedule = "LONG"
+    idempotent = True  # it begins by clearing what an earlier attempt left
+    expected_bytes = 60 * MB
+    leaves_bytes = 40 * MB  # a server of its own Python, and its shim
+    Payload = LaunchPayload
 
     @staticmethod
     def run(payload: LaunchPayload, context: base.OperationContext) -> dict[str, Any]:

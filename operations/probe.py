@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from ..environments.http_get import address_by_name, ask
 from ..environments.layout import Layout
-from ..system.units import MB
 from . import base
 
 
@@ -21,17 +20,12 @@ class ProbePayload(base.Payload):
     timeout_seconds: float = Field(5.0, gt=0, le=600, description="How long it may take.")
 
 
-class Probe:
+class Probe(base.Operation):
     """Asks `/health` once."""
 
-    name: ClassVar[str] = "probe"
-    summary: ClassVar[str] = "Whether an environment answers, and how quickly."
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = ProbePayload
+    name = "probe"
+    summary = "Whether an environment answers, and how quickly."
+    Payload = ProbePayload
 
     @staticmethod
     def run(payload: ProbePayload, context: base.OperationContext) -> dict[str, Any]:

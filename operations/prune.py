@@ -3,31 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ..environments.layout import Layout
-from ..system.units import MB
 from . import base
 
 
-class PrunePayload(base.Payload):
-    """Nothing to say."""
-
-
-class Prune:
+class Prune(base.Operation):
     """Removes virtual environments; the next launch of such a project installs it again."""
 
-    name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "Remove projects' virtual environments that nothing uses."
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
-    max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = PrunePayload
+    name = "prune"
+    summary = "Remove projects' virtual environments that nothing uses."
 
     @staticmethod
-    def run(payload: PrunePayload, context: base.OperationContext) -> dict[str, Any]:
+    def run(payload: base.Payload, context: base.OperationContext) -> dict[str, Any]:
         """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "freed_bytes"}`."""
         from ..environments.venv.cleanup import prune
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -108,17 +108,16 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         )
 
 
-class Rollout:
+class Rollout(base.Operation):
     """Rolls out one policy."""
 
-    name: ClassVar[str] = "rollout"
-    summary: ClassVar[str] = "Run many episodes of a policy, and write them to a folder."
-    schedule: ClassVar[str] = "LONG"
-    idempotent: ClassVar[bool] = True  # it plays what the folder does not have yet
-    max_attempts: ClassVar[int] = 5
-    expected_bytes: ClassVar[int] = 100 * MB
-    leaves_bytes: ClassVar[int] = 0
-    Payload: ClassVar[type[base.Payload]] = RolloutPayload
+    name = "rollout"
+    summary = "Run many episodes of a policy, and write them to a folder."
+    schedule = "LONG"
+    idempotent = True  # it plays what the folder does not have yet
+    max_attempts = 5
+    expected_bytes = 100 * MB
+    Payload = RolloutPayload
 
     @staticmethod
     def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:

@@ -11,13 +11,15 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
 from ..spec import ResourceRequest
-from . import catalogue
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 
+BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "envs"
+MAX_NEAR = 3  # bundled names that look like an unknown one
 WHAT_CAN_BE_LAUNCHED = (
     f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, or module:Class"
 )
@@ -85,6 +87,13 @@ class ClassSource:
         return f"{self.reference} is looked for from {self.folder}"
 
 
+def bundled() -> dict[str, Path]:
+    """Find the environments that come with openenvd: folder by name, for each with a manifest."""
+    return {
+        path.parent.name: path.parent for path in sorted(BUNDLED_FOLDER.glob(f"*/{MANIFEST_NAME}"))
+    }
+
+
 ResolvedSource = Bundled | Project | ClassSource
 
 
@@ -101,8 +110,8 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
             f"{source} cannot be launched: images and addresses are not supported yet",
             f"launch {_what_can_be_launched()}",
         )
-    if source in (bundled := catalogue.bundled()):
-        return Bundled(source, read_manifest(bundled[source]))
+    if (folder_of := bundled().get(source)) is not None:
+        return Bundled(source, read_manifest(folder_of))
     folder = cwd / Path(source).expanduser()
     if folder.is_dir():
         return _project(folder.resolve())
@@ -136,7 +145,7 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
         if path.name == MANIFEST_NAME:
             return UnknownSource(message, f"launch its folder: openenv launch {path.parent}")
         return UnknownSource(message, f"launch {_what_can_be_launched()}")
-    near = catalogue.near(source)
+    near = get_close_matches(source, list(bundled()), MAX_NEAR)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownSource(
         f"there is no environment {source!r}: it is no bundled name, and no folder at {path}",
@@ -146,4 +155,4 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
 
 
 def _what_can_be_launched() -> str:
-    return WHAT_CAN_BE_LAUNCHED.format(bundled=", ".join(catalogue.bundled()))
+    return WHAT_CAN_BE_LAUNCHED.format(bundled=", ".join(bundled()))

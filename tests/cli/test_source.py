@@ -9,6 +9,7 @@ import click
 import pytest
 
 from openenvd.cli import source
+from openenvd.environments.names import suggest_name
 
 BUNDLED = frozenset({"echo"})
 
@@ -74,7 +75,7 @@ def test_the_manifest_names_a_folder(tmp_path: Path, manifest: str, name: str) -
 
 @pytest.mark.parametrize("text", ["Ünï Cöde", "../escape", "...", "", "a" * 200, "-x-"])
 def test_a_cleaned_name_is_valid(text: str) -> None:
-    assert source.check_name(source.clean_name(text))
+    assert source.check_name(suggest_name(text))
 
 
 @pytest.mark.parametrize("name", ["../escape", "A", "", ".x", "a b", "a" * 64, "a\n"])
