@@ -106,7 +106,7 @@ class ExitReason:
             case ExitKind.TIMED_OUT:
                 return "was stopped at its time-out"
             case ExitKind.LOST:
-                return "disappeared while nobody watched it"
+                return "disappeared while it was not watched"
 
     def _oom_sentence(self) -> str:
         if self.detector is Detector.MEMORY_ERROR:

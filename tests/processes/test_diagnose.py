@@ -88,7 +88,7 @@ def _exited(code: int) -> int:
         (KILLED, {"timed_out": True}, ExitKind.TIMED_OUT, None, "certain"),
     ],
 )
-def test_table_of_deaths(
+def test_table_of_exits(
     wait_status: int | None,
     known: dict[str, Any],
     kind: ExitKind,
@@ -150,10 +150,10 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
             "was ended by openenvd at 251 MB (the watchdog's word)",
         ),
         (_exited(7), {}, "exited with code 7"),
-        (None, {}, "disappeared while nobody watched it"),
+        (None, {}, "disappeared while it was not watched"),
     ],
 )
-def test_sentence_says_what_is_known(
+def test_sentence_contains_what_is_known(
     wait_status: int | None, known: dict[str, Any], sentence: str
 ) -> None:
     assert diagnose_exit(Evidence(PID, wait_status, **known)).sentence() == sentence
@@ -176,10 +176,10 @@ def test_line_about_the_process_itself_tells_more_than_a_later_one() -> None:
     assert telling_line([], 5) is None
 
 
-def test_a_server_that_could_not_be_started_says_why() -> None:
+def test_a_failed_start_has_its_reason_in_the_sentence() -> None:
     why = "cannot start: Address already in use: 127.0.0.1:21000"
-    told = {"kind": "exited", "pid": 0, "exit_code": 127, "evidence": why}
-    assert ExitReason.from_json(told).sentence() == why
+    found = {"kind": "exited", "pid": 0, "exit_code": 127, "evidence": why}
+    assert ExitReason.from_json(found).sentence() == why
 
 
 OURS = "Memory cgroup out of memory: Killed process 99 (cc1), UID 0; in cgroup /openenvd/e-1/long-1"
@@ -200,8 +200,8 @@ def test_a_failure_beside_a_grandchild_that_the_kernel_names_is_certain() -> Non
         "oom_kills_after": 1,
         "cgroup_name": "openenvd/long-1",
     }
-    told = diagnose_exit(Evidence(PID, 1 << 8, kernel_log_line=OURS, **counters))
-    assert (told.kind, told.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
-    assert (told.victim_pid, told.victim_name) == (99, "cc1")
-    untold = diagnose_exit(Evidence(PID, 1 << 8, **counters))
-    assert (untold.kind, untold.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
+    found = diagnose_exit(Evidence(PID, 1 << 8, kernel_log_line=OURS, **counters))
+    assert (found.kind, found.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
+    assert (found.victim_pid, found.victim_name) == (99, "cc1")
+    unnamed = diagnose_exit(Evidence(PID, 1 << 8, **counters))
+    assert (unnamed.kind, unnamed.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)

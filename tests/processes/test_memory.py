@@ -17,7 +17,7 @@ FUZZ = 8 * MB  # the kernel counts in batches on each processor, and adds them u
 Make = Callable[..., Replica]
 
 
-def test_what_a_server_and_its_children_hold_is_its_replicas(replica: Make) -> None:
+def test_a_replica_holds_what_its_server_and_its_children_hold(replica: Make) -> None:
     one = replica().ready()
     before = replica_bytes(one.link.status)
     one.tell("eat 40")
@@ -39,7 +39,7 @@ def test_without_a_cgroup_it_is_counted_by_process(replica: Make) -> None:
     assert 40 * MB <= held < 60 * MB
 
 
-def test_what_was_imported_before_the_fork_is_not_its_own(replica: Make, tmp_path: Path) -> None:
+def test_pages_imported_before_the_fork_are_not_the_replicas(replica: Make, tmp_path: Path) -> None:
     way = forked(tmp_path / "fork_server")
     (tmp_path / "fork_server" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
     fork_server = way["fork_server"] | {"preload": ["large", "server_program"]}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said when the system refuses one more process: which limit, and how much of it is used.
 
-SkyPilot #10559: 40 launches hit the limit, and nobody knew which.
+SkyPilot #10559: 40 launches hit the limit, and no message said which.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tree(root: Path, groups: dict[str, tuple[str, int]]) -> Path:
     return root
 
 
-def test_the_limit_that_leaves_least_is_told(tmp_path: Path) -> None:
+def test_the_limit_with_least_room_is_reported(tmp_path: Path) -> None:
     root = tree(tmp_path, {"/a": ("300", 298), "/a/b": ("64", 10)})
     room = process_room(root)
     assert room == ProcessRoom(300, 298, "cgroup v1 pids.max at /a")
@@ -68,14 +68,14 @@ def test_without_a_limit_there_is_no_end_of_room(tmp_path: Path) -> None:
 
 
 def test_a_fork_that_a_control_group_refuses_names_the_group(pids_group: Path) -> None:
-    told = subprocess.run(
+    found = subprocess.run(
         [sys.executable, "-c", FORK_IN_VAIN, str(pids_group)],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     where = f"1 of 1 processes and threads are in use (cgroup v{{}} pids.max at /{pids_group.name})"
-    assert told.strip() in [f"True {NO_ROOM}: {where.format(version)}" for version in (1, 2)]
+    assert found.strip() in [f"True {NO_ROOM}: {where.format(version)}" for version in (1, 2)]
 
 
 def read_nothing() -> None:
@@ -100,7 +100,7 @@ def start_a_thread() -> None:
     ("call", "is_refused"),
     [(read_nothing, False), (fork_in_vain, True), (start_a_thread, True)],
 )
-def test_a_refused_process_is_told_from_a_pipe_without_data(
+def test_a_refused_fork_is_distinguished_from_an_empty_pipe(
     call: Callable[[], None], is_refused: bool
 ) -> None:
     with pytest.raises((BlockingIOError, RuntimeError)) as raised:
@@ -108,7 +108,7 @@ def test_a_refused_process_is_told_from_a_pipe_without_data(
     assert is_no_room(raised.value) is is_refused
 
 
-def test_another_reason_is_told_as_it_is() -> None:
+def test_other_reasons_are_reported_unchanged() -> None:
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
     assert why_not_started(missing) == "No such file or directory (FileNotFoundError)"
     assert not tells_no_room(why_not_started(missing))

@@ -50,8 +50,8 @@ class Family:
         )
         self.parent = ProcessIdentity.of(self.process.pid)
         assert self.process.stdout is not None
-        told = {int(self.process.stdout.readline()) for _ in range(1 if "leave" in words else 2)}
-        (child,) = told - {self.parent.pid}
+        found = {int(self.process.stdout.readline()) for _ in range(1 if "leave" in words else 2)}
+        (child,) = found - {self.parent.pid}
         self.child = ProcessIdentity.of(child)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def test_stop_ends_parent_and_child(family: Family) -> None:
     assert family.process.wait() == -signal.SIGTERM
 
 
-def test_stop_of_what_is_dead_does_nothing(family: Family) -> None:
+def test_stopping_an_exited_process_does_nothing(family: Family) -> None:
     stop_tree(family.parent, grace_seconds=0.0)
     assert stop_tree(family.parent, grace_seconds=30.0) == []
     family.process.wait()
@@ -86,7 +86,7 @@ def test_stop_of_what_is_dead_does_nothing(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", [("stubborn",)], indirect=True)
-def test_what_ignores_sigterm_is_killed_after_the_grace(family: Family) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(family: Family) -> None:
     stop_tree(family.parent, grace_seconds=0.05)
     assert family.process.wait() == -signal.SIGKILL
     assert not family.child.is_alive()
@@ -116,7 +116,7 @@ def test_session_of_a_reused_pid_is_left_alone(family: Family) -> None:
     assert family.child.is_alive()
 
 
-def test_nobody_and_init_are_never_a_tree() -> None:
+def test_pids_zero_and_one_are_never_a_tree() -> None:
     assert stop_tree(ProcessIdentity(0, 0.0), grace_seconds=0.0) == []
     assert stop_tree(ProcessIdentity(1, 0.0), grace_seconds=0.0) == []
 
@@ -138,5 +138,5 @@ def test_oom_score_of_a_child_is_raised(family: Family) -> None:
     assert Path(f"/proc/{family.child.pid}/oom_score_adj").read_text() == "900\n"
 
 
-def test_oom_score_of_nobody_is_not_an_error() -> None:
+def test_oom_score_of_an_unused_pid_is_not_an_error() -> None:
     assert not set_oom_score_adj(2**22 + 1, 0)

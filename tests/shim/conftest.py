@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real shims, real servers (small programs that do as they are told), real cgroups.
+"""Real shims, real servers (small programs that follow commands), real cgroups.
 
 The test process is a subreaper, so that whatever a test loses becomes its child: every test ends
 with the assertion that there is none.
@@ -27,34 +27,34 @@ from openenvd.system.proc import children_of
 WAIT_SECONDS = 30.0
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shims are forked on Linux alone")
 
-# What a kept server of these tests is: it says that it is ready, then does what it reads.
+# The servers of these tests: each reports that it is ready, then does what it reads.
 SERVER = """
 import json, os, signal, sys, time
 notify = int(os.environ["OPENENVD_NOTIFY_FD"])
-def say(**message):
+def report(**message):
     os.write(notify, json.dumps(message).encode() + b"\\n")
-orders = os.open(sys.argv[1], os.O_RDWR)
+commands = os.open(sys.argv[1], os.O_RDWR)
 print("server", os.getpid(), flush=True)
 if sys.argv[2:] == ["fail"]:
     print("ImportError: no such thing", flush=True)
-    say(failed="ImportError: no such thing")
+    report(failed="ImportError: no such thing")
     sys.exit(3)
-say(ready=True, max_sessions=4)
-for line in open(orders):
+report(ready=True, max_sessions=4)
+for line in open(commands):
     order, *words = line.split()
     if order == "exit":
         sys.exit(int(words[0]))
     elif order == "raise":
         os.kill(os.getpid(), int(words[0]))
     elif order == "sessions":
-        say(sessions=int(words[0]))
+        report(sessions=int(words[0]))
     elif order == "print":
         print(*words, flush=True)
     elif order == "show":
         print(words[0], os.environ.get(words[0]), flush=True)
     elif order == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say(sessions=99)
+        report(sessions=99)
     elif order == "eat":
         block = bytearray(b"x") * (int(words[0]) << 20)
     elif order == "child_eats":
@@ -62,15 +62,15 @@ for line in open(orders):
             block = bytearray(b"x") * (int(words[0]) << 20)
             os._exit(0)
         _, status = os.wait()
-        say(sessions=os.waitstatus_to_exitcode(status))
+        report(sessions=os.waitstatus_to_exitcode(status))
     elif order == "lose_shard":
         if os.fork() == 0:
             block = bytearray(b"x") * (int(words[0]) << 20)
             os.kill(os.getpid(), signal.SIGKILL)
         pid, status = os.wait()
-        say(shard_exit={"shard": 2, "pid": pid, "wait_status": status, "sessions": 3})
+        report(shard_exit={"shard": 2, "pid": pid, "wait_status": status, "sessions": 3})
     elif order == "lose_capped":
-        say(shard_exit={"pid": 5, "wait_status": 9, "isolated": True, "detector": "watchdog",
+        report(shard_exit={"pid": 5, "wait_status": 9, "isolated": True, "detector": "watchdog",
                         "out_of_memory": "was killed for memory", "limit_bytes": 1 << 20})
     elif order == "orphan":
         reading, writing = os.pipe()
@@ -81,7 +81,7 @@ for line in open(orders):
                 time.sleep(3600)
             os._exit(0)
         os.wait()
-        say(sessions=int(os.read(reading, 20)))
+        report(sessions=int(os.read(reading, 20)))
 """
 
 
@@ -116,8 +116,8 @@ class Replica:
     def __init__(self, folder: Path, **changes: Any) -> None:
         folder.mkdir(parents=True)
         self.run_dir = folder / "run"
-        self.orders = folder / "orders"
-        os.mkfifo(self.orders)
+        self.commands = folder / "commands"
+        os.mkfifo(self.commands)
         words = changes.pop("words", [])
         self.listen_fd = changes.pop("listen_fd", None)
         self.run_file: dict[str, Any] = {
@@ -126,7 +126,7 @@ class Replica:
             "environment": "echo",
             "ordinal": 0,
             "request_id": "0" * 16,
-            "argv": [sys.executable, "-I", "-S", "-c", SERVER, str(self.orders), *words],
+            "argv": [sys.executable, "-I", "-S", "-c", SERVER, str(self.commands), *words],
             "env": {"PATH": os.environ["PATH"], "SECRET": "xyz"},
             "cwd": str(folder),
             "log_path": str(folder / "replica.log"),
@@ -154,7 +154,7 @@ class Replica:
         return ShimClient.connect(self.run_file["socket_path"], WAIT_SECONDS)
 
     def tell(self, order: str) -> None:
-        fd = os.open(self.orders, os.O_WRONLY | os.O_NONBLOCK)
+        fd = os.open(self.commands, os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(fd, True)  # there is a reader, or the line above had raised
         os.write(fd, order.encode() + b"\n")
         os.close(fd)
@@ -232,7 +232,7 @@ def no_process_survives() -> Iterator[None]:
 
 
 def _collect_dead(ours: set[int]) -> None:
-    """Shims that were told to stop are on their way out; others are collected if dead."""
+    """Shims that were stopped are exiting; others are reaped if they have."""
     for pid in set(children_of(os.getpid())) - ours:
         fd = os.pidfd_open(pid)
         try:

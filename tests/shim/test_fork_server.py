@@ -166,7 +166,7 @@ def test_one_that_hangs_is_done_without_and_replaced(
     assert len(_fork_servers(folder)) == 1  # of the next one
 
 
-def test_one_that_is_told_to_end_leaves_its_shims_running(make: Make, folder: Path) -> None:
+def test_a_stopped_fork_server_leaves_its_shims_running(make: Make, folder: Path) -> None:
     one = make().ready()
     fork_server = _fork_server_of(one)
     stop_fork_servers(folder)
@@ -181,7 +181,7 @@ def test_one_that_is_told_to_end_leaves_its_shims_running(make: Make, folder: Pa
 @pytest.mark.parametrize(
     ("shims", "silent_seconds", "idle"), [(0, 15.0, True), (0, 14.9, False), (1, 99.0, False)]
 )
-def test_idle_is_who_has_no_shim_and_heard_nothing(
+def test_a_fork_server_is_idle_without_shims_and_requests(
     shims: int, silent_seconds: float, idle: bool
 ) -> None:
     assert is_idle(shims, silent_seconds, idle_seconds=15.0) == idle
@@ -223,7 +223,7 @@ def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folde
     assert "shim/__main__.py" in " ".join(psutil.Process(one.link.status["shim"]["pid"]).cmdline())
 
 
-def test_a_module_that_cannot_be_imported_is_told_and_passed_over(make: Make, folder: Path) -> None:
+def test_a_module_that_cannot_be_imported_is_logged_and_skipped(make: Make, folder: Path) -> None:
     folder.mkdir()
     fork_server = forked(folder)["fork_server"] | {"preload": ["no_such_module", "server_program"]}
     _fork_server_of(make(fork_server=fork_server).ready())
@@ -237,7 +237,7 @@ def test_an_entry_that_raises_is_an_exit_with_a_traceback(make: Make) -> None:
     assert "AttributeError" in one.log()
 
 
-def test_clients_that_say_nothing_or_nonsense_keep_nobody_waiting(make: Make, folder: Path) -> None:
+def test_silent_and_invalid_clients_delay_no_other_client(make: Make, folder: Path) -> None:
     make().ready()
     [path] = _fork_servers(folder)
     with (
@@ -251,14 +251,14 @@ def test_clients_that_say_nothing_or_nonsense_keep_nobody_waiting(make: Make, fo
         make().ready()
 
 
-def test_what_only_a_start_obeys_takes_another_fork_server(make: Make, folder: Path) -> None:
+def test_variables_read_at_start_need_another_fork_server(make: Make, folder: Path) -> None:
     make().ready()
     environ = forked(folder)["env"] | {"PYTHONHASHSEED": "7"}
     make(env=environ).ready()
     assert len(_fork_servers(folder)) == 2
 
 
-def test_what_a_program_obeys_at_its_start_is_handed_to_the_fork_server() -> None:
+def test_variables_read_at_start_are_passed_to_the_fork_server() -> None:
     environ = {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C", "TOKEN": "secret"}
     assert start_environment(environ) == {"PATH": "/bin", "PYTHONUTF8": "1", "LC_ALL": "C"}
 

@@ -61,7 +61,7 @@ def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
 
 
-def test_ready_carries_what_the_server_said_and_who_it_is(replica: Make) -> None:
+def test_ready_status_carries_the_servers_message_and_identity(replica: Make) -> None:
     one = replica().ready()
     status = one.link.status
     assert status["info"]["max_sessions"] == 4
@@ -138,7 +138,7 @@ def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) 
 
 
 def lost_shard(replica: Replica, order: str) -> ExitReason:
-    """How the shard died that the server is told to lose."""
+    """How the shard exited that the server is made to lose."""
     replica.tell(order)
     status = replica.wait(lambda s: s["shard_exits"] > 0)
     assert status["state"] == "ready"
@@ -146,11 +146,11 @@ def lost_shard(replica: Replica, order: str) -> ExitReason:
     return ExitReason.from_json(status["last_shard_exit"]["reason"])
 
 
-def test_death_of_a_shard_is_explained_while_its_server_goes_on(replica: Make) -> None:
+def test_exit_of_a_shard_is_explained_while_its_server_runs(replica: Make) -> None:
     one = replica(memory_limit_bytes=64 * MB).ready()
     assert lost_shard(one, "lose_shard 1").signal_name == "SIGKILL"
-    told = one.link.status["last_shard_exit"]
-    assert (told["shard"], told["sessions"]) == (2, 3)
+    report = one.link.status["last_shard_exit"]
+    assert (report["shard"], report["sessions"]) == (2, 3)
 
 
 def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
@@ -167,7 +167,7 @@ def test_shard_over_a_cap_of_its_own_is_explained_by_the_server(replica: Make) -
     assert reason.limit_bytes == MB
 
 
-def test_server_that_fails_to_start_says_why_with_its_last_lines(replica: Make) -> None:
+def test_failed_start_is_reported_with_the_last_log_lines(replica: Make) -> None:
     one = replica(words=["fail"]).start()
     status = one.wait_state("exited")
     assert status["failed"] == "ImportError: no such thing"
@@ -182,7 +182,7 @@ def test_program_that_does_not_exist_is_an_exit_with_127(replica: Make) -> None:
     assert "/no/such/program" in status["failed"]
 
 
-def test_port_in_use_is_told_and_start_tries_again(replica: Make) -> None:
+def test_port_in_use_is_reported_and_start_tries_again(replica: Make) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     one = replica(port=port).start()
@@ -253,7 +253,7 @@ def test_stop_of_an_exited_server_stops_the_shim(replica: Make) -> None:
     one.wait_state("stopped")
 
 
-def test_what_the_server_leaves_behind_ends_with_it(replica: Make) -> None:
+def test_orphans_of_the_server_are_killed_when_it_exits(replica: Make) -> None:
     """Even a grandchild in a session of its own, whose parent is long gone."""
     one = replica().ready()
     one.tell("orphan")
@@ -270,7 +270,7 @@ def test_sigterm_to_the_shim_is_a_stop(replica: Make) -> None:
     one.wait_state("stopped")
 
 
-def test_server_dies_with_a_killed_shim_and_its_orphans_can_be_swept(replica: Make) -> None:
+def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replica: Make) -> None:
     one = replica().ready()
     one.tell("orphan")
     status = one.wait(lambda s: s["sessions"] > 0)
@@ -285,7 +285,7 @@ def test_server_dies_with_a_killed_shim_and_its_orphans_can_be_swept(replica: Ma
     assert wait_until_dead([orphan], WAIT_SECONDS)
 
 
-def test_a_shim_whose_home_was_removed_ends_with_its_server(replica: Make) -> None:
+def test_shim_and_server_exit_when_their_home_was_removed(replica: Make) -> None:
     """Not ready, it looks round often."""
     silent = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
     one = replica(argv=silent, entry=None).start()
@@ -317,7 +317,7 @@ def test_the_last_shim_of_a_removed_home_takes_the_folder_of_sockets_along(
     assert not sockets.exists()
 
 
-def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
+def test_a_path_is_missing_only_when_it_is_known_to_be(tmp_path: Path) -> None:
     """A disk that fails for a moment must not be the end of a replica."""
     file = tmp_path / "file"
     file.touch()
@@ -327,7 +327,7 @@ def test_only_what_is_known_to_be_missing_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_shim_without_clients_is_found_again(replica: Make) -> None:
-    """What happened meanwhile is in the status file, and is told to whoever connects."""
+    """What happened meanwhile is in the status file, and is sent to a client that connects."""
     one = replica().ready()
     pid = one.link.status["pid"]
     one.link.close()
@@ -352,7 +352,7 @@ def test_two_clients_hear_the_same(replica: Make) -> None:
         )
 
 
-def test_clients_that_leave_by_the_dozen_harm_nobody(replica: Make) -> None:
+def test_dozens_of_leaving_clients_do_not_disturb_the_shim(replica: Make) -> None:
     """They leave while the shim is writing to all of them."""
     one = replica().ready()
     for number in range(1, 50):
@@ -374,7 +374,7 @@ def test_shims_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> N
         assert new.wait_state("ready")["cgroup"] is not None
 
 
-def test_half_a_line_and_nonsense_harm_nobody(replica: Make) -> None:
+def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(replica: Make) -> None:
     one = replica().ready()
     leaving = socket.socket(socket.AF_UNIX)
     leaving.connect(one.run_file["socket_path"])
@@ -519,13 +519,13 @@ def test_server_has_default_signals_and_the_oom_score_asked_for(replica: Make) -
     assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_connecting_where_no_shim_is_says_so(tmp_path: Path) -> None:
+def test_connecting_without_a_shim_raises_shim_gone(tmp_path: Path) -> None:
     with pytest.raises(ShimGone, match="no shim answers"):
         ShimClient.connect(str(tmp_path / "none.sock"), 1.0)
 
 
-def test_a_shim_whose_python_cannot_start_is_gone_at_once(replica: Make) -> None:
-    """The handed-over control socket closes with it: nobody waits for a time-out."""
+def test_connection_ends_at_once_when_the_shims_python_cannot_start(replica: Make) -> None:
+    """The control socket closes with it, so that no client waits for a time-out."""
     one = replica(fork_server=None)
     start_shim(one.run_dir, one.run_file, python="/no/such/python")
     with pytest.raises(ShimGone), one.connect() as link:

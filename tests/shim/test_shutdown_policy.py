@@ -53,7 +53,7 @@ def test_the_killed_are_waited_for_and_not_for_ever() -> None:
     assert ending.step(NOW + 5.0 + GIVE_UP_SECONDS) is ShutdownStep.GIVE_UP
 
 
-def test_orphans_of_a_dead_server_are_cleared_without_a_stop() -> None:
+def test_orphans_of_an_exited_server_are_killed_without_a_stop() -> None:
     ending = ShutdownPolicy()
     ending.note_kill(NOW)
     assert ending.step(NOW + GIVE_UP_SECONDS) is ShutdownStep.GIVE_UP
@@ -67,7 +67,7 @@ def test_a_stop_while_clearing_waits_no_second_grace_for_the_killed() -> None:
     assert ending.step(NOW + 1.0) is ShutdownStep.GIVE_UP
 
 
-def test_what_is_settled_has_no_deadline_and_stays_wanted() -> None:
+def test_after_the_end_there_is_no_deadline_and_the_request_stays() -> None:
     ending = asked(0.0)
     ending.note_kill(NOW)
     ending.note_end()
@@ -83,7 +83,7 @@ def test_the_next_server_has_a_grace_of_its_own() -> None:
     assert ending.step(NOW + 5.0) is ShutdownStep.KILL
 
 
-def test_a_home_that_is_missing_at_one_look_alone_ends_nobody() -> None:
+def test_a_home_missing_at_one_look_alone_is_not_removed() -> None:
     home = RunDirectoryWatch()
     seen = [(0.0, True), (REMOVED_SECONDS, False), (2 * REMOVED_SECONDS, True)]
     looks = [(home.look(NOW + at, is_missing=missing), home.is_missing) for at, missing in seen]

@@ -131,7 +131,7 @@ def test_v2_hands_the_memory_controller_down_on_the_whole_way(tmp_path: Path) ->
         assert (group / level / "cgroup.subtree_control").read_text() == "+memory"
 
 
-def test_without_any_hierarchy_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_hierarchy_is_the_reason_given(tmp_path: Path) -> None:
     manager = CgroupManager("x", root=str(tmp_path))
     assert "no cgroup hierarchy" in manager.why_not
     assert manager.remove()
@@ -176,7 +176,7 @@ def test_a_group_that_is_gone_has_nothing_to_say(tmp_path: Path) -> None:
     assert gone.remove()
 
 
-def test_machine_that_has_no_cgroups_says_why() -> None:
+def test_a_machine_without_cgroups_gives_the_reason() -> None:
     manager = CgroupManager(f"probe-{os.getpid()}")
     assert manager.available or manager.why_not
     manager.remove()

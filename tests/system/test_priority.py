@@ -19,14 +19,14 @@ print(prefer_own_session(7), OWN_SESSION.read_text())
 
 @pytest.mark.skipif(not OWN_SESSION.exists(), reason="this kernel has no autogroups")
 def test_a_session_gets_the_niceness_asked_for() -> None:
-    told = subprocess.run(
+    found = subprocess.run(
         [sys.executable, "-c", SET_AND_SHOW],
         start_new_session=True,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert (told[0], told[-2:]) == ("True", ["nice", "7"])
+    assert (found[0], found[-2:]) == ("True", ["nice", "7"])
 
 
 def test_without_autogroups_nothing_happens(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_zombie_is_not_alive_but_still_has_its_pid() -> None:
     assert not identity.signal(signal.SIGTERM)
 
 
-def test_a_pid_that_nobody_has_is_a_lookup_error() -> None:
+def test_an_unused_pid_is_a_lookup_error() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     with pytest.raises(ProcessLookupError):

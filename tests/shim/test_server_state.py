@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shim knows of its server after what it was told."""
+"""What a shim knows of its server after its messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def ready() -> ServerStatus:
     return status
 
 
-def told(status: ServerStatus, *names: str) -> tuple[Any, ...]:
+def found(status: ServerStatus, *names: str) -> tuple[Any, ...]:
     return tuple(status.to_json()[name] for name in names)
 
 
-def test_a_server_is_ready_when_it_says_so() -> None:
+def test_a_server_is_ready_when_it_reports_so() -> None:
     status = ready()
-    assert told(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
-    assert told(status, "info") == ({"ready": True, "max_sessions": 4},)
+    assert found(status, "state", "ready_at", "sessions") == ("ready", NOW, 3)
+    assert found(status, "info") == ({"ready": True, "max_sessions": 4},)
 
 
 def test_a_server_that_is_stopping_does_not_become_ready() -> None:
@@ -35,14 +35,14 @@ def test_a_server_that_is_stopping_does_not_become_ready() -> None:
     status.begin()
     status.state = "stopping"
     status.note_message({"ready": True}, NOW)
-    assert told(status, "state", "ready_at") == ("stopping", NOW)
+    assert found(status, "state", "ready_at") == ("stopping", NOW)
 
 
 def test_sessions_and_capacity_go_with_their_server() -> None:
     status = ready()
     status.end(EXIT, ["the last line"])
-    assert told(status, "state", "sessions", "capacity") == ("exited", 0, None)
-    assert told(status, "exit", "last_exit", "log_tail") == (EXIT, EXIT, ["the last line"])
+    assert found(status, "state", "sessions", "capacity") == ("exited", 0, None)
+    assert found(status, "exit", "last_exit", "log_tail") == (EXIT, EXIT, ["the last line"])
 
 
 def test_the_next_generation_keeps_the_last_exit_alone() -> None:
@@ -50,8 +50,8 @@ def test_the_next_generation_keeps_the_last_exit_alone() -> None:
     status.note_message({"failed": "ImportError"}, NOW)
     status.end(EXIT, [])
     status.begin()
-    assert told(status, "state", "generation", "restarts") == ("starting", 2, 1)
-    assert told(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
+    assert found(status, "state", "generation", "restarts") == ("starting", 2, 1)
+    assert found(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
     assert "log_tail" not in status.to_json()
 
 
@@ -61,4 +61,4 @@ def test_lost_shards_are_counted_through_generations() -> None:
     status.end(EXIT, [])
     status.begin()
     status.note_shard_exit({"shard": 2})
-    assert told(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})
+    assert found(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})

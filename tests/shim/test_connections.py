@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shim and its clients can say to each other."""
+"""Messages between a shim and its clients."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def test_wire_is_one_json_object_a_line() -> None:
         (b"{}", (None, DEFAULT_GRACE_SECONDS)),
     ],
 )
-def test_an_order_is_what_is_asked_and_the_grace_given(
-    line: bytes, order: tuple[object, float]
-) -> None:
+def test_an_operation_is_read_with_its_grace(line: bytes, order: tuple[object, float]) -> None:
     assert read_operation(line) == order
 
 
@@ -47,7 +45,7 @@ def test_an_order_is_what_is_asked_and_the_grace_given(
     ],
     ids=["empty", "no JSON", "no text", "no object", "too deep", "no number", "too large"],
 )
-def test_what_is_no_message_is_told_from_one(line: bytes) -> None:
+def test_an_invalid_message_is_an_error(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_operation(line)
 
