@@ -38,7 +38,7 @@ from openenvd.env_host.shared_state.process import (
 from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
 from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
-from .worlds import ROOT, LedgerWorld, ShardProcess
+from .ledger import ROOT, LedgerWorld, ShardProcess
 
 MEGABYTE = 2**20
 Connect = Callable[..., Any]
@@ -357,7 +357,7 @@ def test_a_class_without_create_state_says_so() -> None:
 _HOST = """
 import os, sys
 from openenvd.env_host.shared_state.process import start_state_process
-from tests.env_host.worlds import LedgerWorld
+from tests.env_host.ledger import LedgerWorld
 print(start_state_process(LedgerWorld).pid, flush=True)
 sys.stdin.read()
 """

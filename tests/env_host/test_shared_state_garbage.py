@@ -20,7 +20,7 @@ from openenvd.env_host.shared_state.process import StateProcess, start_state_pro
 from openenvd.env_host.shared_state.proxy import StateProxy
 from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
-from .worlds import LedgerWorld
+from .ledger import LedgerWorld
 
 HELLO = wire.encode(Kind.HELLO, name=b"shard 9")
 
