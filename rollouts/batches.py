@@ -37,7 +37,7 @@ class BatchSink:
         return _NO_ROOM
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """Kept until the episode ends, and then by whoever takes it: in memory of its own."""
+        """Keeps a copy of the step until the episode is handed over."""
         self._running.setdefault(episode_id, []).append(_apart(step))
 
     async def finish(self, episode: Episode) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for what is under way, in bytes: one budget from the session to the disk.
+"""A budget in bytes for everything between a session and the disk.
 
     collector ──reserve──▶ Hold ──travels with the step──▶ writer thread ──▶ disk ──▶ release
                   ▲                                                                     │
@@ -9,9 +9,8 @@ A step's room is reserved before it is handed over, and given back when it is on
 between can grow without it. Those who wait are served in order. Something larger than the whole
 budget passes alone. Queues between threads need no bound of their own then.
 
-A disk that is slower than the environments fills whatever room there is, and is no faster for it.
-So a budget may begin small, and opens where its room is too little: where somebody waits, or has
-waited, and yet the disk has run out of work.
+A disk that is slower than the environments fills any budget, and is no faster for it. So a budget
+may begin small, and grows only where the disk ran out of work while a step waited for room.
 
 The lock guards the stats and the line of those who wait; it is never held across a wait.
 """
@@ -44,7 +43,7 @@ class ByteBudget:
             raise ValueError(f"a budget needs room: {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
         self._open_bytes = min(limit_bytes, first_bytes or limit_bytes)
-        self._was_short = False  # somebody has waited since there was nothing to do
+        self._was_short = False  # a reservation has waited since the consumer was idle
         self._is_idle = False
         self.peak_bytes = 0
         self._used_bytes = 0

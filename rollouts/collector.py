@@ -49,7 +49,7 @@ LAG_WINDOW_SECONDS = 600.0
 
 
 class RolloutCollector:
-    """Collects episodes. One at a time may use it: a second `collect` waits for nobody."""
+    """Collects episodes; only one collection at a time may run."""
 
     def __init__(
         self,
@@ -143,12 +143,15 @@ class RolloutCollector:
     async def collect(
         self, numbers: Iterable[int], sink: StepSink, *, keeps_episodes: bool = False
     ) -> None:
-        """Play the episodes of these numbers into the sink, which is not closed.
+        """Plays episodes into a sink, which is not closed.
 
-        `keeps_episodes` says that the sink holds an episode's steps until it ends.
+        Args:
+            numbers: Of the episodes; id, seed and environment follow from them.
+            sink: Takes steps and finished episodes.
+            keeps_episodes: Whether the sink holds the steps of an episode in memory until it ends.
 
         Raises:
-            RolloutError: the sink's; `LoopLagged`.
+            RolloutError: The sink's; `LoopLagged`.
         """
         run = _Run(self._plan, self.stats, iter(numbers), sink, keeps_episodes=keeps_episodes)
         with self.lag, while_episodes_run():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many episodes may run, by the memory that each of them holds while it runs.
 
-What an episode holds is learned from those before: nobody knows how large observations are until
-they have come. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room
+What an episode holds is learned from those before: how large observations are is not known until
+they arrive. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room
 reserved for the largest observation there was. (A first observation is often a small one: when it
 let all others in, they came to hold three times the limit.) While an episode runs it is never kept
 waiting for more, which might be held by others that wait in the same way.
@@ -27,7 +27,7 @@ GUESSED_STEPS = 32  # without a guess, the first of them held six times the limi
 
 
 class ConcurrencyLimit:
-    """Lets episodes begin."""
+    """Lets an episode begin when there is memory for it."""
 
     def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
         self._budget = ByteBudget(limit_bytes)
@@ -43,7 +43,7 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[EpisodeRoom]:
-        """Begin an episode, when there is room for it."""
+        """Begins an episode, when there is memory for it."""
         await self._permits.acquire()
         hold = await self._budget.reserve(self._expected_bytes())
         try:
@@ -54,14 +54,14 @@ class ConcurrencyLimit:
             self._permits.release()  # it may have ended before its first step
 
     def learn(self, size_bytes: int) -> None:
-        """After a step, an episode holds so much; the next ones will, too."""
+        """Notes how much an episode holds after a step; others are expected to hold as much."""
         self._most_bytes = max(self._most_bytes, size_bytes)
         if self._permits.locked():
             for _ in range(FOLLOWERS):
                 self._permits.release()
 
     def _expected_bytes(self) -> int:
-        """Of the next one. However large, as many as the scouts may run at once."""
+        """The memory expected for the next episode; at least `SCOUTS` may always run."""
         if self._has_ended or not self._keeps_episodes:
             return self._most_bytes
         most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
@@ -69,7 +69,7 @@ class ConcurrencyLimit:
 
 
 class EpisodeRoom:
-    """What one running episode holds."""
+    """The memory that one running episode holds."""
 
     def __init__(self, limit: ConcurrencyLimit, hold: Hold, *, keeps_all: bool) -> None:
         self._limit = limit

@@ -5,7 +5,7 @@
     ├── PolicyNotFound          `--policy` names nothing that can be called
     ├── PolicyHangs             too many calls of a synchronous policy did not return
     ├── StageNotFound           `--advantages` or `--filter` names nothing that can be called
-    ├── NoEnvironment           nobody answers at the address, or not as an OpenEnv server does
+    ├── NoEnvironment           no OpenEnv server answers at the address
     ├── LoopLagged              the loop was held for longer than `--max-loop-lag` allows
     ├── AllFailed               of all episodes not one came to its end
     ├── OtherRollout            the folder holds a rollout of something else
@@ -65,7 +65,7 @@ class StageNotFound(RolloutError):
 
 
 class NoEnvironment(RolloutError):
-    """Nobody answers at the address, or not as an OpenEnv server does."""
+    """No OpenEnv server answers at the address."""
 
     default_hint = "openenv status shows the environments that run, and their addresses"
 

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def while_episodes_run() -> Iterator[None]:
-    """Until the last of those who asked for it has ended."""
+    """Changes the settings until the last rollout that needs them has ended."""
     with _GARBAGE.changed(), _SWITCHING.changed():
         yield
 
@@ -65,7 +65,7 @@ class _Setting(Generic[_T]):
 
     @contextmanager
     def changed(self) -> Iterator[None]:
-        """Meanwhile. What somebody else has set in the meantime stays."""
+        """Changes the setting meanwhile; a change by other code in between is kept."""
         self._begin()
         try:
             yield

@@ -3,8 +3,8 @@
 
     ColumnsFile.rows ─▶ ColumnsRow["reward"] ─▶ Recent ─▶ _Group ─▶ that column of the row's group
 
-A row has its place, not its group: who asks late has the group read again, so that whoever keeps a
-row of each group keeps no groups. Writing is `columnar`'s.
+A row refers to its group by number, and the group is read again when it is needed later: a kept
+row keeps no group. Writing is `columnar`'s.
 """
 
 from __future__ import annotations

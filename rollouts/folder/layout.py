@@ -6,7 +6,7 @@
     episodes-00000.jsonl       a row per episode: its totals, and where its steps and arrays lie
     arrays-00000.bin           the raw bytes of large arrays, each aligned for mapping
     *.partial                  a part that is being written: not there yet, for any reader
-    spool/                     steps of episodes under way
+    spool/                     steps of unfinished episodes
 
 A step's row says where in its episode's block an array lies; the episode's row says where the block
 lies in the file, so that steps need not be written again when an episode finds its place.

@@ -4,7 +4,7 @@ r"""The lines of a stretch of a file, one in memory at a time.
     file ─readinto─▶ one buffer, used again ─find(b"\n")─▶ a line's own bytes
 
 `readline` takes fresh memory for pieces of 8 kB, joins them, and spends its time on page faults.
-Here a line is copied once, so that whoever keeps it keeps nothing else.
+Here a line is copied once, so that a kept line keeps no other memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from io import FileIO
 
 from .disk import drop_from_page_cache
 
-DROPPED_BYTES = 4 << 20  # of what was read and passes, each time
+DROPPED_BYTES = 4 << 20  # read bytes that are dropped from the page cache at a time
 READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
 BLOCK_BYTES = 256 << 10  # of the buffer; it grows for a longer line alone
 

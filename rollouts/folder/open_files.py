@@ -44,7 +44,7 @@ def opened(paths: Sequence[Path], open_it: Callable[[Path], Opened]) -> Opened:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Errors of the operating system as ours; that a file is not there is the caller's affair."""
+    """Turns errors of the operating system into ours, except that a file is missing."""
     try:
         yield
     except FileNotFoundError:

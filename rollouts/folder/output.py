@@ -29,8 +29,8 @@ from .spool import LARGE_BYTES, OWN_PART_BYTES, PendingObservations, Spool, to_s
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
 SYNC_THREADS = 2
-MOST_UNPUBLISHED = 16  # parts that wait to be made certain together
-SPOOL_BYTES = 16 << 20  # of all episodes under way, in memory
+MOST_UNPUBLISHED = 16  # parts that are recorded together
+SPOOL_BYTES = 16 << 20  # of all unfinished episodes, in memory
 NO_VERDICT = Verdict()
 
 Ended = tuple[Spool, Episode, Verdict]
@@ -141,7 +141,7 @@ class Output:
         if not ids:
             return large
         part = self._growing
-        part.certain()
+        part.sync()
         self._disk.sync(self.folder)
         self._manifest.checkpoint(Checkpoint(part.number, part.sizes, tuple(ids), part.steps))
         self._checkpointed = len(part.episode_ids)
@@ -193,7 +193,7 @@ class Output:
             self.folder, growing.part, growing.sizes, growing.episode_ids, self._disk
         )
         part.steps = growing.steps
-        self._make_certain(part)
+        self._sync_later(part)
         self._publish_all()
 
     def _remove_unknown(self, but: Sequence[OpenPart] = ()) -> None:
@@ -248,7 +248,7 @@ class Output:
             parts.append(self._new_part())
             for one in small:
                 parts[-1].add(*one)
-        self._make_certain(*parts)
+        self._sync_later(*parts)
         if sum(len(together) for together, _ in self._unpublished) >= MOST_UNPUBLISHED:
             self._publish_all()
 
@@ -263,12 +263,12 @@ class Output:
 
     def _finish_growing(self) -> None:
         if self._growing.episode_ids:
-            self._make_certain(self._growing)
+            self._sync_later(self._growing)
         self._publish_all()
 
-    def _make_certain(self, *together: OpenPart) -> None:
+    def _sync_later(self, *together: OpenPart) -> None:
         """Syncs whole parts on other threads, while further ones are written."""
-        synced = [self._syncing.submit(part.certain) for part in together]
+        synced = [self._syncing.submit(part.sync) for part in together]
         self._unpublished.append((together, synced))
 
     def _publish_all(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts: the growing one, which takes finished episodes one after the other, and finished ones.
+"""Parts: the growing one, to which finished episodes are appended, and finished ones.
 
-The files have temporary names here. `certain` makes sure of them; who keeps the journal then writes
-down that they exist, and `publish` gives them their names.
+The files have temporary names here. `sync` makes them durable; then the manifest records them, and
+`publish` renames them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .spool import OWN_PART_BYTES, Spool, Stream
 
 
 class PartialFile:
-    """A file of a part until it is finished: what was appended, and its checksum."""
+    """A file of an unfinished part, and the checksum of what was appended."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class PartialFile:
 
     @classmethod
     def adopt(cls, stream: Stream, path: Path, disk: Disk) -> PartialFile:
-        """An episode's file, with all it has, becomes a part's as it is."""
+        """Makes an episode's file the file of a part, without copying it."""
         file = cls(path, disk)
         disk.rename(stream.path, partial(path))
         file.size_bytes, file._digest = stream.on_disk_bytes, stream.digest
@@ -51,7 +51,7 @@ class PartialFile:
 
     @classmethod
     def resume(cls, path: Path, size_bytes: int, disk: Disk) -> PartialFile:
-        """What is certain of a file that a crash left."""
+        """Truncates a file that a crash left to its durable size."""
         file = cls(path, disk)
         if size_bytes:
             disk.truncate(partial(path), size_bytes)
@@ -61,7 +61,7 @@ class PartialFile:
         return file
 
     def append(self, chunks: Sequence[BytesLike]) -> None:
-        """At its end. Nothing makes no file."""
+        """Appends chunks; where there are none, no file is created."""
         if not chunks:
             return
         self._disk.append(partial(self.path), chunks)
@@ -70,13 +70,13 @@ class PartialFile:
             self.size_bytes += len(memoryview(chunk).cast("B"))
 
     def finished(self) -> PartFile:
-        """How the manifest tells of it."""
+        """The manifest's entry."""
         return PartFile(self.path.name, self.size_bytes, self._digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a part is whole."""
+    """A point at which all episodes of a part are whole."""
 
     sizes: Mapping[str, int]  # of each kind of file
     episodes: int
@@ -98,7 +98,7 @@ class OpenPart:
     def resume(
         cls, folder: Path, number: int, sizes: Mapping[str, int], ids: Sequence[str], disk: Disk
     ) -> OpenPart:
-        """A growing part as far as it is certain."""
+        """Opens a growing part again, as far as it is durable."""
         part = cls(folder, number, disk)
         part.files = {k: PartialFile.resume(part._path(k), sizes[k], disk) for k in KINDS}
         part.episode_ids = list(ids)
@@ -116,11 +116,11 @@ class OpenPart:
 
     @property
     def mark(self) -> Mark:
-        """How far it is now."""
+        """The present end of the part."""
         return Mark(self.sizes, len(self.episode_ids), self.steps)
 
     def add(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
-        """A finished episode, copied to the end."""
+        """Copies a finished episode to the end."""
         arrays = self.files[ARRAYS]
         if spool.arrays.size_bytes:
             arrays.append([bytes(padding(arrays.size_bytes))])
@@ -132,20 +132,20 @@ class OpenPart:
         self._note(episode, block, verdict)
 
     def adopt(self, spool: Spool, episode: Episode, verdict: Verdict) -> None:
-        """A finished episode whose files, all on disk, become this part's; the only one."""
+        """Makes the files of a finished episode, all on disk, those of this part."""
         block = self._block(spool)
         for kind, stream in ((STEPS, spool.rows), (ARRAYS, spool.arrays)):
             if stream.size_bytes:
                 self.files[kind] = PartialFile.adopt(stream, self._path(kind), self._disk)
         self._note(episode, block, verdict)
 
-    def certain(self) -> None:
-        """What was written is on the medium. Its temporary names are when the folder is synced."""
+    def sync(self) -> None:
+        """Makes the content of the files durable; their names are so when the folder is synced."""
         for file in self._written():
             self._disk.sync(partial(file.path), drop_cached=file.size_bytes >= OWN_PART_BYTES)
 
     def finished(self) -> Part:
-        """How the manifest tells of it."""
+        """The manifest's entry."""
         files = tuple(file.finished() for file in self._written())
         return Part(self.number, files, tuple(self.episode_ids), self.steps)
 
@@ -159,13 +159,13 @@ class OpenPart:
                 self._disk.truncate(partial(file.path), mark.sizes[kind])
 
     def forget(self, *, but: Part) -> None:
-        """The partial files that did not become the finished part's."""
+        """Removes partial files that are not among those of the finished part."""
         for file in self._written():
             if file.path.name not in {kept.name for kept in but.files}:
                 partial(file.path).unlink(missing_ok=True)
 
     def _block(self, spool: Spool) -> Block:
-        """Where the next episode will lie."""
+        """The position of the next episode."""
         return Block(
             part=self.number,
             first_row=self.steps,
@@ -189,7 +189,7 @@ class OpenPart:
 
 
 def publish(folder: Path, part: Part, disk: Disk) -> None:
-    """Its files get their names; what has its name already was renamed before a crash."""
+    """Renames the files of a recorded part; some may have been renamed before a crash."""
     for file in part.files:
         path = folder / file.name
         if partial(path).exists():

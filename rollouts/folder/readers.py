@@ -171,7 +171,7 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     Raises:
         OutputDamaged: The folder has no rollouts, or they cannot be understood.
     """
-    folder = Path(folder).absolute()  # whoever has it may be elsewhere by then
+    folder = Path(folder).absolute()  # the working directory may change
     if not manifest.exists(folder):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder, keep_cached=keep_cached)

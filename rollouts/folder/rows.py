@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as they are handed out: nothing is parsed before it is asked for, and nothing twice.
+"""Rows of steps and episodes, whose fields are parsed when they are first read.
 
-    LineRow      a line of JSONL. Who asks for the observation first has the whole line parsed at
-                 once; who asks for anything else has the observation skipped, not parsed
+    LineRow      a line of JSONL. Reading the observation first parses the whole line; reading any
+                 other field skips the observation
     ColumnsRow   a row of a file in columns (see `column_files`): what is not asked for is not read
 
 A row that is kept keeps its own line and what was parsed of it, and nothing of its neighbours.
@@ -124,41 +124,41 @@ class StepRow:
 
     @property
     def number(self) -> int:
-        """From 0."""
+        """The number of the step, from 0."""
         found: int = self._row["step"]
         return found
 
     @property
     def observation(self) -> Any:
-        """What the policy saw."""
+        """The observation that the policy saw."""
         return self._row["observation"]
 
     @property
     def action(self) -> Any:
-        """What it did."""
+        """The action of the policy."""
         return self._row["action"]
 
     @property
     def reward(self) -> float | None:
-        """What came of it."""
+        """The reward of the action."""
         found: float | None = self._row["reward"]
         return found
 
     @property
     def done(self) -> bool:
-        """Whether the environment said that it was the last one."""
+        """Whether the environment ended the episode with this step."""
         found: bool = self._row["done"]
         return found
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What was said beside it."""
+        """What the policy noted, and the environment's `metadata`."""
         found: Mapping[str, Any] = self._row["info"]
         return found
 
     @property
     def arrays(self) -> Mapping[str, MappedArray]:
-        """Its large arrays, on the mapped file."""
+        """The large arrays of the step, on the mapped file."""
         if self._mapped is None:
             self._mapped = self._block.mapped(self._row["arrays"], self._start)
         return self._mapped

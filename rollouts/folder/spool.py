@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spool: steps of unfinished episodes, which no reader sees.
 
-Small ones wait in memory, within an allowance of their own; what is large, or exceeds the
-allowance, goes to `spool/`. A file there is never read after a crash: the next start empties the
-folder. A finished episode's bytes are copied into the growing part, or, when they are many, its
-files become a part as they are.
+Small episodes wait in memory. Large ones, and those beyond the allowance of all together, go to
+`spool/`, which the next start empties after a crash. A finished episode is copied into the growing
+part, or, where it is large, its files become a part as they are.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Stream:
 
 @dataclass
 class Spool:
-    """One episode under way."""
+    """The steps of one unfinished episode."""
 
     episode_id: str
     rows: Stream

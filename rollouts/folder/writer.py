@@ -44,7 +44,7 @@ CHECKPOINT_SECONDS = 1.0
 FIRST_BYTES = 32 << 20  # of the buffer, until it turns out to need more
 BATCH_BYTES = 4 << 20
 BATCH_SECONDS = 0.01
-SPOOL_SHARE = 8  # of the buffer: a part in so many is for episodes under way
+SPOOL_SHARE = 8  # of the buffer: an eighth is for unfinished episodes
 HEAP_SHARE = 4  # and one is lost between blocks of different sizes, on the C library's heap
 
 log = logging.getLogger(__name__)
@@ -307,4 +307,4 @@ class RolloutWriter:
         try:
             self._output.save()
         except (RolloutError, OSError) as again:
-            log.warning("not all that was finished could be kept: %s", again)
+            log.warning("not all finished episodes could be kept: %s", again)

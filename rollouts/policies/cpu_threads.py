@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that is not the loop's: two threads for everybody.
+"""Two threads, shared by all episodes, for work that would block the event loop.
 
     event loop                               threads "policy-0", "policy-1"
     run ──job──▶ line ─────────────────────▶ begin ─▶ function ─▶ end
@@ -46,7 +46,7 @@ class _State(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A function that somebody on the loop waits for."""
+    """A function whose result a coroutine awaits."""
 
     function: Callable[[], Any]
     answer: asyncio.Future[Any]
@@ -105,7 +105,7 @@ class CpuThreads:
             raise
 
     def close(self) -> None:
-        """Begin nothing more, and wait for threads that do nothing. What hangs is left behind."""
+        """Begins nothing more and joins idle threads; hung ones are left behind."""
         with self._lock:
             self._is_closed = True
             threads = list(self._threads)
@@ -115,7 +115,7 @@ class CpuThreads:
             thread.join()
 
     def _start_missing_threads(self) -> None:
-        """As many threads as there may be serve the line."""
+        """Starts threads up to the limit."""
         with self._lock:
             while len(self._threads) < self._most and not self._is_closed:
                 name = f"policy-{next(self._numbers)}"
@@ -145,7 +145,7 @@ class CpuThreads:
             del job  # and with it what it holds, while we wait for the next
 
     def _begin(self, job: _Job) -> bool:
-        """Whether anybody still waits for it."""
+        """Whether its result is still awaited."""
         with self._lock:
             if job.state is _State.GIVEN_UP:
                 return False
@@ -155,7 +155,7 @@ class CpuThreads:
         return True
 
     def _end(self, job: _Job, result: Any, error: BaseException | None) -> bool:
-        """Whether it was waited for until now."""
+        """Whether its result was still awaited."""
         with self._lock:
             if job.state is _State.GIVEN_UP:
                 self._hung -= 1

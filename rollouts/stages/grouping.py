@@ -34,7 +34,7 @@ from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
 LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
-RESTORED_BYTES = 16 << 20  # of last observations that were read again; a larger group passes alone
+RESTORED_BYTES = 16 << 20  # of last observations that are read again at a time
 
 
 def by_number(size: int) -> Callable[[Episode], Hashable]:
@@ -67,7 +67,19 @@ class GroupSink:
         advantages: Advantages | None = group_normalised,
         counts: EpisodeCounts | None = None,
     ) -> None:
-        """Without `advantages`, episodes are filtered only."""
+        """Makes a sink in front of another.
+
+        Args:
+            sink: Stores steps and groups.
+            size: Episodes of a group.
+            group_of: The group of an episode; by default `by_number(size)`.
+            filters: Applied in order, by the name that is written for a dropped episode.
+            advantages: From the rewards of a group; None filters only.
+            counts: Updated as groups are written.
+
+        Raises:
+            ValueError: `size` is below 1.
+        """
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
         self.counts = counts or EpisodeCounts()
@@ -83,21 +95,21 @@ class GroupSink:
         self._restored = ByteBudget(RESTORED_BYTES)
 
     async def reserve(self, size_bytes: int) -> Room:
-        """As the sink behind says."""
+        """Reserves room in the sink behind."""
         return await self._sink.reserve(size_bytes)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """On to the sink behind."""
+        """Passes a step to the sink behind."""
         self._steps[episode_id] += 1
         await self._sink.put_step(episode_id, number, step, room)
 
     async def discard(self, episode_id: str) -> None:
-        """This attempt is forgotten."""
+        """Forgets the steps of this attempt."""
         del self._steps[episode_id]
         await self._sink.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
-        """Waits for nobody, but the last of a group hands all of it on.
+        """Adds an episode to its group; the last one passes the whole group on.
 
         Raises:
             StageError: a stage failed on the group.
@@ -115,7 +127,7 @@ class GroupSink:
             await self._hand_on(group)
 
     async def leave_out(self, episode: Episode) -> None:
-        """It failed for good, and nothing of it is to be kept: so its group cannot be, either."""
+        """Gives up the group of an episode that failed for good and is not kept."""
         key = self._group_of(episode)
         self._given_up.add(key)
         await self.discard(episode.id)
@@ -124,7 +136,7 @@ class GroupSink:
             await self.discard(one.episode.id)
 
     async def close(self) -> None:
-        """Groups that never became complete go on as they are; then the sink behind is closed."""
+        """Passes incomplete groups on as they are, and closes the sink behind."""
         try:
             while self._waiting:
                 await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
@@ -133,7 +145,7 @@ class GroupSink:
             await self._sink.close()
 
     def stop(self) -> None:
-        """Ends the thread; what waits is left to be forgotten with the sink behind."""
+        """Ends the thread; waiting episodes are forgotten with the sink behind."""
         self._thread.shutdown()
 
     def _may_wait(self, key: Hashable) -> bool:

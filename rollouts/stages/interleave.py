@@ -37,7 +37,7 @@ class TokenStep:
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
-    logprobs: Sequence[float] = ()  # of the completion; empty where nobody knows them
+    logprobs: Sequence[float] = ()  # of the completion; empty where they are unknown
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
