@@ -26,7 +26,7 @@ CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already liste
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
 
-LISTEN_BACKLOG = 4096
+LISTEN_BACKLOG = 4096  # a burst of clients waits in the kernel's queue and is not refused
 CONTROL_BACKLOG = 512
 
 
@@ -146,6 +146,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
         listener.listen(LISTEN_BACKLOG)
     except OSError as exc:
         listener.close()

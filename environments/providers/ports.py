@@ -10,6 +10,7 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
+from ...shim.files import listen
 from ..errors import PortInUse
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 # ever takes one of them.
 FIRST_PORT = 21000
 LAST_PORT = 21999
-BACKLOG = 4096  # a burst of clients waits in the kernel's queue and is not refused
 
 
 def open_listener(host: str, port: int | None) -> socket.socket:
@@ -59,19 +59,12 @@ def holder_of(port: int) -> psutil.Process | None:
 
 
 def _try_listen(host: str, port: int) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
-        listener.listen(BACKLOG)
+        return listen(host, port)
     except OSError as exc:
-        listener.close()
         if exc.errno == errno.EADDRINUSE:
             return None
         raise
-    return listener
 
 
 def name_of(process: psutil.Process) -> str:
