@@ -47,7 +47,7 @@ def test_what_differs_between_batches_has_a_column() -> None:
         ("", ""),
     ],
 )
-def test_how_sessions_were_shared_out_is_short(pids: str, told: str) -> None:
+def test_the_split_of_sessions_is_abbreviated(pids: str, told: str) -> None:
     assert lines_of(Report([summary(shard_split=pids)]))[-1].endswith(told or " %")
 
 

@@ -46,5 +46,5 @@ def test_the_bar_is_as_long_as_the_work_is_done(
 
 
 @pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])
-def test_there_is_no_bar_where_nobody_said_how_much_there_is(progress: dict[str, float]) -> None:
+def test_there_is_no_bar_without_a_total(progress: dict[str, float]) -> None:
     assert bar(progress) == ""

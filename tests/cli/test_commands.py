@@ -257,7 +257,7 @@ def test_status_shows_tables_and_failures(command: Command, status: dict[str, An
     assert "\x1b" not in out
 
 
-def test_status_says_how_an_environment_is_served_and_what_has_died(
+def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     command: Command, fake: FakeDaemon
 ) -> None:
     serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}

@@ -33,7 +33,7 @@ def test_only_what_was_said_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
 
 
-def test_a_misspelled_environment_is_told_before_anything_is_queued(
+def test_a_misspelled_environment_is_refused_before_anything_is_queued(
     command: Command, fake: FakeDaemon
 ) -> None:
     error = {"kind": "not_found", "message": "no environment is called 'ecko'",
@@ -121,7 +121,7 @@ def test_the_summary_of_all_of_it_is_a_success() -> None:
     assert not any("missing" in line for line in rest)
 
 
-def test_one_episode_of_one_step_is_told_as_one() -> None:
+def test_one_episode_of_one_step_is_singular() -> None:
     told = summary(wanted=1, there=1, steps=1, seconds=0.5, steps_per_second=2.0)
     first, second, *_ = told.splitlines()
     assert first == "✓ 1 of 1 episode is in /out"

@@ -34,7 +34,7 @@ def test_a_path_is_a_folder(tmp_path: Path, text: str) -> None:
     assert read(text, tmp_path) == source.Source(str(tmp_path / "echo"), "echo")
 
 
-def test_a_bare_name_that_nobody_bundles_is_the_folder(tmp_path: Path) -> None:
+def test_a_bare_name_that_is_not_bundled_is_the_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     found = read("mine", tmp_path)
     assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")

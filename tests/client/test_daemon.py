@@ -70,7 +70,7 @@ def test_the_lock_says_whether_a_daemon_lives(fake: FakeDaemon) -> None:
     assert daemon.is_running(fake.paths)
 
 
-def test_a_lock_file_that_nobody_holds_is_no_daemon(paths: Paths) -> None:
+def test_a_lock_file_that_is_not_locked_is_no_daemon(paths: Paths) -> None:
     paths.daemon_lock.touch()
     assert not daemon.is_running(paths)
 
@@ -86,7 +86,9 @@ def test_a_daemon_that_says_why_it_cannot_start_is_quoted(paths: Paths, program:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_daemon_that_cannot_be_forked_is_told(paths: Paths, pids_group: Path, limit: int) -> None:
+def test_a_daemon_that_cannot_be_forked_is_an_error(
+    paths: Paths, pids_group: Path, limit: int
+) -> None:
     """The shell that would start it, or the daemon itself."""
     script = (
         "from openenvd.client import daemon\n"
@@ -106,7 +108,7 @@ def test_a_daemon_that_cannot_be_forked_is_told(paths: Paths, pids_group: Path, 
     assert done.stdout.strip() == told
 
 
-def test_a_daemon_that_dies_is_told_with_its_last_words_alone(
+def test_a_daemon_that_exits_is_reported_with_its_own_last_lines(
     paths: Paths, program: Program
 ) -> None:
     paths.daemon_log.write_text("words of an earlier life\n")
@@ -174,7 +176,7 @@ def test_a_daemon_file_that_is_no_text_is_no_daemon(paths: Paths, content: bytes
     assert daemon.find(paths) is None
 
 
-def test_a_setting_that_cannot_be_is_told_and_not_a_traceback(
+def test_an_invalid_setting_is_reported_without_a_traceback(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENENV_PORT", "99999")

@@ -152,7 +152,7 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_each_replica_is_told_its_gpus(home: Path, layout: Layout) -> None:
+def test_each_replica_gets_its_gpus(home: Path, layout: Layout) -> None:
     given = {"CUDA_VISIBLE_DEVICES": "2,3,4,5"}
     replicas = start(home, replicas=2, env=given, gpus=2)
     try:
@@ -162,7 +162,9 @@ def test_each_replica_is_told_its_gpus(home: Path, layout: Layout) -> None:
         replicas.stop()
 
 
-def test_a_replica_is_told_what_it_may_use(home: Path, layout: Layout) -> None:
+def test_the_host_configuration_has_the_replicas_cores_and_memory(
+    home: Path, layout: Layout
+) -> None:
     """It knows no cgroups: it would make more shards than it has processors."""
     replicas = start(home)
     try:
@@ -185,7 +187,9 @@ def test_stopping_gives_the_port_back_and_may_be_done_twice(home: Path, layout: 
     assert list(layout.runs.iterdir()) == []
 
 
-def test_one_that_exits_fails_all_at_once_with_its_last_lines(home: Path, tmp_path: Path) -> None:
+def test_a_replica_that_exits_fails_the_launch_at_once_with_its_last_lines(
+    home: Path, tmp_path: Path
+) -> None:
     code = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
     replicas = start(home, write_class(tmp_path, code), cwd=tmp_path, replicas=2)
     with pytest.raises(ReplicaFailed) as caught:
@@ -195,7 +199,7 @@ def test_one_that_exits_fails_all_at_once_with_its_last_lines(home: Path, tmp_pa
     assert "no licence" in str(caught.value)
 
 
-def test_a_class_that_is_none_is_told_in_one_line(home: Path, tmp_path: Path) -> None:
+def test_a_missing_class_fails_with_one_line(home: Path, tmp_path: Path) -> None:
     source = write_class(tmp_path, "").partition(":")[0] + ":Nobody"
     replicas = start(home, source, cwd=tmp_path)
     with pytest.raises(ReplicaFailed, match="has no class Nobody") as caught:
@@ -225,7 +229,9 @@ def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None
     assert readable(told, tmp_path / "no links") == told
 
 
-def test_one_that_is_never_ready_is_told_with_its_last_lines(home: Path, tmp_path: Path) -> None:
+def test_a_replica_that_is_never_ready_fails_with_its_last_lines(
+    home: Path, tmp_path: Path
+) -> None:
     told = tmp_path / "told"
     os.mkfifo(told)
     code = f"""
@@ -283,7 +289,7 @@ def test_what_a_killed_shim_left_is_stopped(home: Path, layout: Layout) -> None:
     assert not Path(run_file.socket_path).exists()
 
 
-def test_environments_are_told_apart_although_their_names_begin_alike(
+def test_environments_whose_names_share_a_prefix_are_distinguished(
     home: Path, layout: Layout
 ) -> None:
     replicas = start(home)
@@ -300,7 +306,7 @@ def test_folders_without_a_readable_run_file_are_passed_over(layout: Layout) -> 
     assert run_files.all_of(layout.runs) == []
 
 
-def test_an_address_where_nobody_listens_is_told() -> None:
+def test_an_address_without_a_listener_is_not_answering() -> None:
     with pytest.raises(NotAnswering, match="nothing answers at"):
         ask("http://127.0.0.1:1", "/health", 5.0)
 

@@ -44,7 +44,7 @@ def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
     assert manifest.data["port"] == 8000
 
 
-def test_the_app_is_the_templates_when_nobody_says() -> None:
+def test_the_default_app_is_the_templates() -> None:
     assert parse_manifest(PATH, "name: x").app == "server.app:app"
 
 
@@ -71,7 +71,7 @@ def test_the_app_is_the_templates_when_nobody_says() -> None:
         ("name: !!python/object:os.system x\n", 1, None, "constructor"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_line_and_field(
+def test_a_mistake_is_reported_with_line_and_field(
     text: str, line: int | None, field: str | None, word: str
 ) -> None:
     with pytest.raises(ManifestError) as caught:
@@ -82,13 +82,13 @@ def test_a_mistake_is_told_with_line_and_field(
     assert word in str(caught.value)
 
 
-def test_a_manifest_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "openenv.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ManifestError, match="UTF-8"):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="No such file"):
         read_manifest(tmp_path)
 

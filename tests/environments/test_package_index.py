@@ -30,11 +30,11 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_nothing_said_is_nothing_told(tmp_path: Path) -> None:
+def test_without_pip_settings_uv_gets_no_variables(tmp_path: Path) -> None:
     assert uv_variables(environ(tmp_path)) == {}
 
 
-def test_pips_variables_are_told(tmp_path: Path) -> None:
+def test_pips_variables_become_uvs(tmp_path: Path) -> None:
     told = uv_variables(
         environ(
             tmp_path,

@@ -209,7 +209,7 @@ def test_extras_that_cannot_be_had_are_done_without(
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_python_that_nobody_has_is_told(tmp_path: Path, layout: Layout) -> None:
+def test_a_missing_python_version_is_reported(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'requires-python = ">=4.5"')
     with pytest.raises(PreparationFailed, match=r"sample needs Python >=4\.5"):
         project_python(project, layout, lambda _: None)
@@ -262,7 +262,7 @@ def test_a_project_that_refers_to_folders_is_keyed_by_its_place(tmp_path: Path) 
     assert venv_key(one) != venv_key(other)
 
 
-def test_passwords_of_an_index_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_of_an_index_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:secret@mirror.example/simple")
     assert "secret" not in project_venv.package_source()
     assert "mirror.example" in project_venv.package_source()

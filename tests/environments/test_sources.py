@@ -70,7 +70,7 @@ def test_what_is_not_built_yet_says_so(tmp_path: Path, source: str) -> None:
         resolve(source, tmp_path)
 
 
-def test_a_broken_manifest_is_told(tmp_path: Path) -> None:
+def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "openenv.yaml").write_text("nam: x\n")
     with pytest.raises(ManifestError, match="name"):
         resolve(".", tmp_path)

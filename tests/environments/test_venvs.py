@@ -46,7 +46,7 @@ def write_run_file(layout: Layout, python: Path) -> None:
     (folder / "replica.json").write_text(json.dumps({**told, "argv": [str(python), "-m", "x"]}))
 
 
-def test_what_nothing_uses_goes_and_is_told_with_what_it_held(layout: Layout) -> None:
+def test_unused_environments_are_removed_and_reported_with_their_size(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [gone] = prune(layout)
     assert not venv.exists()
@@ -105,7 +105,7 @@ def test_what_is_going_is_not_found_by_a_launch(layout: Layout) -> None:
     assert not note_use(venv)
 
 
-def test_what_was_going_when_its_remover_died_goes_the_next_time(layout: Layout) -> None:
+def test_an_interrupted_removal_is_finished_by_the_next_one(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     cleanup._take_away(chosen)

@@ -285,7 +285,7 @@ async def test_a_broken_packet_is_the_singers_own_error(links: list[StateLink]) 
     assert (await sing(env, tone(220), at=-50_000)).written
 
 
-async def test_a_position_that_is_gone_is_told(links: list[StateLink]) -> None:
+async def test_a_position_that_was_overwritten_is_an_error(links: list[StateLink]) -> None:
     env = singer(links[0])
     await begin(env)
     await env.world.start_song(at=-(10**9))

@@ -41,7 +41,9 @@ def test_every_way_is_tried() -> None:
 @pytest.mark.parametrize("place", ["guaranteed", "burst"])
 @pytest.mark.parametrize("schedule", ["LONG", "SHORT"])
 @pytest.mark.parametrize("name", WAYS)
-def test_a_death_is_explained_and_harms_nobody(name: str, schedule: str, place: str) -> None:
+def test_an_exit_is_explained_and_leaves_other_workers_alone(
+    name: str, schedule: str, place: str
+) -> None:
     from load_tests.oom_matrix import run_cell, why_no_cgroups
 
     way = way_named(name)

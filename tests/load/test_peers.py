@@ -25,7 +25,7 @@ def test_the_peer_runs_requests_and_leaves_no_process() -> None:
         assert session_of(peer.process.pid) == []
 
 
-def test_a_peer_that_cannot_start_is_told_with_its_last_words() -> None:
+def test_a_peer_that_cannot_start_is_reported_with_its_last_lines() -> None:
     from load_tests.peers.skypilot_peer import Kind, need, started
 
     kind = Kind("mute", lambda _port, _home: ["/bin/sh", "-c", "echo no such luck; exit 3"])

@@ -101,7 +101,7 @@ def test_without_matplotlib_it_says_so_and_writes_the_rest(
     ]
 
 
-def test_a_server_that_is_not_there_is_told(
+def test_an_unreachable_server_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -149,7 +149,7 @@ def test_every_way_to_fail_has_a_name(answers: list[bytes], kind: str) -> None:
     assert [outcome["error_kind"] for outcome in harvest.outcomes] == [kind]
 
 
-def test_a_generator_that_dies_is_told(limit: Any, tmp_path: Path) -> None:
+def test_a_generator_that_exits_is_reported(limit: Any, tmp_path: Path) -> None:
     from openenvd.bench.crew import Crew
     from openenvd.bench.errors import GeneratorLost
     from openenvd.bench.generator import Batch

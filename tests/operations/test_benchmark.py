@@ -111,7 +111,7 @@ def test_sessions_that_fail_are_results(run: Run) -> None:
     assert result["max_batch"] == {"ws, wait 0 s": 0}
 
 
-def test_an_environment_that_does_not_run_is_told(run: Run) -> None:
+def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
     with pytest.raises(NotAnswering, match="no replica"):
         run("benchmark", name="nobody")
 

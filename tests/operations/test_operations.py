@@ -66,7 +66,7 @@ def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout:
         run("probe", name="echo")
 
 
-def test_a_launch_tells_the_log_and_reports_each_replica(
+def test_a_launch_writes_its_log_and_reports_each_replica(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ def test_a_launch_that_can_never_work_is_invalid(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_a_taken_port_says_by_whom(run: Run) -> None:
+def test_a_port_in_use_names_the_process_that_holds_it(run: Run) -> None:
     launched = run("launch", source="echo")["environment"]
     port = int(launched["address"].rpartition(":")[2])
     with pytest.raises(EnvironmentsError, match=rf"port {port} is in use by .* \(pid \d+\)"):
@@ -141,7 +141,7 @@ def test_a_taken_port_says_by_whom(run: Run) -> None:
     run("down", name="echo")
 
 
-def test_what_is_cancelled_while_it_waits_leaves_nothing(
+def test_a_launch_cancelled_while_it_waits_leaves_nothing(
     run: Run, layout: Layout, tmp_path: Path
 ) -> None:
     class Cancelled(BaseException):
@@ -156,7 +156,7 @@ def test_what_is_cancelled_while_it_waits_leaves_nothing(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_what_a_killed_launch_started_is_found_and_stopped(
+def test_replicas_of_a_killed_launch_are_found_and_stopped(
     run: Run, home: Path, layout: Layout
 ) -> None:
     code = """
@@ -186,7 +186,7 @@ def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> 
         run("launch", source=source, cwd=str(tmp_path), env={"GREETING": "hello"})
 
 
-def test_check_tells_what_the_machine_offers(run: Run) -> None:
+def test_check_reports_what_the_machine_offers(run: Run) -> None:
     found = run("check")
     assert found["environments"] == ["benchmark", "brigade", "echo"]
     assert found["limits"]["memory_bytes"] > 0

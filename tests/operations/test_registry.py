@@ -91,6 +91,6 @@ def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("source", "name"), [("echo", "echo"), ("/x/my_env", "my_env"), ("pkg.mod:Sample", "sample")]
 )
-def test_an_environment_that_nobody_named_is_named_by_its_source(source: str, name: str) -> None:
+def test_the_default_name_is_made_from_the_source(source: str, name: str) -> None:
     payload = LaunchPayload.model_validate({"source": source})
     assert payload.model_dump()["name"] == name

@@ -70,7 +70,7 @@ def cancellable() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_cancelling_ends_the_loop_before_it_is_told(cancellable: None) -> None:
+def test_cancellation_returns_after_the_event_loop_has_ended(cancellable: None) -> None:
     ended: list[str] = []
 
     async def main() -> dict[str, Any]:
@@ -134,9 +134,7 @@ def test_a_wrong_payload_is_refused(wrong: dict[str, Any]) -> None:
         ({"group": 300}, "ask for 300"),
     ],
 )
-def test_stages_that_make_no_sense_are_told_with_what_does(
-    wrong: dict[str, Any], told: str
-) -> None:
+def test_invalid_stages_are_refused_with_the_valid_ones(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError) as caught:
         RolloutPayload.model_validate({"name": "echo", "out": "/out", **wrong})
     [error] = caught.value.errors()
@@ -161,7 +159,7 @@ def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:
 @pytest.mark.parametrize(
     "error", [RolloutError("no"), OutputUnwritable("no"), PolicyNotFound("no")]
 )
-def test_what_a_rollout_says_no_with_is_told_without_a_traceback(
+def test_an_error_of_a_rollout_is_reported_without_a_traceback(
     error: RolloutError, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_traceback(error)
