@@ -32,14 +32,18 @@ def follow(
     logs: bool = True,
     reconnect: Reconnect | None = None,
 ) -> Iterator[ServerEvent]:
-    """`state`, `progress` and `log` events; the last is the final `state`.
+    """Stream a request's `state`, `progress` and `log` events; the last is the final `state`.
 
-    `reconnect` looks for the daemon after the stream broke (`daemon.find`); without it the same
-    socket is tried again.
+    Args:
+        client: The daemon that has the request.
+        request_id: The request's id, or its beginning.
+        logs: Whether log text is wanted.
+        reconnect: Looks for the daemon after the stream broke (`daemon.find`); None: the same
+            socket is tried again.
 
     Raises:
-        ApiRefused: no such request.
-        ConnectionLost: the daemon went away and did not come back.
+        ApiRefused: There is no such request.
+        ConnectionLost: The daemon went away and did not come back.
     """
     after: str | None = None
     final: ServerEvent | None = None
@@ -61,7 +65,7 @@ def follow(
 
 
 def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None = None) -> Json:
-    """The request once it is final.
+    """Wait for a request, and return it once it is final.
 
     Raises:
         ApiRefused, ConnectionLost: as `follow`.
@@ -76,10 +80,10 @@ def wait(client: DaemonClient, request_id: str, *, reconnect: Reconnect | None =
 def run(
     client: DaemonClient, operation: str, payload: Json, *, reconnect: Reconnect | None = None
 ) -> Json:
-    """Submit an operation and wait for it; the request, which succeeded.
+    """Submit an operation, wait for it, and return the request, which succeeded.
 
     Raises:
-        RequestFailed: it did not succeed.
+        RequestFailed: It did not succeed.
         ApiRefused, ConnectionLost: as `follow`.
     """
     request = wait(client, client.submit(operation, payload)["id"], reconnect=reconnect)

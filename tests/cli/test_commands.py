@@ -102,7 +102,7 @@ def test_launch_async_prints_the_id_alone(command: Command, accepts: Callable[..
     assert command("launch", "--async", "echo", "--json").json == {"request_id": ID}
 
 
-def test_launch_sends_what_was_said_and_nothing_else(
+def test_launch_sends_the_given_options_and_no_others(
     command: Command,
     accepts: Callable[..., None],
     fake: FakeDaemon,
@@ -429,7 +429,7 @@ def test_an_unknown_id_is_said_before_anything_is_waited_for(
     assert not [call for call in fake.calls if "events" in call[1]]
 
 
-def test_cancel_tells_what_had_ended_already(command: Command, fake: FakeDaemon) -> None:
+def test_cancel_reports_requests_that_had_ended_already(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/requests/1", {"request": READY})
     fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False})
     answer = command("cancel", "1")
@@ -470,7 +470,7 @@ def test_check_prints_the_operations_result(command: Command, fake: FakeDaemon) 
     assert command("check", "--json").json == {"python": "3.11", "uv": None}
 
 
-def test_prune_says_what_it_gave_back(command: Command, fake: FakeDaemon) -> None:
+def test_prune_reports_the_space_it_freed(command: Command, fake: FakeDaemon) -> None:
     removed = [
         {"path": "/venvs/a", "project": "/home/me/my_env", "freed_bytes": 400 * 2**20},
         {"path": "/venvs/b", "project": None, "freed_bytes": 67 * 2**20},

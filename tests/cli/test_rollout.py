@@ -17,7 +17,9 @@ from .conftest import Command
 NOTHING: dict[str, Any] = {"out": "out"}
 
 
-def test_only_what_was_said_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_sends_the_given_options_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     here = str(tmp_path)
     assert _payload(("echo",), NOTHING) == {"name": "echo", "out": f"{here}/out", "cwd": here}
@@ -73,7 +75,7 @@ def summary(**told: Any) -> str:
     return click.unstyle("\n".join(_summary(result_of(**told))))
 
 
-def test_the_summary_tells_what_there_is_and_what_failed() -> None:
+def test_the_summary_counts_episodes_and_failures() -> None:
     text = summary(
         wanted=10, there=7, steps=1200, seconds=2.0, steps_per_second=600.0, mean_reward=0.5,
         failures={"policy_error": 1, "step_timed_out": 2},
@@ -99,7 +101,7 @@ def test_failed_episodes_that_are_kept_are_not_missing() -> None:
     assert "missing" not in text
 
 
-def test_the_summary_tells_what_was_dropped_and_what_went_with_its_group() -> None:
+def test_the_summary_counts_dropped_episodes_and_their_groups() -> None:
     text = summary(
         there=4, failures={"policy_error": 1}, left_out=3,
         filtered={"my.filters:odd": 1, "min-steps=3": 2},

@@ -29,7 +29,7 @@ def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
         ("NoDevFiles", ()),
     ],
 )
-def test_what_the_variable_names_may_be_used(text: str, devices: tuple[str, ...]) -> None:
+def test_cuda_visible_devices_limits_the_gpus(text: str, devices: tuple[str, ...]) -> None:
     assert named(text) == devices
     assert find_gpus({"CUDA_VISIBLE_DEVICES": text}) == devices
 
@@ -65,7 +65,7 @@ def test_replicas_take_devices_in_turn(gpus: int, ordinal: int, devices: tuple[s
     assert share(("0", "1", "2", "3"), gpus, ordinal) == devices
 
 
-def test_no_gpu_is_said_with_what_to_do() -> None:
+def test_a_missing_gpu_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidSpec, match="there is no GPU here") as raised:
         share((), 1, 0)
     hint = raised.value.hint or ""
@@ -73,6 +73,6 @@ def test_no_gpu_is_said_with_what_to_do() -> None:
     assert "--provider" not in hint  # there is no other provider
 
 
-def test_too_few_are_said_with_what_there_are() -> None:
+def test_too_few_gpus_are_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidSpec, match=r"not so many here, but 2 GPUs \(0, 1\)"):
         share(("0", "1"), 3, 0)

@@ -278,7 +278,7 @@ def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) 
     run_files.stop_environment(layout.runs, "sample")
 
 
-def test_what_a_killed_shim_left_is_stopped(home: Path, layout: Layout) -> None:
+def test_the_server_of_a_killed_shim_is_stopped(home: Path, layout: Layout) -> None:
     replicas = start(home)
     wait(replicas)
     replicas.release()

@@ -101,7 +101,7 @@ def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
     assert "MAX_CONCURRENT_ENVS" not in environ
 
 
-def test_what_the_user_gives_wins() -> None:
+def test_the_users_variables_win() -> None:
     given = {"PATH": "/mine", "MAX_CONCURRENT_ENVS": "9"}
     environ = child_environment({"PATH": "/bin"}, home="/h", max_sessions=4, given=given)
     assert environ["PATH"] == "/mine"
@@ -113,7 +113,7 @@ def test_the_session_limit_reaches_the_projects_convention() -> None:
     assert environ["MAX_CONCURRENT_ENVS"] == "4"
 
 
-def test_what_was_said_of_serving_reaches_the_host(tmp_path: Path) -> None:
+def test_serve_options_reach_the_host(tmp_path: Path) -> None:
     resources = ResourceRequest(gpus=2, episode_timeout_seconds=7.0)
     said = EnvironmentSpec(
         "x", "echo", shards=3, admission_timeout_seconds=0.5, isolate=True, session_memory_mb=64

@@ -72,7 +72,7 @@ def version_seen_by(python: Path | None) -> str:
 
 
 @pytest.mark.usefixtures("wheels")
-def test_what_a_project_needs_is_installed_and_its_folder_stays_as_it_is(
+def test_dependencies_are_installed_and_the_projects_folder_is_unchanged(
     tmp_path: Path, layout: Layout
 ) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
@@ -84,7 +84,7 @@ def test_what_a_project_needs_is_installed_and_its_folder_stays_as_it_is(
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_second_launch_finds_it_and_says_nothing(tmp_path: Path, layout: Layout) -> None:
+def test_a_second_launch_reuses_the_environment_silently(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     first = project_python(project, layout, lambda _: None)
     said: list[str] = []
@@ -133,7 +133,7 @@ def test_a_failure_tells_uvs_last_lines_and_is_no_hindrance_later(
 
 
 @pytest.mark.usefixtures("wheels")
-def test_what_a_killed_launch_left_is_made_afresh(tmp_path: Path, layout: Layout) -> None:
+def test_an_incomplete_environment_is_made_again(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
     half = layout.venvs / venv_key(project)
     (half / "bin").mkdir(parents=True)
@@ -143,7 +143,9 @@ def test_what_a_killed_launch_left_is_made_afresh(tmp_path: Path, layout: Layout
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_python_that_was_removed_is_made_afresh(tmp_path: Path, layout: Layout) -> None:
+def test_an_environment_whose_python_was_removed_is_made_again(
+    tmp_path: Path, layout: Layout
+) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
     python = project_python(project, layout, lambda _: None)
     assert python is not None
@@ -153,7 +155,7 @@ def test_a_python_that_was_removed_is_made_afresh(tmp_path: Path, layout: Layout
 
 
 @pytest.mark.usefixtures("wheels")
-def test_two_launches_at_once_make_it_once(tmp_path: Path, layout: Layout) -> None:
+def test_concurrent_launches_make_one_environment(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     said: list[str] = []
     found: list[Path | None] = []
@@ -216,7 +218,7 @@ def test_a_missing_python_version_is_reported(tmp_path: Path, layout: Layout) ->
 
 
 @pytest.mark.usefixtures("wheels")
-def test_what_a_build_leaves_behind_is_left_in_a_copy(tmp_path: Path, layout: Layout) -> None:
+def test_builds_write_into_a_copy_of_the_project(tmp_path: Path, layout: Layout) -> None:
     project = make_project(
         tmp_path / "p",
         'dynamic = ["dependencies"]',
@@ -247,7 +249,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 """
 
 
-def test_the_key_is_what_is_needed_and_not_where_it_lies(tmp_path: Path) -> None:
+def test_the_key_depends_on_the_dependencies_and_not_on_the_folder(tmp_path: Path) -> None:
     one = make_project(tmp_path / "one", 'dependencies = ["thing"]')
     same = make_project(tmp_path / "same", 'dependencies = ["thing"]')
     other = make_project(tmp_path / "other", 'dependencies = ["thing==1.0"]')

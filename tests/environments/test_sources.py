@@ -65,7 +65,7 @@ def test_a_manifest_itself_points_to_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["docker://echo", "https://hub.example/x", "git+ssh://x/y"])
-def test_what_is_not_built_yet_says_so(tmp_path: Path, source: str) -> None:
+def test_an_unsupported_source_is_refused_as_such(tmp_path: Path, source: str) -> None:
     with pytest.raises(UnsupportedSource, match="not supported yet"):
         resolve(source, tmp_path)
 

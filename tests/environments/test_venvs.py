@@ -55,14 +55,14 @@ def test_unused_environments_are_removed_and_reported_with_their_size(layout: La
     assert prune(layout) == []
 
 
-def test_what_is_linked_elsewhere_is_not_freed(layout: Layout, tmp_path: Path) -> None:
+def test_hard_linked_files_are_not_counted_as_freed(layout: Layout, tmp_path: Path) -> None:
     venv = make_venv(layout, "a")
     (tmp_path / "cache.so").hardlink_to(venv / "lib.so")
     [gone] = prune(layout)
     assert gone.freed_bytes < PAYLOAD_BYTES
 
 
-def test_what_a_replica_runs_in_stays_and_counts_as_used(layout: Layout) -> None:
+def test_the_environment_of_a_replica_is_kept_and_marked_as_used(layout: Layout) -> None:
     venv = make_venv(layout, "a", days=100)
     write_run_file(layout, venv / "bin" / "python")
     assert in_use(layout) == {venv}
@@ -71,26 +71,26 @@ def test_what_a_replica_runs_in_stays_and_counts_as_used(layout: Layout) -> None
     assert found.used_at > time.time() - DAY
 
 
-def test_only_what_has_been_unused_for_long_goes_when_that_is_asked_for(layout: Layout) -> None:
+def test_only_environments_unused_for_the_given_time_are_removed(layout: Layout) -> None:
     recent, old = make_venv(layout, "a", days=29), make_venv(layout, "b", days=31)
     assert [gone.path for gone in prune(layout, keep_seconds=30 * DAY)] == [old]
     assert recent.exists()
 
 
-def test_what_a_launch_has_just_asked_for_stays(layout: Layout) -> None:
+def test_an_environment_that_a_launch_has_just_looked_up_is_kept(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     assert note_use(venv)
     assert prune(layout) == []
 
 
-def test_what_is_being_made_stays(layout: Layout) -> None:
+def test_an_environment_that_is_being_made_is_kept(layout: Layout) -> None:
     venv = make_venv(layout, "a", half_made=True)
     with FileLock(layout.venvs / "a.lock"):
         assert prune(layout) == []
     assert [gone.path for gone in prune(layout)] == [venv]
 
 
-def test_what_was_used_after_it_was_chosen_stays_whole(layout: Layout) -> None:
+def test_an_environment_used_after_it_was_chosen_is_kept_complete(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     note_use(venv)
@@ -98,7 +98,7 @@ def test_what_was_used_after_it_was_chosen_stays_whole(layout: Layout) -> None:
     assert note_use(venv)
 
 
-def test_what_is_going_is_not_found_by_a_launch(layout: Layout) -> None:
+def test_a_launch_does_not_find_an_environment_that_is_being_removed(layout: Layout) -> None:
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     assert cleanup._take_away(chosen)

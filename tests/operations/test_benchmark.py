@@ -73,7 +73,7 @@ def test_results_and_figures_are_written(run: Run, home: Path) -> None:
     assert generators() == []
 
 
-def test_it_knows_what_the_server_used_and_which_shards_served(run: Run) -> None:
+def test_the_report_has_the_servers_cpu_time_and_the_shards_split(run: Run) -> None:
     run("launch", source="benchmark")
     result = run("benchmark", name="benchmark", requests_grid=[80], wait_grid=[0], repetitions=1)
     report = json.loads((Path(result["folder"]) / "summary.json").read_text())

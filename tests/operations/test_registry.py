@@ -28,7 +28,7 @@ def test_launches_and_measurements_are_long_and_everything_else_is_short() -> No
 
 
 @all_operations
-def test_a_worker_finds_it_by_its_dotted_name(operation: type[Operation]) -> None:
+def test_a_worker_finds_each_operation_by_its_dotted_name(operation: type[Operation]) -> None:
     assert registry.by_name(operation.name) is operation
     assert callable(find_operation(registry.dotted_name(operation)))
 
@@ -50,7 +50,7 @@ def test_the_plan_gets_an_expectation_for_each_schedule() -> None:
     assert min(registry.expected_bytes().values()) > 0
 
 
-def test_what_the_zygote_preloads_is_light() -> None:
+def test_the_zygotes_preloads_import_nothing_heavy() -> None:
     heavy = "fastapi uvicorn sqlalchemy httpx rich yaml asyncio"
     code = f"""
 import importlib, sys

@@ -87,7 +87,7 @@ def test_cancellation_returns_after_the_event_loop_has_ended(cancellable: None) 
     assert not [t for t in threading.enumerate() if t.name == "rollout"]
 
 
-def test_what_goes_wrong_on_the_loop_is_raised(cancellable: None) -> None:
+def test_an_exception_on_the_event_loop_is_raised(cancellable: None) -> None:
     async def main() -> dict[str, Any]:
         raise OSError("no disk")
 
