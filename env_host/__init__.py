@@ -10,7 +10,7 @@
     serving/              how a connection is answered: uvicorn for HTTP, `/ws` and MCP of our own
     sessions/             a session from its slot to its close: threads, time-outs, routing
     shared_state/         a state that all sessions share, and the process that holds it
-    environment/          what is served: project or class, signatures, how many sessions and shards
+    environment/          what is served: project or class, its instances, how many sessions
     websocket/            handshake, frames and protocol of a WebSocket
     ipc/                  between processes: scoreboard, descriptors, child configuration, notify
     startup/              what a process does first: limits, GPUs, malloc, event loop, preloading

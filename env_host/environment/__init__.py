@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment that is served: found, imported, inspected, and created once a session."""
+"""The environment that is served.
+
+definition.py        what is served, from a class     upstream_project.py  the same from a project
+instances.py         creating and calling one         interfaces.py        base classes of our own
+plan.py              how many sessions and shards     mcp_types.py         JSON-RPC and MCP types
+gradio_stub.py       keeps gradio from being imported
+"""

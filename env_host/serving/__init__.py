@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client sees: `/ws`, HTTP and MCP."""
+"""How a connection is answered: `/ws`, HTTP and MCP.
+
+uvicorn_server.py  uvicorn, and the switch to `/ws`    ws_session.py     a session on `/ws`
+app.py             which HTTP request goes where       http_routes.py    OpenEnv's HTTP routes
+mcp.py             tools over JSON-RPC                 mcp_websocket.py  the same on a WebSocket
+messages.py        `/ws` messages from and to text     serialization.py  observations and states
+metrics.py         `GET /metrics`
+"""

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of one shard, from slot to close."""
+"""The sessions of one process.
+
+table.py    slots, and how a session begins and ends      session.py   one environment instance
+threads.py  where synchronous calls run                   watch.py     silent, hung and idle sessions
+routing.py  HTTP requests for another shard's session
+"""

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WebSocket protocol: handshake, frames, connection state. Knows no sessions."""
+"""The server's side of a WebSocket; knows no sessions.
+
+handshake.py  the upgrade    frames.py  bytes to messages    protocol.py  a connection's state
+"""
