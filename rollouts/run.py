@@ -83,10 +83,6 @@ class RunConfig:
             **self.stages.record(),
         }
 
-    def record_before(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Completes a record of an earlier version, which lacks the format and the stages."""
-        return {"format": self.form, **Stages().record(), **record}
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -226,13 +222,11 @@ def claim_folder(config: RunConfig) -> None:
     with typed(path):
         config.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            found = orjson.loads(path.read_bytes())
-            before = config.record_before(found)
+            before = orjson.loads(path.read_bytes())
             differing = [key for key, value in now.items() if before.get(key) != value]
             if differing:
                 raise _other_rollout(config.folder, differing[0], before, now)
-            if found.keys() >= now.keys():
-                return
+            return
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)

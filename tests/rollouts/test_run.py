@@ -13,7 +13,7 @@ import pytest
 
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.policies.named_function import importable
-from openenvd.rollouts.run import RECORD, Report, RunConfig, missing, roll_out
+from openenvd.rollouts.run import Report, RunConfig, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
 
@@ -114,21 +114,6 @@ async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_pa
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
     with pytest.raises(OtherRollout, match="other format: 'jsonl', not 'parquet'"):
         await run(order_of(address, tmp_path, episodes=2, form="parquet"), tmp_path)
-
-
-async def test_a_record_without_a_format_is_completed_and_then_held_to_it(
-    serve: Serve, tmp_path: Path
-) -> None:
-    config = order_of(address_of(serve()), tmp_path, episodes=2)
-    await run(replace(config, episodes=1), tmp_path)
-    record = config.folder / RECORD
-    told = json.loads(record.read_text())
-    for newer in ("format", "group", "advantages", "filters"):
-        del told[newer]
-    record.write_text(json.dumps(told))
-    assert (await run(config, tmp_path))["earlier"] == 1
-    with pytest.raises(OtherRollout, match="other format"):
-        await run(replace(config, form="parquet"), tmp_path)
 
 
 async def test_a_rollout_ends_when_its_first_episodes_all_fail(
