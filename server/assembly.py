@@ -72,8 +72,24 @@ async def running_parts(
         dispatch_store, store = DispatchStore(paths.database), AsyncStore(paths.database)
         _recover(dispatch_store, paths)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
-    executor, dispatcher = _queue_side(
-        paths, settings, plan, estimates, dispatch_store, bus, zygote
+    dispatcher: Dispatcher
+    executor = BurstableExecutor(
+        plan,
+        preload=registry.PRELOAD,
+        home=str(paths.home),
+        on_event=lambda event: dispatcher.deliver(event),
+        cancel_grace_seconds=settings.cancel_grace_seconds,
+        preforked_zygote=zygote,
+    )
+    dispatcher = Dispatcher(
+        dispatch_store,
+        executor,
+        publish=bus.publish_from_thread,
+        operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
+        paths=paths,
+        settings=settings,
+        estimates=estimates,
+        budget_bytes=plan.budget_bytes,
     )
     reconciler = Reconciler(store, bus, paths)
     logs = LogWatcher(loop)
@@ -108,37 +124,6 @@ async def running_parts(
         logs.close()
         await store.close()
         dispatch_store.close()
-
-
-def _queue_side(
-    paths: Paths,
-    settings: Settings,
-    plan: Plan,
-    estimates: MemoryEstimates,
-    store: DispatchStore,
-    bus: EventBus,
-    zygote: PreforkedZygote | None,
-) -> tuple[BurstableExecutor, Dispatcher]:
-    dispatcher: Dispatcher
-    executor = BurstableExecutor(
-        plan,
-        preload=registry.PRELOAD,
-        home=str(paths.home),
-        on_event=lambda event: dispatcher.deliver(event),
-        cancel_grace_seconds=settings.cancel_grace_seconds,
-        preforked_zygote=zygote,
-    )
-    dispatcher = Dispatcher(
-        store,
-        executor,
-        publish=bus.publish_from_thread,
-        operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
-        paths=paths,
-        settings=settings,
-        estimates=estimates,
-        budget_bytes=plan.budget_bytes,
-    )
-    return executor, dispatcher
 
 
 def _recover(store: DispatchStore, paths: Paths) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
-from openenvd.server.api.serving_view import serving_view, shard_exit_view
+from openenvd.server.api.views import serving_view, shard_exit_view
 
 
 def live(**info: Any) -> dict[str, Any]:
