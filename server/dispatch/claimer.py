@@ -83,10 +83,12 @@ class Claimer:
         self._timing = timing
         self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
         self._cancelled: set[str] = set()
+        self._unreleased: list[str] = []  # claimed, found no room, and not yet given back
 
-    def note_pending(self, schedule: Schedule) -> None:
-        """Look at this schedule's queue at the next `claim` (any thread)."""
-        self._queues[schedule].has_pending = True
+    def note_pending(self, *schedules: Schedule) -> None:
+        """Look at these schedules' queues at the next `claim` (any thread)."""
+        for schedule in schedules:
+            self._queues[schedule].has_pending = True
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request that has been claimed, submitted or not (any thread)."""
@@ -110,9 +112,10 @@ class Claimer:
         """Claim and submit what there is room for, after `ended` has made some.
 
         Raises:
-            DatabaseError: nothing was claimed by the statement that failed.
+            DatabaseError: nothing was claimed by the statement that failed. Call `note_pending`.
         """
         self._free(ended)
+        self._release()
         for schedule, queue in self._queues.items():
             if queue.look_at is not None:
                 if time.monotonic() < queue.look_at:
@@ -182,13 +185,20 @@ class Claimer:
                 continue
             except NoRoom:
                 self._running.remove(request.id)
-                self._publish(self._store.release([r.id for r in requests[position:]], time.time()))
                 queue.has_pending = True
+                self._unreleased += [r.id for r in requests[position:]]
+                self._release()
                 return
             if started is not None:
                 self._recorder.note_started(started)
             if request.id in self._cancelled:
                 self.cancel(request.id)
+
+    def _release(self) -> None:
+        """Give back what found no room; the next `claim` repeats what cannot be written now."""
+        if self._unreleased:
+            self._publish(self._store.release(self._unreleased, time.time()))
+            self._unreleased = []
 
     def _why_not_run(self, request: Request, exc: Exception) -> TaskError:
         if request.operation in self._operations:

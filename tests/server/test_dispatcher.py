@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from openenvd.executor import BurstableExecutor
+from openenvd.executor import BurstableExecutor, NoRoom
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
@@ -262,6 +263,52 @@ def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
     error = bench.read(odd).error
     assert error is not None
     assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
+
+
+def refuse_once(monkeypatch: pytest.MonkeyPatch, store: DispatchStore, name: str) -> list[str]:
+    """Let one call of a method of the store fail, as on a full disk."""
+    refused, works = [name], getattr(store, name)
+
+    def refuse(*args: Any) -> Any:
+        if refused:
+            refused.pop()
+            raise DatabaseFull("the disk is full")
+        return works(*args)
+
+    monkeypatch.setattr(store, name, refuse)
+    return refused
+
+
+def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further request has to come for it."""
+    with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
+        refused = [refuse_once(monkeypatch, bench.store, n) for n in ("claim", "claim_chosen")]
+        ids = {bench.submit(), bench.submit("check", payload={})}
+        bench.dispatcher.start()
+        bench.eventually(lambda: set(bench.submitted()) == ids)
+        assert refused == [[], []]
+
+
+def test_a_request_whose_release_could_not_be_written_is_released_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
+        refused = refuse_once(monkeypatch, bench.store, "release")
+        submit, has_room = bench.executor.submit, [False]
+
+        def submit_where_there_is_room(task: Task) -> Started:
+            if not has_room[0]:
+                has_room[0] = True
+                raise NoRoom("8 tasks are under way already")
+            return submit(task)
+
+        monkeypatch.setattr(bench.executor, "submit", submit_where_there_is_room)
+        request_id = bench.submit("check", payload={})
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.is_submitted(request_id))
+        assert refused == []
 
 
 def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
