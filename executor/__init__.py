@@ -7,7 +7,7 @@ Where to look:
     supervisor/   the one thread that starts workers, assigns tasks and reaps (see `loop.py`)
     spawning/     where workers come from: a zygote, or a program each where fork is not safe
     worker/       what runs in a worker: one task at a time, its log, its end with the daemon
-    policy/       pure decisions: the plan, admission by memory, scaling, caps; and `Timing`
+    policy/       pure decisions: the plan, admission by memory, scaling, the watchdog; and `Timing`
     messages.py   what crosses the executor's door: a task, events
     frames.py     JSON over a worker's pipe
     errors.py     what it raises

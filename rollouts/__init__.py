@@ -9,8 +9,8 @@ Every byte between a session and the disk is counted against one budget: memory 
 slow the disk is. A finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
-    failure_policy.py      which episodes are written
-    collector.py           many episodes at once; episode_runner.py: one attempt at one of them
+    failed_episodes.py     whether a failed episode is written, and when too many have failed
+    collector.py           many episodes at once, and their retries; episode_runner.py: one attempt
     batches.py             whole episodes in memory, for Python callers
     episodes.py            step, episode, sink
     buffers.py             the budget; concurrency_limit.py: how many episodes run within it

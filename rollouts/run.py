@@ -29,7 +29,7 @@ from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout
-from .failure_policy import FailurePolicySink, Say
+from .failed_episodes import FailedEpisodeSink, Say
 from .folder.disk import typed
 from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
@@ -165,7 +165,7 @@ async def roll_out(
         async with _staged(functions, writer, counts) as staged:
             keeps_failed = config.keep_failed or config.stages.takes_failed
             hint = hint_of(config.policy)
-            sink = FailurePolicySink(staged, counts, say, hint, keeps_failed=keeps_failed)
+            sink = FailedEpisodeSink(staged, counts, say, hint, keeps_failed=keeps_failed)
             async with _reporting(report, on_report, report_seconds):
                 await collector.collect(numbers, sink)
     sink.raise_if_all_failed(collector.stats, earlier)

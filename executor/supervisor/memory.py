@@ -34,9 +34,9 @@ from ...processes.resources.limits import available_memory_bytes
 from ...processes.resources.memory import tree_bytes
 from ...system.cgroup_tree import read_keyed
 from ...system.cgroups import Cgroup, CgroupManager
-from ..policy.memory_caps import Usage, find_violation
 from ..policy.plan import Plan
 from ..policy.timing import Timing
+from ..policy.watchdog import Usage, find_violation
 from .channels import WakeUp
 from .pool import PooledWorker, Pools, Run
 

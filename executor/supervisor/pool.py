@@ -30,7 +30,7 @@ from ..policy.scaling import KEPT_WORKERS, workers_wanted
 
 if TYPE_CHECKING:
     from ...system.cgroups import Cgroup
-    from ..policy.memory_caps import LimitViolation
+    from ..policy.watchdog import LimitViolation
     from ..spawning.source import Exited
 
 

@@ -2,7 +2,7 @@
 """The FastAPI application: what it is made of, and how errors leave it.
 
 Handlers are thin: they parse, call `Submitter`, `Reconciler` or the store, and render through
-`views.py`. Everything they need is one `Dependencies` value (`services.py`).
+`views.py`. Everything they need is one `Dependencies` value (`dependencies.py`).
 """
 
 from __future__ import annotations

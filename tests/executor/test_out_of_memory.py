@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
-from openenvd.executor.policy.memory_caps import Usage, find_violation
 from openenvd.executor.policy.timing import Timing
+from openenvd.executor.policy.watchdog import Usage, find_violation
 from openenvd.executor.supervisor import memory
 from openenvd.executor.supervisor.memory import WorkerMemory
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind

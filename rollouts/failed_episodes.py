@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which episodes are written: those that came to their end, and of the others what was asked for.
+"""Which episodes are written: those that came to their end, and failed ones where asked for.
 
 collector ─ finish ─▶ well ─────────────────────────▶ stages, if any ─▶ writer
                       failed ─▶ told ─▶ kept? ──────▶
@@ -21,7 +21,7 @@ _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
 Say = Callable[[str], None]
 
 
-class FailurePolicySink:
+class FailedEpisodeSink:
     """A `StepSink` before the stages, or before the writer where there are none."""
 
     def __init__(
