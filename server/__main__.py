@@ -24,8 +24,7 @@ from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
 from ..system.forking import close_all_but
-from ..system.priority import prefer_own_session
-from ..system.proc import set_oom_score_adj
+from ..system.proc import prefer_own_session, set_oom_score_adj
 from ..system.units import MB
 from .daemon_log import set_up_log
 from .errors import DaemonError

@@ -25,7 +25,6 @@ from typing import Any
 from ..processes.tree import stop_tree
 from ..system.cgroups import Cgroup
 from ..system.descriptors import descriptors_of
-from ..system.detached import spawn_detached
 from ..system.json_lines import Json, decode_line, encode_line
 from ..system.process_identity import ProcessIdentity
 from .files import (
@@ -36,7 +35,7 @@ from .files import (
     open_control_socket,
     write_json,
 )
-from .fork_server_client import fork_shim
+from .fork_server_client import fork_shim, spawn_detached
 
 __all__ = [
     "ShimClient",
@@ -94,7 +93,7 @@ def start_shim(
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
         argv = [python, *flags, str(_RUN_SHIM), str(folder)]
-        spawn_detached(argv, environ, pass_fds=fds, log_path=Path(run_file["log_path"]))
+        spawn_detached(argv, environ, pass_fds=fds, log_path=run_file["log_path"])
 
 
 class ShimClient:

@@ -49,29 +49,21 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..system import forking
 from ..system.descriptors import Message, close_all, receive_message, send_message
+from ..system.json_lines import Json
 from ..system.proc import set_oom_score_adj
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .loop import enter_shims_group, leave_shims_group
+from .server_child import set_title
 
 MAX_FDS = 3
 LISTEN_BACKLOG = 1024
 RETRY_SECONDS = 0.02  # asked to exit, while a client looks whether we are there
-
-Json = dict[str, Any]
-
-
-def set_title(title: str) -> None:
-    """Set what `ps` shows of this process; a shim of its own Python has no library for it."""
-    with contextlib.suppress(ImportError):
-        import setproctitle
-
-        setproctitle.setproctitle(title)
 
 
 class ForkServer:

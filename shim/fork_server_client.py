@@ -9,22 +9,22 @@ upgrade finds none and starts its own, and the old one exits when its shims have
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ..system.descriptors import Message, receive_message, send_message
-from ..system.detached import spawn_detached
+from ..system.json_lines import Json
+from .files import open_log
 from .fork_server import LISTEN_BACKLOG
-
-Json = dict[str, Any]
 
 IDLE_SECONDS = 15.0
 # For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
@@ -34,6 +34,9 @@ STOP_SECONDS = 5.0  # it may still be importing
 _ATTEMPTS = 2  # one may be exiting while we connect
 _PACKAGE = Path(__file__).resolve().parent.parent
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
+# The shell starts the program in the background and is gone: the starter may be a short-lived
+# worker, or have threads.
+_DETACH = '"$@" &'
 _PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
@@ -50,9 +53,7 @@ def fork_shim(
     environ = start_environment(run["env"])
     path = Path(fork_server["folder"]) / f"fork-{_digest(fork_server['preload'], environ)}.sock"
     message = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
-    log_path = Path(run["log_path"])
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_fd = _open_log(run["log_path"])
     fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
     try:
         for _ in range(_ATTEMPTS):
@@ -68,6 +69,40 @@ def fork_shim(
     finally:
         os.close(log_fd)
     return False
+
+
+def spawn_detached(
+    argv: Sequence[str], environ: Mapping[str, str], *, pass_fds: Iterable[int], log_path: str
+) -> None:
+    """Start `argv` in a session of its own, its output appended to `log_path`.
+
+    Raises:
+        OSError: it cannot be started (`BlockingIOError`: there is no room for another process).
+            That it ends at once is not seen here.
+    """
+    log_fd = _open_log(log_path)
+    try:
+        subprocess.run(
+            ["/bin/sh", "-c", _DETACH, argv[0], *argv],
+            env=dict(environ),
+            pass_fds=tuple(pass_fds),
+            stdin=subprocess.DEVNULL,
+            stdout=log_fd,
+            stderr=log_fd,
+            start_new_session=True,
+            check=True,
+        )
+    except subprocess.CalledProcessError as exc:
+        # All that a shell can fail in here: whether the program starts is not its concern.
+        why = f"the shell could not fork (exit code {exc.returncode})"
+        raise BlockingIOError(errno.EAGAIN, why, argv[0]) from exc
+    finally:
+        os.close(log_fd)
+
+
+def _open_log(path: str) -> int:
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open_log(path)
 
 
 def may_fork(run: Json) -> bool:
@@ -137,7 +172,7 @@ def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> Non
         argv,
         {**environ, "SPT_NOENV": "1"},
         pass_fds=[listen_fd],
-        log_path=Path(fork_server["log_path"]),
+        log_path=fork_server["log_path"],
     )
 
 

@@ -253,7 +253,7 @@ class Shim:
 
 
 def main() -> None:
-    """Run `python -m openenvd.shim.loop <run_dir>` (`__main__.py` is the lighter way in)."""
+    """Be the shim of the folder that the command line names (`__main__.py`)."""
     with contextlib.suppress(PermissionError):  # we lead a group, as a service manager's child
         os.setsid()
     run_shim(sys.argv[1])
@@ -273,7 +273,3 @@ def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
     except BlockingIOError:
         sys.exit(f"shim: another shim has {run_dir}")
     Shim(run_dir, is_forked=is_forked).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,6 +8,7 @@ because the shim has one thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,15 +39,7 @@ def spawn(
 ) -> int:
     """Start a program that is killed when this process dies, in a session of its own.
 
-    Args:
-        argv: the program and its arguments.
-        environ: its environment variables.
-        cwd: where it runs.
-        log_fd: what its output is appended to.
-        keep_fds: descriptors that it inherits.
-        cgroup: which it enters first.
-        oom_score_adj: how soon the kernel is to pick it when memory runs out.
-        fork_into: call this instead of loading the program.
+    It enters `cgroup` first; `fork_into` is called instead of loading the program.
 
     Returns:
         Its pid, once the program has been loaded or is about to be called.
@@ -116,13 +109,20 @@ def _call(
 ) -> Never:
     """Do what `exec` would have done; closes the pipe on which a failed start is reported."""
     from ..system import forking
-    from .fork_server import set_title
 
     forking.reset_signals()
     forking.set_environment(environ, argv)
     set_title(fork_into.title)
     forking.close_all_but(keep_fds)
     forking.run_and_exit(fork_into.entry)
+
+
+def set_title(title: str) -> None:
+    """Set what `ps` shows of this process; a shim of its own Python has no library for it."""
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle(title)
 
 
 def _report(fd: int, exc: BaseException, program: str) -> Never:

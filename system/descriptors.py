@@ -12,20 +12,18 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import json
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..system.units import MB
+from .json_lines import Json, decode_line, encode_line
+from .units import MB
 
 MAX_FDS = 200  # in one message; the kernel's limit is 253
 MAX_PACKET_BYTES = 128 * 1024
 _INT_BYTES = array.array("i").itemsize
 _SEND_BUFFER_BYTES = MB
-
-Json = dict[str, Any]
 
 
 class Message(NamedTuple):
@@ -55,7 +53,7 @@ def send_message(end: socket.socket, message: Message) -> bool:
     Raises:
         OSError: the other side has ended.
     """
-    data = _to_json(message.head).encode() + b"\n" + message.body
+    data = encode_line(message.head) + message.body
     try:
         end.sendmsg([data], rights(message.fds))
     except (BlockingIOError, InterruptedError):
@@ -91,7 +89,7 @@ def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message |
         raise EOFError
     line, _, body = data.partition(b"\n")
     try:
-        return Message(_from_json(line.decode()), body, fds)
+        return Message(decode_line(line), body, fds)
     except ValueError:
         close_all(fds)
         raise
@@ -119,8 +117,6 @@ def close_all(fds: Iterable[int]) -> None:
             os.close(fd)
 
 
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
-_from_json = json.JSONDecoder().decode
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 # Buffers of datagrams, and too many descriptors on their way: both pass.
 _NOT_NOW = (errno.ENOBUFS, errno.ETOOMANYREFS)

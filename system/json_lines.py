@@ -8,10 +8,12 @@ from typing import Any
 
 Json = dict[str, Any]
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def encode_line(message: Json) -> bytes:
     """Return a message as a line of the wire."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return _to_json(message).encode() + b"\n"
 
 
 def decode_line(line: bytes) -> Json:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import Any
 
+from ...system.json_lines import encode_line
 from ..protocol import Serving
 
 
@@ -36,7 +36,7 @@ class Notifier:
             return
         os.set_blocking(self.fd, False)
         with contextlib.suppress(OSError):
-            os.write(self.fd, _encode({"capacity": summary}))  # whole or not at all
+            os.write(self.fd, encode_line({"capacity": summary}))  # whole or not at all
 
     def sessions(self, count: int) -> bool:
         """Report the number of sessions; False when the pipe is full."""
@@ -45,7 +45,7 @@ class Notifier:
             return True
         os.set_blocking(self.fd, False)
         try:
-            os.write(self.fd, _encode({"sessions": count}))  # whole or not at all: it is short
+            os.write(self.fd, encode_line({"sessions": count}))  # whole or not at all: it is short
         except BlockingIOError:
             return False
         except OSError:  # the shim is gone; the sessions need not be
@@ -61,13 +61,9 @@ class Notifier:
         if self.fd is None:
             return
         os.set_blocking(self.fd, True)
-        data = _encode(line)
+        data = encode_line(line)
         try:
             while data:
                 data = data[os.write(self.fd, data) :]
         except OSError:
             self.fd = None
-
-
-def _encode(line: dict[str, Any]) -> bytes:
-    return json.dumps(line).encode() + b"\n"

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ...system.descriptors import Json, Message, receive_message, send_message
+from ...system.descriptors import Message, receive_message, send_message
+from ...system.json_lines import Json
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:

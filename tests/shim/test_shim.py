@@ -40,6 +40,7 @@ from .conftest import WAIT_SECONDS, Replica
 
 Make = Callable[..., Replica]
 MB = 1 << 20
+SHIM = Path(files.__file__).with_name("__main__.py")
 
 
 def _needs_cgroups() -> None:
@@ -430,7 +431,7 @@ def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
 def test_second_shim_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
     one = replica().ready()
     run = subprocess.run(
-        [sys.executable, "-m", "openenvd.shim.loop", str(one.run_dir)],
+        [sys.executable, "-I", str(SHIM), str(one.run_dir)],
         capture_output=True,
         text=True,
         check=False,

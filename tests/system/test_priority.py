@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.priority import OWN_SESSION, prefer_own_session
+from openenvd.system.proc import OWN_SESSION, prefer_own_session
 
 SET_AND_SHOW = """
-from openenvd.system.priority import OWN_SESSION, prefer_own_session
-print(prefer_own_session(7), OWN_SESSION.read_text())
+from openenvd.system.proc import OWN_SESSION, prefer_own_session
+print(prefer_own_session(7), open(OWN_SESSION).read())
 """
 
 
-@pytest.mark.skipif(not OWN_SESSION.exists(), reason="this kernel has no autogroups")
+@pytest.mark.skipif(not Path(OWN_SESSION).exists(), reason="this kernel has no autogroups")
 def test_a_session_gets_the_niceness_asked_for() -> None:
     found = subprocess.run(
         [sys.executable, "-c", SET_AND_SHOW],
@@ -30,5 +30,5 @@ def test_a_session_gets_the_niceness_asked_for() -> None:
 
 
 def test_without_autogroups_nothing_happens(tmp_path: Path) -> None:
-    assert prefer_own_session(-5, tmp_path / "none") is False
+    assert prefer_own_session(-5, str(tmp_path / "none")) is False
     assert not (tmp_path / "none").exists()
