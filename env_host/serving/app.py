@@ -2,7 +2,8 @@
 """`HostApp`: which request goes where.
 
 /ws              ours, before it comes here: by `session_service` (`uvicorn_server.py`)
-/mcp             ours: sessions of this process's table, or of another's (`sessions/routing.py`)
+/mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
+                 or of another's (`sessions/routing.py`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 everything else  the project's own app; or `HttpRoutes` when there is none
 """
@@ -10,6 +11,7 @@ everything else  the project's own app; or `HttpRoutes` when there is none
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...system.prometheus import CONTENT_TYPE
@@ -21,10 +23,12 @@ from ..sessions.table import SessionTable
 from . import metrics
 from .http_routes import HttpRoutes, Reply, TextReply
 from .mcp import Mcp
-from .mcp_websocket import McpSocket, Receive, Send
 from .ws_session import SessionService
 
-SESSION_PATH = "/ws"
+SESSION_PATHS = frozenset({"/ws", "/mcp"})  # of WebSockets
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class HostApp:
@@ -49,11 +53,13 @@ class HostApp:
 
     @property
     def session_service(self) -> SessionService | None:
-        """What serves `/ws`; None when the project does."""
-        if SESSION_PATH in self._definition.own_paths:
+        """What serves the sessions on WebSockets; None when the project does."""
+        if not (paths := SESSION_PATHS - self._definition.own_paths):
             return None
         loop = asyncio.get_running_loop()
-        return SessionService(self._table, self._mcp.answer, self._step_timeout_seconds, loop)
+        return SessionService(
+            paths, self._table, self._mcp.answer, self._step_timeout_seconds, loop
+        )
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -62,13 +68,8 @@ class HostApp:
             await self._serve_rest(scope, receive, send)
             return
         match kind, path:
-            case "websocket", "/ws":  # a handshake that `ProtocolSwitch` did not take
+            case "websocket", "/ws" | "/mcp":  # a handshake that `ProtocolSwitch` did not take
                 await send({"type": "websocket.close"})
-            case "websocket", "/mcp":
-                socket = McpSocket(
-                    scope, receive, send, table=self._table, answer_mcp=self._mcp.answer
-                )
-                await socket.serve()
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
                 await _answer(send, self._gauges(self._scoreboard, path))
             case "http", "/mcp" if scope["method"] == "POST":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves connections with uvicorn, except sessions on `/ws`, which need less.
+"""Serves connections with uvicorn, except sessions on `/ws` and `/mcp`, which need less.
 
-    connection ─first bytes─▶ ProtocolSwitch ─`GET /ws`, a handshake─▶ SessionSocket
-                                   └─────────anything else──────────▶ uvicorn's HTTP protocol
-                                                later an upgrade ────▶ UpgradeSwitch ─/ws─▶ the same
-                                                                            └─else─▶ uvicorn's own
+    connection ─first bytes─▶ ProtocolSwitch ─a handshake of these─▶ SessionSocket or McpSocket
+                                   └─────────anything else─────────▶ uvicorn's HTTP protocol
+                                       later an upgrade ───▶ UpgradeSwitch ─of these─▶ as above
+                                                                   └─else─▶ uvicorn's own
 
 A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
 the switches look first; what they do not plainly recognise is uvicorn's to answer or to refuse.
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -26,16 +24,18 @@ from typing import Any, cast
 
 import uvicorn
 from uvicorn.config import Config
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
+from .mcp_websocket import McpSocket
 from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
-SESSION_PATH = "/ws"
-_BEGINNINGS = (b"GET /ws ", b"GET /ws?")
+_BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?")
 
 HttpFactory = Callable[[], Any]
 
@@ -129,7 +129,7 @@ def _config(app: Any, service: SessionService | None) -> Config:
     return Config(
         app,
         http="auto" if service is None else cast(Any, http_protocol(service)),
-        ws=uvicorn_websockets if service is None else cast(Any, websocket_protocol(service)),
+        ws=WebSocketsSansIOProtocol if service is None else cast(Any, websocket_protocol(service)),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="auto",
@@ -177,7 +177,7 @@ class ProtocolSwitch(asyncio.Protocol):
             return
         end += len(END_OF_HEAD)
         upgrade = parse_upgrade(head[:end])
-        if upgrade is None or upgrade.path != SESSION_PATH:
+        if upgrade is None or upgrade.path not in self._service.paths:
             self._leave_to_uvicorn()
             return
         self._connections.discard(self)
@@ -224,7 +224,7 @@ class UpgradeSwitch(asyncio.Protocol):
             self._real.data_received(data)
             return
         upgrade = parse_upgrade(data)
-        if upgrade is not None and upgrade.path == SESSION_PATH:
+        if upgrade is not None and upgrade.path in self._service.paths:
             self._real = open_session(self._service, upgrade, self._transport, self._connections)
             return
         self._real = self._make_other()
@@ -249,27 +249,12 @@ class UpgradeSwitch(asyncio.Protocol):
         self._real.resume_writing()
 
 
-class CountedSessionSocket(SessionSocket):
-    """A session's socket among uvicorn's connections, for which it waits when it stops."""
-
-    __slots__ = ("_connections",)
-
-    def __init__(self, service: SessionService, connections: set[Any]) -> None:
-        super().__init__(service)
-        self._connections = connections
-        connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._connections.discard(self)
-        super().connection_lost(exc)
-
-
 def open_session(
     service: SessionService, upgrade: Upgrade, transport: Any, connections: set[Any]
 ) -> SessionSocket:
     """Answer the handshake and begin the session."""
-    socket = CountedSessionSocket(service, connections)
+    kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
+    socket = kind(service, connections)
     socket.connection_made(transport)
     transport.write(acceptance(upgrade))
     socket.begin(upgrade.parameter("session_id"))
@@ -281,7 +266,7 @@ def http_protocol(service: SessionService) -> Callable[..., ProtocolSwitch]:
 
     def make(**given: Any) -> ProtocolSwitch:
         connections = given["server_state"].connections
-        return ProtocolSwitch(service, lambda: _http(**given), connections)
+        return ProtocolSwitch(service, lambda: AutoHTTPProtocol(**given), connections)
 
     return make
 
@@ -291,19 +276,6 @@ def websocket_protocol(service: SessionService) -> Callable[..., UpgradeSwitch]:
 
     def make(**given: Any) -> UpgradeSwitch:
         connections = given["server_state"].connections
-        return UpgradeSwitch(service, lambda: uvicorn_websockets(**given), connections)
+        return UpgradeSwitch(service, lambda: WebSocketsSansIOProtocol(**given), connections)
 
     return make
-
-
-def _uvicorn_websockets() -> Any:
-    """Find uvicorn's protocol for WebSockets: the sans-I/O one where there is one (0.35)."""
-    name, kind = "uvicorn.protocols.websockets.websockets_sansio_impl", "WebSocketsSansIOProtocol"
-    if importlib.util.find_spec(name) is None:
-        name, kind = "uvicorn.protocols.websockets.websockets_impl", "WebSocketProtocol"
-    return getattr(importlib.import_module(name), kind)
-
-
-# Here, so that a process that imports this and forks has loaded them for all.
-_http: Any = importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol
-uvicorn_websockets: Any = _uvicorn_websockets()

@@ -48,8 +48,9 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class SessionService:
-    """What the sessions on `/ws` of one process share."""
+    """What the sessions on WebSockets of one process share."""
 
+    paths: frozenset[str]  # `/ws` and `/mcp`, unless the project serves them differently
     table: SessionTable
     answer_mcp: AnswerMcp
     step_timeout_seconds: float | None
@@ -101,6 +102,7 @@ class SessionSocket(WebSocketProtocol):
 
     __slots__ = (
         "_call",
+        "_connections",
         "_is_attached",
         "_is_full",
         "_is_over",
@@ -109,9 +111,12 @@ class SessionSocket(WebSocketProtocol):
         "_waiting",
     )
 
-    def __init__(self, service: SessionService) -> None:
+    def __init__(self, service: SessionService, connections: set[Any]) -> None:
+        """Join `connections`, uvicorn's, for which it waits when it stops."""
         super().__init__(service.loop)
         self._service = service
+        self._connections = connections
+        connections.add(self)
         self._session: Session | None = None
         self._call: Call | None = None
         self._waiting: deque[bytes] | None = None
@@ -364,6 +369,11 @@ class SessionSocket(WebSocketProtocol):
 
     # Ending
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._connections.discard(self)
+        super().connection_lost(exc)
+
     def end(self, reason: SessionEnded) -> None:
         """Tell the client, and close."""
         self._fail(reason)
@@ -386,12 +396,15 @@ class SessionSocket(WebSocketProtocol):
         """End the session with an error frame."""
         if self._is_over:
             return
+        if not isinstance(exc, SessionError):
+            log.warning("a session ended with an error", exc_info=exc, extra=self._log_fields())
+        code = exc.close_code if isinstance(exc, SessionEnded) else NORMAL_CLOSE
+        self._finish(self._last_frame(exc), code)
+
+    def _last_frame(self, exc: BaseException) -> bytes:
         if isinstance(exc, SessionError):
-            code = exc.close_code if isinstance(exc, SessionEnded) else NORMAL_CLOSE
-            self._finish(messages.error_frame(str(exc), exc.code, **exc.details()), code)
-            return
-        log.warning("a session ended with an error", exc_info=exc, extra=self._log_fields())
-        self._finish(messages.error_frame(str(exc), WSErrorCode.SESSION_ERROR), NORMAL_CLOSE)
+            return messages.error_frame(str(exc), exc.code, **exc.details())
+        return messages.error_frame(str(exc), WSErrorCode.SESSION_ERROR)
 
     def _log_fields(self) -> dict[str, str]:
         return {} if self._session is None else {"session": self._session.id}

@@ -37,7 +37,7 @@ class Attached(Protocol):
 
     @property
     def transport(self) -> Any:
-        """The connection's asyncio transport; None where it cannot be had."""
+        """The connection's asyncio transport."""
 
     def check_liveness(self) -> None:
         """Ping a client that has been silent; close if it has not answered the last ping."""

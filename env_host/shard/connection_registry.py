@@ -52,10 +52,10 @@ class ConnectionRegistry:
 
     def on_begin(self, session: Session, socket: Attached) -> None:
         """Report a session and a copy of its socket."""
-        if socket.transport is None or (fd := duplicate(socket.transport)) is None:
+        if (fd := duplicate(socket.transport)) is None:
             return
         token = self._tokens[session.id] = next(self._numbers)
-        self._begun[token] = fd, getattr(socket, "path", "/ws")
+        self._begun[token] = fd, socket.path
         self._flush_soon()
 
     def on_end(self, session: Session) -> None:

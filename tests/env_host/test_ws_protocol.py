@@ -388,7 +388,9 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
     admission = AdmissionOnDemand()
     table = table_of(admission)
     loop = asyncio.get_running_loop()
-    session_socket = SessionSocket(SessionService(table, Mcp(table).answer, None, loop))
+    session_socket = SessionSocket(
+        SessionService(frozenset({"/ws"}), table, Mcp(table).answer, None, loop), set()
+    )
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     await loop.connect_accepted_socket(lambda: session_socket, ours)
