@@ -23,6 +23,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples"
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+ONE_REQUEST = (ROOT / "docs" / "one-request.md").read_text()
 # What stands for something of the reader's.
 METAVARIABLES = re.compile(r"\[.*?\]|…|\\\|\w+")
 
@@ -122,3 +123,25 @@ def test_python_that_is_shown_compiles(page: Path) -> None:
     for block in blocks(page.read_text(), "python"):
         # As in a notebook, where examples of an asynchronous client are tried.
         compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_every_path_of_one_request_exists() -> None:
+    paths = set(re.findall(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`", ONE_REQUEST))
+    assert len(paths) > 60
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_function_of_one_request_is_in_a_file_of_its_entry() -> None:
+    entries = re.findall(r"^- .*(?:\n  .*)*", ONE_REQUEST, re.MULTILINE)
+    for entry in entries:
+        files = re.findall(r"`([\w/]+\.py)`", entry)
+        text = "\n".join((ROOT / file).read_text() for file in files)
+        for name in re.findall(r"`([\w.]+)\(\)`", entry):
+            for part in name.split("."):
+                assert re.search(rf"^\s*(async def|def|class) {part}\b", text, re.MULTILINE), entry
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "index.md").read_text()))
+    assert listed == {page.name for page in folder.glob("[0-9]*.md")}
