@@ -44,6 +44,7 @@ from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
@@ -220,11 +221,11 @@ async def _one_at_a_time(
     for _ in range(count):
         outcomes.expect(1)
         asked = time.time()
-        submitted = await store.submit(_new_request(), now=asked)
+        submitted = await store.write(submitting.submit, _new_request(), now=asked)
         assert isinstance(submitted, Submitted)
         dispatcher.submitted(Schedule.SHORT)
         await asyncio.to_thread(outcomes.done.wait, PATIENCE_SECONDS)
-        request = await store.get(submitted.request.id)
+        request = await store.read(queries.get(submitted.request.id))
         assert isinstance(request, Request)
         waits.append((request.result - asked) * 1000)
     await store.close()
@@ -307,7 +308,7 @@ def _database(count: int) -> Iterator[tuple[Path, list[str]]]:
     ids = []
     with writer.transaction() as connection:
         for _ in range(count):
-            done = submitting.submit(connection, _new_request(), None, time.time(), None)
+            done = submitting.submit(connection, _new_request(), now=time.time())
             assert isinstance(done, Submitted)
             ids.append(done.request.id)
     writer.close()

@@ -17,7 +17,6 @@ from typing import TypeVar
 from .connections.write_connection import WriteConnection
 from .records import Event, MemoryEstimate, Outcome, Request, Retry
 from .results import Claim, Recovery
-from .sql import queries
 from .sql.queries import Query
 from .states import Schedule
 from .transactions import dispatching, recovery, retention
@@ -45,10 +44,6 @@ class DispatchStore:
         """
         with self._connection.transaction() as connection:
             return dispatching.claim(connection, schedule, limit, now)
-
-    def first_pending(self, schedule: Schedule, limit: int) -> list[Request]:
-        """The head of the queue, left where it is."""
-        return self._read(queries.first_pending(schedule, limit))
 
     def claim_chosen(self, requests: Sequence[Request], now: float) -> Claim:
         """Take these requests, as far as they are still pending: `claim` for a caller's choice."""
@@ -88,18 +83,10 @@ class DispatchStore:
         with self._connection.transaction() as connection:
             return list(dispatching.release(connection, ids, now))
 
-    def running(self) -> list[Request]:
-        """The running requests: before `recover`, the work of a lost daemon."""
-        return self._read(queries.running())
-
     def recover(self, now: float, *, idempotent: Set[str]) -> Recovery:
         """Settle what a lost daemon left running. `idempotent` names operations to run again."""
         with self._connection.transaction() as connection:
             return recovery.recover(connection, now, idempotent)
-
-    def memory_estimates(self, limit: int) -> list[MemoryEstimate]:
-        """The memory estimates, the latest first."""
-        return self._read(queries.memory_estimates(limit))
 
     def collect(self, now: float, keep_requests: int, keep_seconds: float) -> list[str]:
         """Remove ended requests beyond the newest `keep_requests`, or older than `keep_seconds`.
@@ -108,21 +95,20 @@ class DispatchStore:
         that the caller can remove their logs.
         """
         removed: list[str] = []
-        while batch := self._collect_batch(now, keep_requests, keep_seconds):
+        while True:
+            with self._connection.transaction() as connection:
+                batch = retention.collect(connection, now, keep_requests, keep_seconds)
+                if not batch:
+                    retention.collect_old(connection, now, keep_seconds)
+                    return removed
             removed += batch
-        with self._connection.transaction() as connection:
-            retention.collect_old(connection, now, keep_seconds)
-        return removed
 
     def collect_environments(self, now: float, keep_seconds: float) -> list[str]:
         """Remove environments that ended longer than `keep_seconds` ago; their names."""
         with self._connection.transaction() as connection:
             return retention.collect_environments(connection, now, keep_seconds)
 
-    def _collect_batch(self, now: float, keep_requests: int, keep_seconds: float) -> list[str]:
-        with self._connection.transaction() as connection:
-            return retention.collect(connection, now, keep_requests, keep_seconds)
-
-    def _read(self, query: Query[R]) -> R:
+    def read(self, query: Query[R]) -> R:
+        """The query's answer."""
         with self._connection.transaction() as connection:
             return query.run(connection)

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores' answers, by name. `events` are rows already written, ready to be published."""
+"""What transactions answer, by name. `events` are rows already written, ready to be published."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .records import Environment, Event, Request
+from .states import RequestState
 
 Events = tuple[Event, ...]
-
-
-# Submitting.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +43,17 @@ class QueueFull:
 SubmitResult = Submitted | Duplicate | NameTaken | QueueFull
 
 
-# Cancelling and finding.
-
-
 @dataclass(frozen=True, slots=True)
-class CancelledPending:
-    """The request was pending, and is cancelled."""
+class Cancellation:
+    """A request that was to be cancelled.
+
+    One that was PENDING is cancelled; one that was RUNNING is marked, and its worker has yet to be
+    ended; of one that had ended, nothing was written.
+    """
 
     request: Request
-    events: Events
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRunning:
-    """The request runs, and is marked to be cancelled; its worker has yet to be ended."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyFinal:
-    """The request had ended before; nothing was written."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class NotFound:
-    """No request has this id, or an id that begins so."""
-
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ambiguous:
-    """Several ids have this prefix: the newest of them."""
-
-    ids: tuple[str, ...]
-
-
-CancelResult = CancelledPending | CancelRunning | AlreadyFinal | NotFound
-GetResult = Request | NotFound | Ambiguous
-
-
-# Dispatching.
+    before: RequestState
+    events: Events = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..requests_db.async_store import AsyncStore
 from ..requests_db.dispatch_store import DispatchStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
+from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
 from ..system.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
@@ -128,7 +129,7 @@ async def running_parts(
 
 def _recover(store: DispatchStore, paths: Paths) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
-    running = store.running()
+    running = store.read(queries.running())
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
@@ -153,7 +154,7 @@ def _learned_plan(
         op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
         for op in registry.OPERATIONS
     }
-    known = store.memory_estimates(MOST_KEPT)
+    known = store.read(queries.memory_estimates(MOST_KEPT))
     plan = plan_for(limits, settings, registry.expected_bytes())
     estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
     shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}

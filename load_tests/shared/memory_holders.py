@@ -88,7 +88,7 @@ def _submit(database: Path, count: int, size_mb: int) -> None:
                 Schedule.LONG,
                 {"bytes": size_mb * MB, "seconds": HOLD_SECONDS},
             )
-            submitting.submit(connection, new, None, time.time(), None)
+            submitting.submit(connection, new, now=time.time())
     writer.close()
 
 

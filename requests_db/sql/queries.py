@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
 from ..records import Environment, Event, MemoryEstimate, Replica, Request
-from ..results import Ambiguous, GetResult, NotFound
 from ..states import RequestState, Schedule
 from . import prepared, statements
 from .prepared import Parameters
@@ -26,7 +25,7 @@ ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
 _HEX = frozenset("0123456789abcdef")
 
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 _newest_requests = cache(statements.newest_requests)
 _events_after = cache(statements.events_after)
@@ -45,17 +44,15 @@ class Query(Generic[R]):
         return self.result(prepared.rows(connection, self.statement, self.parameters))
 
 
-def get(id_or_prefix: str) -> Query[GetResult]:
-    """The request with this id, or the only one whose id begins so."""
+def get(id_or_prefix: str) -> Query[Request | tuple[str, ...]]:
+    """The request with this id, or the only one whose id begins so; else the ids that do."""
     wanted = id_or_prefix.lower()
     if not wanted or not _HEX.issuperset(wanted):
         wanted = "g"  # no id begins with it
 
-    def result(rows: list[Row]) -> GetResult:
-        found = [REQUESTS.read(row) for row in rows]
-        if len(found) > 1:
-            return Ambiguous(tuple(request.id for request in found))
-        return found[0] if found else NotFound(id_or_prefix)
+    def result(rows: list[Row]) -> Request | tuple[str, ...]:
+        found = REQUESTS.read_all(rows)
+        return found[0] if len(found) == 1 else tuple(request.id for request in found)
 
     if len(wanted) == ID_LENGTH:
         return Query(statements.REQUEST_BY_ID, {"of_id": wanted}, result)
@@ -71,7 +68,7 @@ def list_requests(
     limit: int = 100,
     before_seq: int | None = None,
 ) -> Query[list[Request]]:
-    """Requests, newest first."""
+    """Requests, newest first; those before `before_seq` (a `Request.seq`) for a next page."""
     given = _given(of_operation=operation, of_environment=environment, before_seq=before_seq)
     statement = _newest_requests(frozenset(states or ()), frozenset(given))
     return Query(statement, {**given, "up_to": limit}, REQUESTS.read_all)
@@ -92,7 +89,7 @@ def last_seq() -> Query[int]:
 
 
 def counts() -> Query[dict[str, int]]:
-    """How many requests are in each state."""
+    """How many requests are in each state; every state is named."""
     names = [state.value for state in RequestState]
     return Query(statements.TALLY, {}, lambda rows: dict(zip(names, rows[0], strict=True)))
 
@@ -111,11 +108,7 @@ def first_pending(schedule: Schedule, limit: int) -> Query[list[Request]]:
 def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
     """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
-    return Query(
-        statements.PLACES,
-        parameters,
-        lambda rows: {seq: ahead for ahead, (seq,) in enumerate(rows)},
-    )
+    return Query(statements.PLACES, parameters, lambda rows: {r[0]: i for i, r in enumerate(rows)})
 
 
 def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
@@ -124,11 +117,11 @@ def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
 
 
 def environment(name: str) -> Query[Environment | None]:
-    """The environment of this name, live or not."""
+    """The environment of this name, ended or not."""
     return Query(statements.ENVIRONMENT_BY_NAME, {"of_name": name}, ENVIRONMENTS.read_first)
 
 
-def environments(include_stopped: bool) -> Query[list[Environment]]:
+def environments(include_stopped: bool = False) -> Query[list[Environment]]:
     """Environments by name."""
     every, others = statements.ALL_ENVIRONMENTS, statements.ENVIRONMENTS_NOT_STOPPED
     return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
@@ -139,7 +132,7 @@ def names() -> Query[list[str]]:
     return Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
 
 
-def replicas(environment: str | None) -> Query[list[Replica]]:
+def replicas(environment: str | None = None) -> Query[list[Replica]]:
     """The replicas of one environment, or of all, by ordinal."""
     if environment is None:
         return Query(statements.ALL_REPLICAS, {}, REPLICAS.read_all)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ..records import Environment, Event, Replica, RequestError
+from ..records import Event, Replica, RequestError
 from ..sql import statements
 from ..sql.rows import ENVIRONMENTS, REPLICAS
 from ..states import EnvironmentState
@@ -26,35 +26,51 @@ def set_environment_state(
     connection: Connection,
     name: str,
     to_state: EnvironmentState,
-    address: str | None,
-    error: RequestError | None,
-    request_id: str | None,
+    *,
     now: float,
+    address: str | None = None,
+    error: RequestError | None = None,
+    request_id: str | None = None,
 ) -> Event | None:
-    """Move an environment to a state. None keeps a value; an error stays while it is FAILED."""
+    """Move an environment to a state; None when that changes nothing, or is no longer allowed.
+
+    An address or request id of None stays what it was. An error is kept while the state stays
+    FAILED, and cleared by any other.
+    """
     found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
     if found is None:
         return None
     before = ENVIRONMENTS.read(found)
     if before.state is not to_state and not may_follow(before.state, to_state):
-        log.debug(
-            "environment %s: transition from %s to %s refused",
-            name,
-            before.state,
-            to_state,
-            extra={"environment": name},
-        )
+        text = "environment %s: transition from %s to %s refused"
+        log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
-    after = _after(before, to_state, address, error, request_id)
+    kept = before.error if to_state is before.state is EnvironmentState.FAILED else None
+    after = replace(
+        before,
+        state=to_state,
+        address=address if address is not None else before.address,
+        error=error if error is not None else kept,
+        request_id=request_id if request_id is not None else before.request_id,
+    )
     if after == before:
         return None
     after = replace(after, updated_at=now)
-    _move(connection, before, after)
-    return _environment_event(connection, after)
+    values = ENVIRONMENTS.values(after)
+    columns = ("state", "updated_at", "address", "error", "request_id")
+    given = {f"to_{column}": values[column] for column in columns}
+    guard = {"of_name": name, "from_state": before.state.value}
+    connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
+    data = {"state": to_state.value, "address": after.address}
+    if after.error is not None:
+        data["error"] = after.error.message
+    journal = Journal()
+    journal.noted(ENVIRONMENT_STATE, now, data, environment=name)
+    return journal.write(connection)[0]
 
 
-def upsert_replica(connection: Connection, replica: Replica, now: float) -> Event | None:
-    """Write the observed state of a replica."""
+def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> Event | None:
+    """Write the observed state of a replica; None when it was written before."""
     found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
     values = REPLICAS.values(replica)
     if found is None:
@@ -64,49 +80,6 @@ def upsert_replica(connection: Connection, replica: Replica, now: float) -> Even
     else:
         given = {f"to_{column}": value for column, value in values.items()}
         connection.execute(statements.UPDATE_REPLICA, given)
-    return _replica_event(connection, replica, now)
-
-
-def delete_replicas(connection: Connection, environment: str) -> None:
-    """Forget the replicas of an environment that has ended."""
-    connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment})
-
-
-def _after(
-    before: Environment,
-    to_state: EnvironmentState,
-    address: str | None,
-    error: RequestError | None,
-    request_id: str | None,
-) -> Environment:
-    kept = before.error if to_state is before.state is EnvironmentState.FAILED else None
-    return replace(
-        before,
-        state=to_state,
-        address=address if address is not None else before.address,
-        error=error if error is not None else kept,
-        request_id=request_id if request_id is not None else before.request_id,
-    )
-
-
-def _move(connection: Connection, before: Environment, after: Environment) -> None:
-    values = ENVIRONMENTS.values(after)
-    columns = ("state", "updated_at", "address", "error", "request_id")
-    given = {f"to_{column}": values[column] for column in columns}
-    guard = {"of_name": before.name, "from_state": before.state.value}
-    connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
-
-
-def _environment_event(connection: Connection, environment: Environment) -> Event:
-    data = {"state": environment.state.value, "address": environment.address}
-    if environment.error is not None:
-        data["error"] = environment.error.message
-    journal = Journal()
-    journal.noted(ENVIRONMENT_STATE, environment.updated_at, data, environment=environment.name)
-    return journal.write(connection)[0]
-
-
-def _replica_event(connection: Connection, replica: Replica, now: float) -> Event:
     data = {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -118,3 +91,8 @@ def _replica_event(connection: Connection, replica: Replica, now: float) -> Even
     journal = Journal()
     journal.noted(REPLICA_STATE, now, data, environment=replica.environment)
     return journal.write(connection)[0]
+
+
+def delete_replicas(connection: Connection, environment: str) -> None:
+    """Forget the replicas of an environment that has ended."""
+    connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment})

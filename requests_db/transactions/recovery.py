@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settles the requests that a lost daemon left RUNNING: once, before a daemon claims.
 
-The caller first ends the workers that may still be alive (`DispatchStore.running` names them).
+The caller first ends the workers that may still be alive (`queries.running` names them).
 """
 
 from __future__ import annotations

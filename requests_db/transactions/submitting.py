@@ -10,25 +10,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ..records import Environment, NewRequest
-from ..results import (
-    AlreadyFinal,
-    CancelledPending,
-    CancelResult,
-    CancelRunning,
-    Duplicate,
-    NameTaken,
-    NotFound,
-    QueueFull,
-    SubmitResult,
-    Submitted,
-)
+from ..results import Cancellation, Duplicate, NameTaken, QueueFull, SubmitResult, Submitted
 from ..sql import prepared, statements
-from ..sql.rows import (
-    ENVIRONMENTS,
-    REQUESTS,
-    insert_values,
-    new_request,
-)
+from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
 from ..states import EnvironmentState, RequestState, Schedule
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import set_environment_state
@@ -39,12 +23,22 @@ _ID_BYTES = 8
 def submit(
     connection: Connection,
     new: NewRequest,
-    environment: Environment | None,
+    *,
     now: float,
-    max_pending: int | None,
+    environment: Environment | None = None,
+    max_pending: int | None = None,
     stopping: str | None = None,
 ) -> SubmitResult:
-    """Write a request; take the environment's name for it, or mark the one it is to stop."""
+    """Write a request.
+
+    Args:
+        connection: in a transaction.
+        new: the request. Its idempotency key finds the request that has it already.
+        now: seconds since the epoch.
+        environment: takes its name in the same transaction; its row points to the request.
+        max_pending: how many requests of its schedule may wait.
+        stopping: the name of an environment that is STOPPING from then on.
+    """
     refusal = _refusal(connection, new, environment, max_pending)
     if refusal is not None:
         return refusal
@@ -57,32 +51,31 @@ def submit(
         _take_name(connection, replace(environment, request_id=request.id), journal)
     events = journal.write(connection)
     if stopping is not None:
-        to_state = EnvironmentState.STOPPING
-        marked = set_environment_state(connection, stopping, to_state, None, None, None, now)
+        marked = set_environment_state(connection, stopping, EnvironmentState.STOPPING, now=now)
         events += (marked,) if marked is not None else ()
     return Submitted(request, events)
 
 
-def cancel(connection: Connection, request_id: str, now: float) -> CancelResult:
+def cancel(connection: Connection, request_id: str, now: float) -> Cancellation | None:
     """Cancel a pending request; note for a running one that it is to be cancelled."""
     row = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
     if row is None:
-        return NotFound(request_id)
+        return None
     request = REQUESTS.read(row)
     if request.state.is_final:
-        return AlreadyFinal(request)
+        return Cancellation(request, request.state)
     parameters = {"of_id": request_id, "now": now}
     if request.state is RequestState.RUNNING:
         connection.execute(statements.ASK_TO_CANCEL, parameters)
         asked_at = request.cancel_requested_at or now
-        return CancelRunning(replace(request, cancel_requested_at=asked_at))
+        return Cancellation(replace(request, cancel_requested_at=asked_at), request.state)
     connection.execute(statements.CANCEL_PENDING, parameters)
     cancelled = replace(
         request, state=RequestState.CANCELLED, finished_at=now, cancel_requested_at=now
     )
     journal = Journal()
     journal.moved(cancelled, request.state, RequestState.CANCELLED, now)
-    return CancelledPending(cancelled, journal.write(connection))
+    return Cancellation(cancelled, request.state, journal.write(connection))
 
 
 def _refusal(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...requests_db.records import Request
+from ...requests_db.sql import queries
 from ...requests_db.states import RequestState, Schedule
 from .dependencies import Dependencies
 
@@ -22,7 +23,7 @@ async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, 
     """Say why each pending one among the requests waits, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
-    queues = {s: await deps.store.places(s, MOST_COUNTED) for s in schedules}
+    queues = {s: await deps.store.read(queries.places(s, MOST_COUNTED)) for s in schedules}
     return {request.id: _reason(deps, request, queues) for request in pending}
 
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from ...requests_db.records import Json, Request
+from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from .dependencies import Dependencies, Injected
 from .metrics import MemoryCounts, render_metrics
@@ -34,9 +35,9 @@ root = APIRouter()
 async def status(deps: Injected) -> Json:
     """The daemon, its environments, and the requests that are active or ended lately."""
     store = deps.store
-    active = await store.list_requests(states=ACTIVE, limit=MAX_ACTIVE)
+    active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
     ended = [state for state in RequestState if state.is_final]
-    recent = worth_showing(await store.list_requests(states=ended, limit=LOOKED_AT))
+    recent = worth_showing(await store.read(queries.list_requests(states=ended, limit=LOOKED_AT)))
     environments = await environment_views(deps)
     why = await reasons(deps, active)
     return {
@@ -91,7 +92,7 @@ async def stop(deps: Injected) -> Json:
 @root.get("/metrics")
 async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
-    counts = await deps.store.counts()
+    counts = await deps.store.read(queries.counts())
     environments = await environment_views(deps)
     recorder, shortages = deps.dispatcher.recorder, deps.dispatcher.claimer.shortages
     memory = MemoryCounts(deps.executor.status(), recorder.kills, recorder.retries, len(shortages))
@@ -102,5 +103,5 @@ async def metrics(deps: Injected) -> PlainTextResponse:
 
 async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
     sessions = sum(environment["sessions"] for environment in environments)
-    counts = await deps.store.counts()
+    counts = await deps.store.read(queries.counts())
     return daemon_view(deps.identity, counts, sessions, deps.lag.snapshot())

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...requests_db.records import Environment, Json, Replica
+from ...requests_db.sql import queries
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TEXT, Tail
@@ -53,16 +54,16 @@ async def environment_logs(
 async def environment_views(deps: Dependencies, *, include_stopped: bool = False) -> list[Json]:
     """All of them, by name."""
     await deps.reconciler.queue.wait()
-    found = await deps.store.environments(include_stopped=include_stopped)
+    found = await deps.store.read(queries.environments(include_stopped=include_stopped))
     replicas: dict[str, list[Replica]] = defaultdict(list)
-    for replica in await deps.store.replicas():
+    for replica in await deps.store.read(queries.replicas()):
         replicas[replica.environment].append(replica)
     live = deps.reconciler.replicas.live
     return [environment_view(each, replicas[each.name], live) for each in found]
 
 
 async def _view(deps: Dependencies, environment: Environment) -> Json:
-    replicas = await deps.store.replicas(environment.name)
+    replicas = await deps.store.read(queries.replicas(environment.name))
     return environment_view(environment, replicas, deps.reconciler.replicas.live)
 
 

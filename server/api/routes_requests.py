@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from ...operations import registry
 from ...requests_db.records import Json, Request
+from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from ..dispatch.submission import Submission
 from .dependencies import Dependencies, Injected
@@ -55,9 +56,8 @@ async def list_requests(
     limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 100,
 ) -> Json:
     """The queue and its history, newest first."""
-    found = await deps.store.list_requests(
-        states=state, operation=operation, environment=environment, limit=limit
-    )
+    query = queries.list_requests(state, operation, environment, limit)
+    found = await deps.store.read(query)
     why = await reasons(deps, found)
     return {"requests": [request_view(request, why.get(request.id)) for request in found]}
 

@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from ...requests_db.records import Event, Json, Request
+from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from ..events.bus import Subscription
 from ..events.log_files import LogFile, offset_of_last_lines
@@ -125,7 +126,7 @@ class RequestStream:
         """Yield what a client that reconnects has missed; to a new client, the current state."""
         is_new = not self._position.seq
         if is_new:
-            self._position.seq = await self._deps.store.last_seq()
+            self._position.seq = await self._deps.store.read(queries.last_seq())
         # Looked up after subscribing: a final state in between is in one or the other. And before
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
@@ -159,7 +160,7 @@ class RequestStream:
 async def everything_stream(deps: Dependencies, position: Position) -> AsyncIterator[bytes]:
     """Yield every event, for a client that shows the whole."""
     with deps.bus.subscribe() as subscription:
-        position.seq = position.seq or await deps.store.last_seq()
+        position.seq = position.seq or await deps.store.read(queries.last_seq())
         yield b": listening\n\n"
         async for page in _missed(deps, position.seq):
             for item in _changes(position, page):
@@ -185,7 +186,8 @@ async def _missed(
     """The events after number `seq`, page by page."""
     page: list[Event] | None = None
     while page is None or len(page) == REPLAY_PAGE:
-        page = await deps.store.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
+        query = queries.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
+        page = await deps.store.read(query)
         if page:
             seq = page[-1].seq
             yield page

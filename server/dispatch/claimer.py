@@ -30,6 +30,7 @@ from ...executor.policy.admission import Need, Shortage, admit
 from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.records import Event, Request
 from ...requests_db.results import Claim
+from ...requests_db.sql import queries
 from ...requests_db.states import ErrorKind, Schedule
 from ..settings import Paths
 from .memory_estimates import asked_bytes
@@ -155,7 +156,7 @@ class Claimer:
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
         """Claim those at the head of the queue that memory suffices for."""
         now = time.time()
-        head = self._store.first_pending(schedule, limit + LOOK_BEYOND)
+        head = self._store.read(queries.first_pending(schedule, limit + LOOK_BEYOND))
         needs = [Need(r.id, self._estimates.of(r), r.created_at) for r in head]
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)

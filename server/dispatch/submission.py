@@ -20,7 +20,9 @@ from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, NewRequest, Request
-from ...requests_db.states import EnvironmentState, Schedule
+from ...requests_db.sql import queries
+from ...requests_db.states import EnvironmentState, RequestState, Schedule
+from ...requests_db.transactions import submitting
 from ..errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
 from ..events.bus import EventBus
 from ..settings import Settings
@@ -45,11 +47,7 @@ class Submitter:
     """Writes requests, cancels them, and finds them again."""
 
     def __init__(
-        self,
-        store: AsyncStore,
-        dispatcher: Dispatcher,
-        bus: EventBus,
-        settings: Settings,
+        self, store: AsyncStore, dispatcher: Dispatcher, bus: EventBus, settings: Settings
     ) -> None:
         self._store = store
         self._dispatcher = dispatcher
@@ -76,7 +74,8 @@ class Submitter:
         environment: Environment | None = None,
         stopping: Environment | None = None,
     ) -> Request:
-        outcome = await self._store.submit(
+        outcome = await self._store.write(
+            submitting.submit,
             new,
             environment=environment,
             now=time.time(),
@@ -109,18 +108,13 @@ class Submitter:
         request = await self.find(request_id)
         if request.operation == "down" and not request.state.is_final:
             raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
-        outcome = await self._store.cancel(request.id, time.time())
-        match outcome:
-            case results.CancelledPending():
-                self._bus.publish(outcome.events)
-                return outcome.request, True
-            case results.CancelRunning():
-                self._dispatcher.claimer.cancel(request.id)
-                return outcome.request, True
-            case results.AlreadyFinal():
-                return outcome.request, False
-            case results.NotFound():
-                raise _no_request(request_id)
+        cancelled = await self._store.write(submitting.cancel, request.id, time.time())
+        if cancelled is None:
+            raise _no_request(request_id)
+        self._bus.publish(cancelled.events)
+        if cancelled.before is RequestState.RUNNING:
+            self._dispatcher.claimer.cancel(request.id)
+        return cancelled.request, not cancelled.before.is_final
 
     async def find(self, request_id: str) -> Request:
         """Find the request with this id or id prefix.
@@ -128,18 +122,13 @@ class Submitter:
         Raises:
             NotFound, AmbiguousId
         """
-        found = await self._store.get(request_id)
-        match found:
-            case Request():
-                return found
-            case results.Ambiguous():
-                raise AmbiguousId(
-                    f"{request_id!r} fits {len(found.ids)} requests",
-                    "write more of the id",
-                    matches=list(found.ids),
-                )
-            case results.NotFound():
-                raise _no_request(request_id)
+        found = await self._store.read(queries.get(request_id))
+        if isinstance(found, Request):
+            return found
+        if not found:
+            raise _no_request(request_id)
+        text = f"{request_id!r} fits {len(found)} requests"
+        raise AmbiguousId(text, "write more of the id", matches=list(found))
 
     async def environment(self, name: str) -> Environment:
         """The environment of this name.
@@ -147,9 +136,10 @@ class Submitter:
         Raises:
             NotFound: with near matches.
         """
-        environment = await self._store.environment(name)
+        environment = await self._store.read(queries.environment(name))
         if environment is None:
-            near = difflib.get_close_matches(name, await self._store.names(), NEAR_MATCHES)
+            names = await self._store.read(queries.names())
+            near = difflib.get_close_matches(name, names, NEAR_MATCHES)
             hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists them"
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment

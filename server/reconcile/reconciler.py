@@ -45,6 +45,7 @@ import asyncio
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Request
+from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, RequestState
 from ..events.bus import EventBus
 from ..settings import Paths
@@ -80,7 +81,7 @@ class Reconciler:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
-        live = {e.name for e in await self._store.environments() if e.state.is_live}
+        live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
         await asyncio.gather(*(self.reconcile(name) for name in live))
         await self.replicas.stop_strays(live)
         self._tasks.spawn(self.queue.follow(), "reconciler")
@@ -96,7 +97,7 @@ class Reconciler:
             name: the environment's.
             adopt: whether to watch what its launch has started by now, also when nothing is due.
         """
-        environment = await self._store.environment(name)
+        environment = await self._store.read(queries.environment(name))
         if environment is None:
             return
         launch = await self._launch_of(environment)
@@ -146,15 +147,14 @@ class Reconciler:
     async def _launch_of(self, environment: Environment) -> Request | None:
         if environment.request_id is None:
             return None
-        found = await self._store.get(environment.request_id)
+        found = await self._store.read(queries.get(environment.request_id))
         return found if isinstance(found, Request) else None
 
     async def _latest_down(self, environment: Environment) -> Request | None:
         if environment.state is not EnvironmentState.STOPPING:
             return None
-        downs = await self._store.list_requests(
-            operation="down", environment=environment.name, limit=1
-        )
+        query = queries.list_requests(operation="down", environment=environment.name, limit=1)
+        downs = await self._store.read(query)
         return downs[0] if downs and downs[0].created_at >= environment.created_at else None
 
 

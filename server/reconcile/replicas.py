@@ -23,7 +23,9 @@ from ...environments import run_files
 from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Replica, RequestError
+from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
+from ...requests_db.transactions import observing
 from .background_tasks import BackgroundTasks
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
@@ -61,7 +63,8 @@ class ReplicaManager:
 
     async def adopt(self, environment: Environment) -> None:
         """Watch every replica of the environment that has a run file."""
-        known = {replica.id: replica for replica in await self._store.replicas(environment.name)}
+        rows = await self._store.read(queries.replicas(environment.name))
+        known = {replica.id: replica for replica in rows}
         for run_file in await self._run_files(environment):
             watch = self._watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
@@ -137,16 +140,16 @@ class ReplicaManager:
         self._tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
 
     async def _fail(self, name: str, error: RequestError) -> None:
-        environment = await self._store.environment(name)
+        environment = await self._store.read(queries.environment(name))
         if environment is not None and environment.state is EnvironmentState.FAILED:
             await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write how an environment is whose launch succeeded."""
-        environment = await self._store.environment(name)
+        environment = await self._store.read(queries.environment(name))
         if environment is None or environment.state is EnvironmentState.STOPPING:
             return  # that its replicas go is what was asked for
-        replicas = [replica.state for replica in await self._store.replicas(name)]
+        replicas = [each.state for each in await self._store.read(queries.replicas(name))]
         state = observed_state(replicas)
         # A replica that FAILED has said why itself (`_give_up`).
         unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
@@ -160,7 +163,7 @@ class ReplicaManager:
         await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
         self.responsibility.forget(name)
         await asyncio.to_thread(run_files.stop_environment, self._runs, name)
-        await self._store.delete_replicas(name)
+        await self._store.write(observing.delete_replicas, name)
 
     async def _stop_one(self, replica: Replica) -> None:
         watch = self._watches.pop(replica.id, None)

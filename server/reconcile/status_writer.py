@@ -20,6 +20,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Replica, RequestError
 from ...requests_db.states import EnvironmentState
+from ...requests_db.transactions import observing
 from ..events.bus import EventBus
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,9 @@ class StatusWriter:
         error: RequestError | None = None,
     ) -> None:
         """Write an environment's state; keep the address when None is given."""
-        event = await self._store.set_environment_state(
-            name, state, address=address, error=error, now=time.time()
+        move = observing.set_environment_state
+        event = await self._store.write(
+            move, name, state, address=address, error=error, now=time.time()
         )
         if event is None:
             return
@@ -65,7 +67,7 @@ class StatusWriter:
 
     async def set_replica(self, replica: Replica) -> None:
         """Write a replica's row."""
-        event = await self._store.upsert_replica(replica, now=time.time())
+        event = await self._store.write(observing.upsert_replica, replica, now=time.time())
         if event is None:
             return
         self._bus.publish([event])

@@ -20,6 +20,7 @@ from typing import Any
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Event
+from ...requests_db.sql import queries
 from ..events.bus import EventBus, Subscription
 from .background_tasks import BackgroundTasks
 from .decisions import DECISIVE
@@ -89,7 +90,7 @@ class WorkQueue:
     async def _add_all(self, subscription: Subscription) -> None:
         """Events were dropped; their contents are in the tables."""
         subscription.lagged = False  # before the tables are read
-        for name in await self._status.insist(self._store.names):
+        for name in await self._status.insist(lambda: self._store.read(queries.names())):
             self.add(name, adopt=True)
 
     async def _run(self, name: str) -> None:

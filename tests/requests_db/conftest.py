@@ -76,7 +76,7 @@ def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeReques
             **fields,
         )
         with writer.transaction() as connection:
-            result = submitting.submit(connection, new, None, now, None)
+            result = submitting.submit(connection, new, now=now)
         assert isinstance(result, Submitted)
         return result.request
 

@@ -34,7 +34,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def submit(writer: WriteConnection) -> None:
     with writer.transaction() as connection:
         new = NewRequest("check", Schedule.SHORT, {"text": "x" * 10_000})
-        submitting.submit(connection, new, None, 1.0, None)
+        submitting.submit(connection, new, now=1.0)
 
 
 def test_a_checkpoint_follows_every_so_many_commits(path: Path, moved: threading.Event) -> None:

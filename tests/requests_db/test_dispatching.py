@@ -62,7 +62,7 @@ def test_claim_prefers_a_higher_priority(make_request: Make, dispatch: DispatchS
 def test_claim_takes_its_own_schedule_alone(make_request: Make, dispatch: DispatchStore) -> None:
     make_request(schedule=Schedule.LONG)
     assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
-    assert len(dispatch.first_pending(Schedule.LONG, 10)) == 1
+    assert len(dispatch.read(queries.first_pending(Schedule.LONG, 10))) == 1
 
 
 def test_claim_skips_cancelled_requests(
@@ -249,21 +249,21 @@ def estimate(source: str, *peaks: int, at: float = 300.5) -> MemoryEstimate:
 def test_memory_estimates_are_listed_latest_first(dispatch: DispatchStore) -> None:
     early, late = estimate("a", 1, 2), estimate("b", 3, at=400.5)
     dispatch.record(learned=[early, late])
-    assert dispatch.memory_estimates(10) == [late, early]
-    assert dispatch.memory_estimates(1) == [late]
+    assert dispatch.read(queries.memory_estimates(10)) == [late, early]
+    assert dispatch.read(queries.memory_estimates(1)) == [late]
 
 
 def test_a_new_memory_estimate_replaces_the_old_one(dispatch: DispatchStore) -> None:
     dispatch.record(learned=[estimate("a", 1)])
     newer = MemoryEstimate("launch", "a", (PeakSample(400.5, 7, killed=True),), 400.5)
     dispatch.record(learned=[newer])
-    assert dispatch.memory_estimates(10) == [newer]
+    assert dispatch.read(queries.memory_estimates(10)) == [newer]
 
 
 def test_old_memory_estimates_are_removed(dispatch: DispatchStore) -> None:
     dispatch.record(learned=[estimate("old", 1, at=1.5), estimate("new", 1, at=400.5)])
     dispatch.collect(401.5, 10, 100.0)
-    assert [e.source for e in dispatch.memory_estimates(10)] == ["new"]
+    assert [e.source for e in dispatch.read(queries.memory_estimates(10))] == ["new"]
 
 
 def test_a_long_wait_outweighs_a_higher_priority(
@@ -279,8 +279,8 @@ def test_a_long_wait_outweighs_a_higher_priority(
 
 def test_first_pending_claims_nothing(make_request: Make, dispatch: DispatchStore) -> None:
     ids = [make_request().id for _ in range(3)]
-    assert [r.id for r in dispatch.first_pending(Schedule.SHORT, 2)] == ids[:2]
-    assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 3
+    assert [r.id for r in dispatch.read(queries.first_pending(Schedule.SHORT, 2))] == ids[:2]
+    assert len(dispatch.read(queries.first_pending(Schedule.SHORT, 10))) == 3
 
 
 def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(
@@ -294,7 +294,7 @@ def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(
         (third.id, RequestState.RUNNING, 1)
     ]
     assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
-    assert len(dispatch.first_pending(Schedule.SHORT, 10)) == 1
+    assert len(dispatch.read(queries.first_pending(Schedule.SHORT, 10))) == 1
 
 
 def test_first_pending_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:

@@ -22,11 +22,13 @@ import asyncio, sys
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.transactions import submitting
 
 async def main():
     store = AsyncStore(sys.argv[1])
     while True:
-        result = await store.submit(NewRequest("noop", Schedule.SHORT, {}), now=1.5)
+        new = NewRequest("noop", Schedule.SHORT, {})
+        result = await store.write(submitting.submit, new, now=1.5)
         print(result.request.id, flush=True)
 
 asyncio.run(main())
@@ -40,7 +42,7 @@ from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
 
 with WriteConnection(sys.argv[1]).transaction() as connection:
-    submitting.submit(connection, NewRequest("noop", Schedule.SHORT, {}), None, 1.5, None)
+    submitting.submit(connection, NewRequest("noop", Schedule.SHORT, {}), now=1.5)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -82,5 +84,5 @@ def test_a_claim_outlives_the_connection_that_made_it(
     request = make_request(RequestState.RUNNING)
     dispatch.close()
     other = DispatchStore(path)
-    assert [found.id for found in other.running()] == [request.id]
+    assert [found.id for found in other.read(queries.running())] == [request.id]
     other.close()

@@ -23,7 +23,7 @@ CHECK = NewRequest("check", Schedule.SHORT, {})
 
 def submit(connection: Connection, key: str) -> str:
     new = NewRequest("check", Schedule.SHORT, {}, idempotency_key=key)
-    submitting.submit(connection, new, None, 1.5, None)
+    submitting.submit(connection, new, now=1.5)
     return key
 
 
@@ -44,7 +44,7 @@ async def test_a_call_that_raises_is_rolled_back_and_the_others_of_its_group_are
     first, second, broken, third = await asyncio.gather(*calls, return_exceptions=True)
     assert [first, second, third] == ["first", "second", "third"]
     assert isinstance(broken, RuntimeError)
-    found = await store.list_requests()
+    found = await store.read(queries.list_requests())
     assert [request.idempotency_key for request in found] == ["third", "second", "first"]
 
 
@@ -75,13 +75,15 @@ async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
 
 async def test_a_limit_holds_within_a_shared_transaction(store: AsyncStore) -> None:
     results = await asyncio.gather(
-        *(store.submit(CHECK, now=1.5, max_pending=3) for _ in range(10))
+        *(store.write(submitting.submit, CHECK, now=1.5, max_pending=3) for _ in range(10))
     )
     assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
 
 
 async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
-    calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(3)]
+    calls = [
+        asyncio.ensure_future(store.write(submitting.submit, CHECK, now=1.5)) for _ in range(3)
+    ]
     await asyncio.sleep(0)
     calls[1].cancel()
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -90,7 +92,9 @@ async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
 
 async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
     store = AsyncStore(path)
-    calls = [asyncio.ensure_future(store.submit(CHECK, now=1.5)) for _ in range(100)]
+    calls = [
+        asyncio.ensure_future(store.write(submitting.submit, CHECK, now=1.5)) for _ in range(100)
+    ]
     await asyncio.sleep(0)
     await store.close()
     assert all(isinstance(call.result(), Submitted) for call in calls)
@@ -100,7 +104,7 @@ async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
 
 async def test_an_answer_is_given_after_the_commit(path: Path) -> None:
     store = AsyncStore(path)
-    result = await store.submit(CHECK, now=1.5)
+    result = await store.write(submitting.submit, CHECK, now=1.5)
     assert isinstance(result, Submitted)
     other = WriteConnection(path)
     with other.transaction() as connection:
@@ -111,6 +115,8 @@ async def test_an_answer_is_given_after_the_commit(path: Path) -> None:
 
 @pytest.mark.parametrize("calls", [1, 200])
 async def test_any_number_of_calls_is_answered(store: AsyncStore, calls: int) -> None:
-    results = await asyncio.gather(*(store.submit(CHECK, now=1.5) for _ in range(calls)))
+    results = await asyncio.gather(
+        *(store.write(submitting.submit, CHECK, now=1.5) for _ in range(calls))
+    )
     seqs = [result.request.seq for result in results if isinstance(result, Submitted)]
     assert seqs == list(range(1, calls + 1))

@@ -21,6 +21,7 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import metadata
 from openenvd.requests_db.states import Schedule
 
@@ -132,7 +133,7 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
         thread.join()
     assert failures == []
     store = DispatchStore(file)
-    assert store.running() == []
+    assert store.read(queries.running()) == []
     store.close()
 
 

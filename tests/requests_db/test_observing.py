@@ -16,7 +16,9 @@ from openenvd.requests_db.records import (
     RequestError,
 )
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaState, Schedule
+from openenvd.requests_db.transactions import observing, submitting
 
 MakeEnvironment = Callable[..., Environment]
 
@@ -28,9 +30,11 @@ REPLICA = Replica("trial-0-7f3a", "trial", 0, "local", ReplicaState.STARTING, "/
 async def trial(store: AsyncStore, make_environment: MakeEnvironment) -> Environment:
     """An environment whose launch is pending."""
     launch = NewRequest("launch", Schedule.LONG, {}, environment="trial")
-    result = await store.submit(launch, environment=make_environment("trial"), now=100.5)
+    result = await store.write(
+        submitting.submit, launch, environment=make_environment("trial"), now=100.5
+    )
     assert isinstance(result, Submitted)
-    found = await store.environment("trial")
+    found = await store.read(queries.environment("trial"))
     assert found is not None
     return found
 
@@ -38,13 +42,17 @@ async def trial(store: AsyncStore, make_environment: MakeEnvironment) -> Environ
 async def test_a_change_of_state_is_written_with_its_event(
     store: AsyncStore, trial: Environment
 ) -> None:
-    event = await store.set_environment_state(
-        "trial", EnvironmentState.READY, address="http://127.0.0.1:21000", now=200.5
+    event = await store.write(
+        observing.set_environment_state,
+        "trial",
+        EnvironmentState.READY,
+        address="http://127.0.0.1:21000",
+        now=200.5,
     )
     assert event is not None
     assert (event.kind, event.environment, event.at) == ("environment.state", "trial", 200.5)
     assert event.data == {"state": "READY", "address": "http://127.0.0.1:21000"}
-    assert await store.environment("trial") == replace(
+    assert await store.read(queries.environment("trial")) == replace(
         trial,
         state=EnvironmentState.READY,
         address="http://127.0.0.1:21000",
@@ -54,74 +62,100 @@ async def test_a_change_of_state_is_written_with_its_event(
 
 @pytest.mark.usefixtures("trial")
 async def test_an_unchanged_state_writes_no_event(store: AsyncStore) -> None:
-    last = await store.last_seq()
-    assert await store.set_environment_state("trial", EnvironmentState.PENDING, now=200.5) is None
-    assert await store.last_seq() == last
+    last = await store.read(queries.last_seq())
+    assert (
+        await store.write(
+            observing.set_environment_state, "trial", EnvironmentState.PENDING, now=200.5
+        )
+        is None
+    )
+    assert await store.read(queries.last_seq()) == last
 
 
 @pytest.mark.usefixtures("trial")
 async def test_a_late_observation_does_not_revive_a_stopping_environment(store: AsyncStore) -> None:
-    await store.set_environment_state("trial", EnvironmentState.STOPPING, now=200.5)
-    assert await store.set_environment_state("trial", EnvironmentState.READY, now=300.5) is None
-    environment = await store.environment("trial")
+    await store.write(
+        observing.set_environment_state, "trial", EnvironmentState.STOPPING, now=200.5
+    )
+    assert (
+        await store.write(
+            observing.set_environment_state, "trial", EnvironmentState.READY, now=300.5
+        )
+        is None
+    )
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.STOPPING
 
 
 async def test_an_unknown_environment_has_no_state_to_change(store: AsyncStore) -> None:
-    assert await store.set_environment_state("nobody", EnvironmentState.READY, now=1.5) is None
-    assert await store.environment("nobody") is None
+    assert (
+        await store.write(
+            observing.set_environment_state, "nobody", EnvironmentState.READY, now=1.5
+        )
+        is None
+    )
+    assert await store.read(queries.environment("nobody")) is None
 
 
 @pytest.mark.usefixtures("trial")
 async def test_an_error_stays_while_the_environment_is_failed(store: AsyncStore) -> None:
-    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
-    event = await store.set_environment_state(
-        "trial", EnvironmentState.FAILED, error=ERROR, now=201.5
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.FAILED, now=200.5)
+    event = await store.write(
+        observing.set_environment_state, "trial", EnvironmentState.FAILED, error=ERROR, now=201.5
     )
     assert event is not None
     assert event.data["error"] == "it is gone"
-    assert await store.set_environment_state("trial", EnvironmentState.FAILED, now=202.5) is None
-    environment = await store.environment("trial")
+    assert (
+        await store.write(
+            observing.set_environment_state, "trial", EnvironmentState.FAILED, now=202.5
+        )
+        is None
+    )
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.error == ERROR
 
 
 @pytest.mark.usefixtures("trial")
 async def test_another_state_clears_the_error(store: AsyncStore) -> None:
-    await store.set_environment_state("trial", EnvironmentState.DEGRADED, error=ERROR, now=200.5)
-    await store.set_environment_state("trial", EnvironmentState.READY, now=201.5)
-    environment = await store.environment("trial")
+    await store.write(
+        observing.set_environment_state, "trial", EnvironmentState.DEGRADED, error=ERROR, now=200.5
+    )
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.READY, now=201.5)
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.error is None
 
 
 @pytest.mark.usefixtures("trial")
 async def test_stopped_environments_are_listed_only_on_request(store: AsyncStore) -> None:
-    assert [e.name for e in await store.environments()] == ["trial"]
-    await store.set_environment_state("trial", EnvironmentState.STOPPED, now=200.5)
-    assert await store.environments() == []
-    assert [e.name for e in await store.environments(include_stopped=True)] == ["trial"]
+    assert [e.name for e in await store.read(queries.environments())] == ["trial"]
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.STOPPED, now=200.5)
+    assert await store.read(queries.environments()) == []
+    assert [e.name for e in await store.read(queries.environments(include_stopped=True))] == [
+        "trial"
+    ]
 
 
 @pytest.mark.usefixtures("trial")
 async def test_names_lists_environments_that_are_neither_failed_nor_stopped(
     store: AsyncStore,
 ) -> None:
-    assert await store.names() == ["trial"]
-    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
-    assert await store.names() == []
-    await store.set_environment_state("trial", EnvironmentState.STOPPED, now=201.5)
-    assert await store.names() == []
+    assert await store.read(queries.names()) == ["trial"]
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.FAILED, now=200.5)
+    assert await store.read(queries.names()) == []
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.STOPPED, now=201.5)
+    assert await store.read(queries.names()) == []
 
 
 async def test_each_change_of_a_replica_writes_one_event(store: AsyncStore) -> None:
-    assert await store.upsert_replica(REPLICA, now=2.5) is not None
-    assert await store.upsert_replica(REPLICA, now=3.5) is None
+    assert await store.write(observing.upsert_replica, REPLICA, now=2.5) is not None
+    assert await store.write(observing.upsert_replica, REPLICA, now=3.5) is None
     died = replace(
         REPLICA, state=ReplicaState.BACKING_OFF, restarts=1, pid=7, exit={"kind": "exited"}
     )
-    event = await store.upsert_replica(died, now=4.5)
+    event = await store.write(observing.upsert_replica, died, now=4.5)
     assert event is not None
     assert (event.kind, event.environment) == ("replica.state", "trial")
     assert event.data == {
@@ -132,25 +166,25 @@ async def test_each_change_of_a_replica_writes_one_event(store: AsyncStore) -> N
         "restarts": 1,
         "exit": {"kind": "exited"},
     }
-    assert await store.replicas("trial") == [died]
+    assert await store.read(queries.replicas("trial")) == [died]
 
 
 async def test_replicas_are_listed_by_environment_and_ordinal(store: AsyncStore) -> None:
     for name, ordinal in (("b", 0), ("a", 1), ("a", 0)):
         other = replace(REPLICA, id=f"{name}-{ordinal}", environment=name, ordinal=ordinal)
-        await store.upsert_replica(other, now=2.5)
-    assert [replica.id for replica in await store.replicas()] == ["a-0", "a-1", "b-0"]
-    assert [replica.id for replica in await store.replicas("a")] == ["a-0", "a-1"]
-    await store.delete_replicas("a")
-    assert [replica.id for replica in await store.replicas()] == ["b-0"]
+        await store.write(observing.upsert_replica, other, now=2.5)
+    assert [replica.id for replica in await store.read(queries.replicas())] == ["a-0", "a-1", "b-0"]
+    assert [replica.id for replica in await store.read(queries.replicas("a"))] == ["a-0", "a-1"]
+    await store.write(observing.delete_replicas, "a")
+    assert [replica.id for replica in await store.read(queries.replicas())] == ["b-0"]
 
 
 @pytest.mark.usefixtures("trial")
 async def test_a_new_launch_under_an_old_name_starts_without_its_replicas(
     store: AsyncStore, make_environment: MakeEnvironment
 ) -> None:
-    await store.upsert_replica(REPLICA, now=2.5)
-    await store.set_environment_state("trial", EnvironmentState.FAILED, now=200.5)
+    await store.write(observing.upsert_replica, REPLICA, now=2.5)
+    await store.write(observing.set_environment_state, "trial", EnvironmentState.FAILED, now=200.5)
     launch = NewRequest("launch", Schedule.LONG, {}, environment="trial")
-    await store.submit(launch, environment=make_environment("trial"), now=300.5)
-    assert await store.replicas("trial") == []
+    await store.write(submitting.submit, launch, environment=make_environment("trial"), now=300.5)
+    assert await store.read(queries.replicas("trial")) == []

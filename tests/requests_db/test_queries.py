@@ -11,9 +11,10 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
-from openenvd.requests_db.results import Ambiguous, NotFound
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests
 from openenvd.requests_db.states import RequestState
+from openenvd.requests_db.transactions import submitting
 
 Make = Callable[..., Request]
 
@@ -22,9 +23,9 @@ async def test_a_unique_prefix_of_an_id_finds_its_request(
     store: AsyncStore, make_request: Make
 ) -> None:
     request = make_request()
-    assert await store.get(request.id) == request
-    assert await store.get(request.id[:1]) == request
-    assert await store.get(request.id[:5].upper()) == request
+    assert await store.read(queries.get(request.id)) == request
+    assert await store.read(queries.get(request.id[:1])) == request
+    assert await store.read(queries.get(request.id[:5].upper())) == request
 
 
 async def test_an_ambiguous_prefix_names_the_ids_that_have_it(
@@ -32,9 +33,9 @@ async def test_an_ambiguous_prefix_names_the_ids_that_have_it(
 ) -> None:
     ids = [make_request().id for _ in range(17)]  # two of them begin with the same digit
     digit = next(d for d in "0123456789abcdef" if sum(id_[0] == d for id_ in ids) > 1)
-    found = await store.get(digit)
-    assert isinstance(found, Ambiguous)
-    assert set(found.ids) == {id_ for id_ in ids if id_[0] == digit}
+    found = await store.read(queries.get(digit))
+    assert isinstance(found, tuple)
+    assert set(found) == {id_ for id_ in ids if id_[0] == digit}
 
 
 async def test_a_text_that_cannot_be_an_id_is_not_found(
@@ -42,15 +43,15 @@ async def test_a_text_that_cannot_be_an_id_is_not_found(
 ) -> None:
     make_request()
     for text in ("", "xyz", "0" * 16, "%", "0" * 17, "'; --"):
-        assert await store.get(text) == NotFound(text)
+        assert await store.read(queries.get(text)) == ()
 
 
 async def test_requests_are_listed_newest_first_and_page_by_page(
     store: AsyncStore, make_request: Make
 ) -> None:
     made = [make_request() for _ in range(5)]
-    first = await store.list_requests(limit=2)
-    second = await store.list_requests(limit=2, before_seq=first[-1].seq)
+    first = await store.read(queries.list_requests(limit=2))
+    second = await store.read(queries.list_requests(limit=2, before_seq=first[-1].seq))
     assert [*first, *second] == list(reversed(made))[:4]
 
 
@@ -62,7 +63,7 @@ async def test_requests_are_listed_by_state_operation_and_environment(
     failed = make_request(RequestState.FAILED, operation="launch", environment="b")
 
     async def ids(**conditions: object) -> list[str]:
-        found = await store.list_requests(**conditions)  # type: ignore[arg-type]
+        found = await store.read(queries.list_requests(**conditions))  # type: ignore[arg-type]
         return [request.id for request in found]
 
     active = [RequestState.PENDING, RequestState.RUNNING]
@@ -77,10 +78,10 @@ async def test_every_change_of_state_is_one_event_in_the_order_of_commits(
     store: AsyncStore, make_request: Make
 ) -> None:
     requests_ = [make_request(state) for state in RequestState]
-    events = await store.events_after(0)
+    events = await store.read(queries.events_after(0))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     for request in requests_:
-        found = await store.get(request.id)
+        found = await store.read(queries.get(request.id))
         assert isinstance(found, Request)
         states = [e.data["state"] for e in events if e.request_id == request.id]
         expected = [RequestState.PENDING, RequestState.RUNNING, found.state]
@@ -91,11 +92,11 @@ async def test_every_change_of_state_is_one_event_in_the_order_of_commits(
 async def test_events_resume_after_a_number(store: AsyncStore, make_request: Make) -> None:
     for _ in range(4):
         make_request()
-    last = await store.last_seq()
+    last = await store.read(queries.last_seq())
     assert last == 4
-    assert [event.seq for event in await store.events_after(2)] == [3, 4]
-    assert [event.seq for event in await store.events_after(0, limit=2)] == [1, 2]
-    assert await store.events_after(last) == []
+    assert [event.seq for event in await store.read(queries.events_after(2))] == [3, 4]
+    assert [event.seq for event in await store.read(queries.events_after(0, limit=2))] == [1, 2]
+    assert await store.read(queries.events_after(last)) == []
 
 
 async def test_events_of_one_request_or_environment_alone(
@@ -103,27 +104,31 @@ async def test_events_of_one_request_or_environment_alone(
 ) -> None:
     first = make_request(environment="a")
     second = make_request(environment="b")
-    assert [e.request_id for e in await store.events_after(0, request_id=first.id)] == [first.id]
-    assert [e.request_id for e in await store.events_after(0, environment="b")] == [second.id]
+    assert [
+        e.request_id for e in await store.read(queries.events_after(0, request_id=first.id))
+    ] == [first.id]
+    assert [e.request_id for e in await store.read(queries.events_after(0, environment="b"))] == [
+        second.id
+    ]
 
 
 async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
-    assert await store.last_seq() == 0
-    assert await store.events_after(0) == []
+    assert await store.read(queries.last_seq()) == 0
+    assert await store.read(queries.events_after(0)) == []
 
 
 async def test_counts_name_every_state_and_agree_with_the_rows(
     store: AsyncStore, dispatch: DispatchStore, make_request: Make, writer: WriteConnection
 ) -> None:
-    assert await store.counts() == dict.fromkeys(RequestState, 0)
+    assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0)
     for number, state in enumerate(RequestState, 1):
         for _ in range(number):
             make_request(state)
-    await store.cancel(make_request().id, 400.5)
+    await store.write(submitting.cancel, make_request().id, 400.5)
     dispatch.release([make_request(RequestState.RUNNING).id], 400.5)
     dispatch.recover(400.5, idempotent=set())
     dispatch.collect(400.5, 2, 1e9)
     with writer.transaction() as connection:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)
         real = {row[0]: row[1] for row in connection.execute(query)}
-    assert await store.counts() == dict.fromkeys(RequestState, 0) | real
+    assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0) | real

@@ -17,7 +17,9 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseUnwritable
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.transactions import submitting
 
 CHECK = NewRequest("check", Schedule.SHORT, {})
 COUNT = "SELECT count(*) FROM requests"
@@ -37,24 +39,24 @@ def reader_threads() -> list[str]:
 
 async def test_a_read_waits_for_no_writer(store: AsyncStore, writer: WriteConnection) -> None:
     with writer.transaction():
-        assert await store.counts() == dict.fromkeys(RequestState, 0)
-        assert await store.list_requests() == []
+        assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0)
+        assert await store.read(queries.list_requests()) == []
 
 
 async def test_a_read_sees_every_acknowledged_write(store: AsyncStore) -> None:
     for count in range(1, 51):
-        result = await store.submit(CHECK, now=1.5)
+        result = await store.write(submitting.submit, CHECK, now=1.5)
         assert isinstance(result, Submitted)
-        assert await store.get(result.request.id) == result.request
-        assert (await store.counts())["PENDING"] == count
+        assert await store.read(queries.get(result.request.id)) == result.request
+        assert (await store.read(queries.counts()))["PENDING"] == count
 
 
 async def test_a_read_leaves_no_snapshot_that_would_hold_up_a_checkpoint(
     store: AsyncStore, path: Path
 ) -> None:
-    await store.submit(CHECK, now=1.5)
-    await store.list_requests()
-    await store.submit(CHECK, now=2.5)
+    await store.write(submitting.submit, CHECK, now=1.5)
+    await store.read(queries.list_requests())
+    await store.write(submitting.submit, CHECK, now=2.5)
     other = sqlite3.connect(path)
     [(busy, in_log, moved)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     other.close()
@@ -70,7 +72,7 @@ async def test_a_reader_cannot_write(reader: Reader) -> None:
 async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> None:
     store = AsyncStore(tmp_path / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        await store.counts()
+        await store.read(queries.counts())
     assert list(tmp_path.iterdir()) == []
     await store.close()
     assert reader_threads() == []
@@ -81,7 +83,7 @@ async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"not a database" * 1000)
     store = AsyncStore(file)
     with pytest.raises(DatabaseCorrupt, match="no SQLite database"):
-        await store.counts()
+        await store.read(queries.counts())
     await store.close()
 
 

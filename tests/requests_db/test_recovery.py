@@ -53,7 +53,7 @@ def test_running_names_the_workers_of_a_lost_daemon(
     request = make_request(RequestState.RUNNING)
     make_request()
     dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
-    [found] = dispatch.running()
+    [found] = dispatch.read(queries.running())
     assert (found.id, found.worker_pid, found.worker_started_at) == (request.id, 4711, 190.5)
 
 

@@ -28,6 +28,7 @@ from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.transactions import submitting
 
 SMALL_DISK_BYTES = 2 * 2**20
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
@@ -60,7 +61,7 @@ async def submit_until_full(store: AsyncStore) -> list[str]:
     ids: list[str] = []
     while True:
         try:
-            result = await store.submit(PAGE_OF_TEXT, now=1.5)
+            result = await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
         except DatabaseFull:
             return ids
         assert isinstance(result, Submitted)
@@ -77,9 +78,9 @@ async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk:
     with pytest.raises(DatabaseFull) as caught:
         dispatch.claim(Schedule.SHORT, 100, 2.5)
     assert "no restart" in str(caught.value.hint)
-    assert (await store.counts())["PENDING"] == len(queued)  # reading still works
+    assert (await store.read(queries.counts()))["PENDING"] == len(queued)  # reading still works
     with pytest.raises(DatabaseFull):
-        await store.submit(PAGE_OF_TEXT, now=1.5)
+        await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
 
     ballast.unlink()
     claimed = dispatch.claim(Schedule.SHORT, 10, 2.5).requests
@@ -94,7 +95,7 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(small_disk:
     file = small_disk / "requests.db"
     open_database(file)
     store, dispatch = AsyncStore(file), DispatchStore(file)
-    result = await store.submit(PAGE_OF_TEXT, now=1.5)
+    result = await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
     assert isinstance(result, Submitted)
     dispatch.claim(Schedule.SHORT, 1, 2.5)
     ballast = fill(small_disk)
@@ -155,7 +156,7 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
 def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) -> None:
     store = DispatchStore(path.parent / "gone" / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        store.running()
+        store.read(queries.running())
     store.close()
 
 
@@ -210,5 +211,5 @@ def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:
     store = DispatchStore(path)
     store.close()
     store.close()
-    assert store.running() == []
+    assert store.read(queries.running()) == []
     store.close()

@@ -11,23 +11,22 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
 from openenvd.requests_db.results import (
-    AlreadyFinal,
-    CancelledPending,
-    CancelRunning,
+    Cancellation,
     Duplicate,
     NameTaken,
-    NotFound,
     QueueFull,
     Submitted,
 )
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
+from openenvd.requests_db.transactions import observing, submitting
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
 CHECK = NewRequest("check", Schedule.SHORT, {})
 
 
 async def submitted(store: AsyncStore, new: NewRequest = CHECK) -> Submitted:
-    result = await store.submit(new, now=100.5)
+    result = await store.write(submitting.submit, new, now=100.5)
     assert isinstance(result, Submitted)
     return result
 
@@ -44,7 +43,7 @@ async def test_a_submitted_request_is_read_back_as_it_was_returned(store: AsyncS
         timeout_seconds=1.5,
     )
     result = await submitted(store, new)
-    assert await store.get(result.request.id) == result.request
+    assert await store.read(queries.get(result.request.id)) == result.request
     assert result.request.state is RequestState.PENDING
     assert result.request.payload == new.payload
 
@@ -60,13 +59,13 @@ async def test_a_submission_writes_one_event(store: AsyncStore) -> None:
     assert [(e.kind, e.request_id, e.data) for e in result.events] == [
         ("request.state", result.request.id, {"state": "PENDING"})
     ]
-    assert await store.events_after(0) == list(result.events)
+    assert await store.read(queries.events_after(0)) == list(result.events)
 
 
 async def test_any_json_payload_survives(store: AsyncStore) -> None:
     payload = {"text": "a\x00b\ud800 é \u2028", "list": [None, True, -1.5, {"": []}], "big": 2**63}
     result = await submitted(store, NewRequest("check", Schedule.SHORT, payload))
-    found = await store.get(result.request.id)
+    found = await store.read(queries.get(result.request.id))
     assert isinstance(found, Request)
     assert found.payload == payload
 
@@ -74,13 +73,15 @@ async def test_any_json_payload_survives(store: AsyncStore) -> None:
 async def test_the_same_idempotency_key_finds_the_first_request(store: AsyncStore) -> None:
     new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
     first = await submitted(store, new)
-    assert await store.submit(new, now=200.5) == Duplicate(first.request)
-    assert len(await store.list_requests()) == 1
+    assert await store.write(submitting.submit, new, now=200.5) == Duplicate(first.request)
+    assert len(await store.read(queries.list_requests())) == 1
 
 
 async def test_many_at_once_with_one_key_write_one_request(store: AsyncStore) -> None:
     new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
-    results = await asyncio.gather(*(store.submit(new, now=100.5) for _ in range(20)))
+    results = await asyncio.gather(
+        *(store.write(submitting.submit, new, now=100.5) for _ in range(20))
+    )
     assert [type(result) for result in results].count(Submitted) == 1
     assert len({r.request.id for r in results if isinstance(r, Submitted | Duplicate)}) == 1
 
@@ -88,9 +89,11 @@ async def test_many_at_once_with_one_key_write_one_request(store: AsyncStore) ->
 async def test_a_launch_takes_the_name_for_its_request(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
-    result = await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+    result = await store.write(
+        submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5
+    )
     assert isinstance(result, Submitted)
-    environment = await store.environment("trial")
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.request_id == result.request.id
     assert [event.kind for event in result.events] == ["request.state", "environment.state"]
@@ -99,11 +102,13 @@ async def test_a_launch_takes_the_name_for_its_request(
 async def test_a_live_environment_keeps_its_name(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
-    await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
-    result = await store.submit(LAUNCH, environment=make_environment("trial"), now=200.5)
+    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
+    result = await store.write(
+        submitting.submit, LAUNCH, environment=make_environment("trial"), now=200.5
+    )
     assert isinstance(result, NameTaken)
-    assert result.environment == await store.environment("trial")
-    assert len(await store.list_requests()) == 1
+    assert result.environment == await store.read(queries.environment("trial"))
+    assert len(await store.read(queries.list_requests())) == 1
 
 
 async def test_many_launches_at_once_under_one_name_yield_one(
@@ -111,7 +116,10 @@ async def test_many_launches_at_once_under_one_name_yield_one(
 ) -> None:
     environment = make_environment("trial")
     results = await asyncio.gather(
-        *(store.submit(LAUNCH, environment=environment, now=100.5) for _ in range(20))
+        *(
+            store.write(submitting.submit, LAUNCH, environment=environment, now=100.5)
+            for _ in range(20)
+        )
     )
     assert [type(result) for result in results].count(Submitted) == 1
     assert [type(result) for result in results].count(NameTaken) == 19
@@ -123,11 +131,17 @@ async def test_the_name_of_an_ended_environment_can_be_taken(
     for state in EnvironmentState:
         if state.is_live:
             continue
-        first = await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+        first = await store.write(
+            submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5
+        )
         assert isinstance(first, Submitted)
-        await store.set_environment_state("trial", state, address="http://x", now=150.5)
-    await store.submit(LAUNCH, environment=make_environment("trial", now=200.5), now=200.5)
-    environment = await store.environment("trial")
+        await store.write(
+            observing.set_environment_state, "trial", state, address="http://x", now=150.5
+        )
+    await store.write(
+        submitting.submit, LAUNCH, environment=make_environment("trial", now=200.5), now=200.5
+    )
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert (environment.state, environment.address) == (EnvironmentState.PENDING, None)
     assert environment.created_at == 200.5
@@ -136,26 +150,33 @@ async def test_the_name_of_an_ended_environment_can_be_taken(
 async def test_a_full_queue_takes_no_more(store: AsyncStore, dispatch: DispatchStore) -> None:
     for _ in range(3):
         await submitted(store)
-    assert await store.submit(CHECK, now=100.5, max_pending=3) == QueueFull(3)
-    assert isinstance(await store.submit(LAUNCH, now=100.5, max_pending=3), Submitted)
+    assert await store.write(submitting.submit, CHECK, now=100.5, max_pending=3) == QueueFull(3)
+    assert isinstance(
+        await store.write(submitting.submit, LAUNCH, now=100.5, max_pending=3), Submitted
+    )
     dispatch.claim(Schedule.SHORT, 1, 200.5)
-    assert isinstance(await store.submit(CHECK, now=100.5, max_pending=3), Submitted)
+    assert isinstance(
+        await store.write(submitting.submit, CHECK, now=100.5, max_pending=3), Submitted
+    )
 
 
 async def test_a_known_key_is_found_even_in_a_full_queue(store: AsyncStore) -> None:
     new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
     first = await submitted(store, new)
-    assert await store.submit(new, now=200.5, max_pending=1) == Duplicate(first.request)
+    assert await store.write(submitting.submit, new, now=200.5, max_pending=1) == Duplicate(
+        first.request
+    )
 
 
 async def test_a_cancelled_pending_request_is_final_at_once(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
     request = make_request()
-    result = await store.cancel(request.id, 400.5)
-    assert isinstance(result, CancelledPending)
+    result = await store.write(submitting.cancel, request.id, 400.5)
+    assert result is not None
+    assert result.before is RequestState.PENDING
     assert result.request.state is RequestState.CANCELLED
-    assert await store.get(request.id) == result.request
+    assert await store.read(queries.get(request.id)) == result.request
     assert [event.data for event in result.events] == [{"state": "CANCELLED"}]
 
 
@@ -163,21 +184,23 @@ async def test_cancelling_a_running_request_leaves_it_running_and_marked(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    result = await store.cancel(request.id, 400.5)
-    assert isinstance(result, CancelRunning)
+    result = await store.write(submitting.cancel, request.id, 400.5)
+    assert result is not None
+    assert result.before is RequestState.RUNNING
     assert result.request.state is RequestState.RUNNING
-    assert await store.get(request.id) == result.request
+    assert await store.read(queries.get(request.id)) == result.request
 
 
 async def test_cancelling_twice_keeps_the_first_time(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    await store.cancel(request.id, 400.5)
-    result = await store.cancel(request.id, 500.5)
-    assert isinstance(result, CancelRunning)
+    await store.write(submitting.cancel, request.id, 400.5)
+    result = await store.write(submitting.cancel, request.id, 500.5)
+    assert result is not None
+    assert result.before is RequestState.RUNNING
     assert result.request.cancel_requested_at == 400.5
-    assert await store.get(request.id) == result.request
+    assert await store.read(queries.get(request.id)) == result.request
 
 
 async def test_cancelling_an_ended_request_changes_nothing(
@@ -185,22 +208,24 @@ async def test_cancelling_an_ended_request_changes_nothing(
 ) -> None:
     for state in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED):
         request = make_request(state)
-        before = await store.get(request.id)
+        before = await store.read(queries.get(request.id))
         assert isinstance(before, Request)
-        assert await store.cancel(request.id, 400.5) == AlreadyFinal(before)
+        assert await store.write(submitting.cancel, request.id, 400.5) == Cancellation(
+            before, state
+        )
 
 
 async def test_cancelling_an_unknown_request_says_so(store: AsyncStore) -> None:
-    assert await store.cancel("0" * 16, 400.5) == NotFound("0" * 16)
+    assert await store.write(submitting.cancel, "0" * 16, 400.5) is None
 
 
 async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
     store: AsyncStore, dispatch: DispatchStore, make_request: Callable[..., Request]
 ) -> None:
     request = make_request(RequestState.RUNNING)
-    await store.cancel(request.id, 400.5)
+    await store.write(submitting.cancel, request.id, 400.5)
     dispatch.record(outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 500.5, result=1)])
-    found = await store.get(request.id)
+    found = await store.read(queries.get(request.id))
     assert isinstance(found, Request)
     assert (found.state, found.result) == (RequestState.SUCCEEDED, 1)
 
@@ -208,12 +233,12 @@ async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
 async def test_a_down_marks_its_environment_in_the_same_transaction(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
-    await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
+    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
     down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
-    result = await store.submit(down, now=101.5, stopping="trial")
+    result = await store.write(submitting.submit, down, now=101.5, stopping="trial")
     assert isinstance(result, Submitted)
     assert [event.kind for event in result.events] == ["request.state", "environment.state"]
-    environment = await store.environment("trial")
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.STOPPING
 
@@ -221,14 +246,14 @@ async def test_a_down_marks_its_environment_in_the_same_transaction(
 async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
-    await store.submit(LAUNCH, environment=make_environment("trial"), now=100.5)
-    await store.submit(CHECK, now=100.5)
+    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
+    await store.write(submitting.submit, CHECK, now=100.5)
     down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
-    result = await store.submit(down, now=101.5, stopping="trial", max_pending=1)
+    result = await store.write(submitting.submit, down, now=101.5, stopping="trial", max_pending=1)
     assert isinstance(result, QueueFull)
-    await store.submit(replace(CHECK, idempotency_key="k"), now=102.5)
-    again = await store.submit(down, now=103.5, stopping="trial")
+    await store.write(submitting.submit, replace(CHECK, idempotency_key="k"), now=102.5)
+    again = await store.write(submitting.submit, down, now=103.5, stopping="trial")
     assert isinstance(again, Duplicate)
-    environment = await store.environment("trial")
+    environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.PENDING

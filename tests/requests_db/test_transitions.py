@@ -122,7 +122,7 @@ def test_an_environment_moves_exactly_where_the_table_allows(
     values = ENVIRONMENTS.values(make_environment("trial")) | {"state": before.value}
     with writer.transaction() as connection:
         connection.execute(insert(environments).values(values))
-        event = observing.set_environment_state(connection, "trial", after, None, None, None, 400.5)
+        event = observing.set_environment_state(connection, "trial", after, now=400.5)
         found = connection.execute(select(environments.c.state)).scalar_one()
     allowed = after in ENVIRONMENT_TRANSITIONS[before]
     assert found == (after if allowed else before)

@@ -101,7 +101,7 @@ class Bench:
         payload = fields.pop("payload", {"source": "echo"})
         new = NewRequest(operation, schedule, payload, max_attempts=3, **fields)
         with self.writer.transaction() as connection:
-            result = submitting.submit(connection, new, None, time.time(), None)
+            result = submitting.submit(connection, new, now=time.time())
         assert isinstance(result, Submitted)
         self.dispatcher.submitted(schedule)
         return result.request.id
@@ -329,7 +329,7 @@ def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
     bench.eventually(lambda: bench.executor.tasks)
     assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
     bench.dispatcher.stop()
-    [kept] = bench.store.memory_estimates(10)
+    [kept] = bench.store.read(queries.memory_estimates(10))
     assert (kept.operation, kept.source) == ("launch", "echo")
 
 

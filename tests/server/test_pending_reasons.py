@@ -9,7 +9,9 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.transactions import submitting
 from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of
 
 LONG = Schedule.LONG
@@ -41,7 +43,7 @@ async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(
 ) -> None:
     async def submit(schedule: Schedule, priority: int = 0) -> int:
         new = NewRequest("check", schedule, {}, priority=priority)
-        result = await store.submit(new, now=100.0)
+        result = await store.write(submitting.submit, new, now=100.0)
         assert isinstance(result, Submitted)
         return result.request.seq
 
@@ -49,6 +51,6 @@ async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(
     await submit(Schedule.SHORT)
     dispatch.claim(LONG, 1, 101.0)
     urgent = await submit(LONG, priority=1)
-    assert await store.places(LONG, 10) == {urgent: 0, first: 1, second: 2}
-    assert running not in await store.places(LONG, 10)
-    assert await store.places(LONG, 2) == {urgent: 0, first: 1}
+    assert await store.read(queries.places(LONG, 10)) == {urgent: 0, first: 1, second: 2}
+    assert running not in await store.read(queries.places(LONG, 10))
+    assert await store.read(queries.places(LONG, 2)) == {urgent: 0, first: 1}

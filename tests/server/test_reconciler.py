@@ -27,6 +27,7 @@ from openenvd.requests_db.records import (
     RequestError,
 )
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import (
     EnvironmentState,
     ErrorKind,
@@ -34,6 +35,7 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
+from openenvd.requests_db.transactions import observing, submitting
 from openenvd.server.events import bus as bus_module
 from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch
@@ -81,7 +83,7 @@ class World:
 
     async def down(self, name: str = "trial") -> Request:
         """A `down` that runs."""
-        await self.store.set_environment_state(name, S.STOPPING, now=time.time())
+        await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
         return await self._run("down", Schedule.SHORT, name, None)
 
     async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
@@ -105,7 +107,9 @@ class World:
         self, operation: str, schedule: Schedule, name: str, environment: Environment | None
     ) -> Request:
         new = NewRequest(operation, schedule, {"name": name}, environment=name)
-        result = await self.store.submit(new, environment=environment, now=time.time())
+        result = await self.store.write(
+            submitting.submit, new, environment=environment, now=time.time()
+        )
         assert isinstance(result, Submitted)
         self.bus.publish(result.events)
         claim = await asyncio.to_thread(self.dispatch.claim, schedule, 1, time.time())
@@ -148,7 +152,7 @@ class World:
     # Looking.
 
     async def environment(self, name: str = "trial") -> Environment:
-        found = await self.store.environment(name)
+        found = await self.store.read(queries.environment(name))
         assert found is not None
         return found
 
@@ -160,12 +164,12 @@ class World:
         return await self.environment(name)
 
     async def replica(self, name: str = "trial") -> Replica:
-        [found] = await self.store.replicas(name)
+        [found] = await self.store.read(queries.replicas(name))
         return found
 
     async def replica_becomes(self, state: ReplicaState, **fields: Any) -> Replica:
         async def holds() -> bool:
-            found = await self.store.replicas("trial")
+            found = await self.store.read(queries.replicas("trial"))
             known = {"state": state, **fields}
             return any(all(getattr(r, k) == v for k, v in known.items()) for r in found)
 
@@ -396,7 +400,7 @@ async def test_a_down_that_succeeded_ends_the_environment(world: World) -> None:
     await world.succeeds(await world.down())
     await world.becomes(S.STOPPED)
     assert not is_running(server)
-    assert await world.store.replicas("trial") == []
+    assert await world.store.read(queries.replicas("trial")) == []
 
 
 async def test_nothing_is_started_again_while_its_environment_is_taken_down(
@@ -497,7 +501,7 @@ async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended
         str(world.paths.runs / replica_id),
         1.0,
     )
-    await world.store.upsert_replica(stopped, now=1.0)
+    await world.store.write(observing.upsert_replica, stopped, now=1.0)
     await world.reconcile()
     await world.started(launch)
     await world.succeeds(launch)
@@ -524,7 +528,7 @@ async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
 async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: World) -> None:
     launch = await world.launch()
     server = await asyncio.to_thread(world.start, launch)
-    await world.store.set_environment_state("trial", S.STOPPED, now=time.time())
+    await world.store.write(observing.set_environment_state, "trial", S.STOPPED, now=time.time())
     await world.reconcile()
     assert not server.run_dir.exists()
     assert not is_running(server)
@@ -537,7 +541,7 @@ async def test_a_probe_of_an_environment_does_not_reconcile_it(
     looked_at: list[str] = []
     monkeypatch.setattr(reconciler.queue, "add", lambda name, **_: looked_at.append(name))
     new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
-    result = await world.store.submit(new, now=time.time())
+    result = await world.store.write(submitting.submit, new, now=time.time())
     assert isinstance(result, Submitted)
     world.bus.publish(result.events)
     await world.launch("another")
@@ -568,17 +572,17 @@ async def test_a_replica_is_restarted_once_the_full_disk_can_be_written(
 ) -> None:
     refusals = 3
 
-    async def upsert(replica: Replica, *, now: float) -> Event | None:
+    async def write(work: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal refusals
-        if refusals > 0:
+        if refusals > 0 and work is observing.upsert_replica:
             refusals -= 1
             raise DatabaseFull("the disk is full")
-        return await original(replica, now=now)
+        return await original(work, *args, **kwargs)
 
     reconciler = await world.reconcile(Timing(retry_seconds=0.01))
     [server] = await world.serving()
-    original = world.store.upsert_replica
-    monkeypatch.setattr(world.store, "upsert_replica", upsert)
+    original = world.store.write
+    monkeypatch.setattr(world.store, "write", write)
     os.kill(pid_of(server), signal.SIGKILL)
     replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
     assert refusals == 0

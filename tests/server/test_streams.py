@@ -17,7 +17,9 @@ from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.requests_db.transactions import submitting
 from openenvd.server.api import streams
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
@@ -52,7 +54,7 @@ async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> AsyncIterator[
 async def request_of(store: AsyncStore, dispatch: DispatchStore) -> Request:
     """A request that runs."""
     new = NewRequest("check", Schedule.SHORT, {})
-    assert isinstance(await store.submit(new, now=1.0), Submitted)
+    assert isinstance(await store.write(submitting.submit, new, now=1.0), Submitted)
     return dispatch.claim(Schedule.SHORT, 1, 2.0).requests[0]
 
 
@@ -84,7 +86,7 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
-    seq = await deps.store.last_seq()
+    seq = await deps.store.read(queries.last_seq())
     progress(dispatch, request_of, 10)
     succeed(dispatch, request_of)
     stream = RequestStream(deps, request_of, Position(seq, 0), logs=True)
@@ -118,7 +120,7 @@ async def test_a_new_stream_begins_with_how_things_stand(
 async def test_an_end_between_look_up_and_stream_is_sent(
     deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
-    seq = await deps.store.last_seq()
+    seq = await deps.store.read(queries.last_seq())
     succeed(dispatch, request_of)  # its event is published to nobody
     told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=False).items())
     assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
@@ -127,7 +129,7 @@ async def test_an_end_between_look_up_and_stream_is_sent(
 async def test_the_log_comes_before_the_end_unfinished_line_and_all(
     deps: Dependencies, dispatch: DispatchStore, request_of: Request
 ) -> None:
-    seq = await deps.store.last_seq()
+    seq = await deps.store.read(queries.last_seq())
     deps.paths.request_log(request_of.id).write_text("one\ntwo")
     succeed(dispatch, request_of)
     told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=True).items())

@@ -11,7 +11,9 @@ from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Event, Request
+from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
+from openenvd.requests_db.transactions import observing
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
 from openenvd.server.events.bus import EventBus
@@ -50,7 +52,7 @@ async def submit(submitter: Submitter, operation: str, **payload: Any) -> Reques
 
 
 async def state_of(store: AsyncStore, name: str) -> EnvironmentState:
-    environment = await store.environment(name)
+    environment = await store.read(queries.environment(name))
     assert environment is not None
     return environment.state
 
@@ -60,7 +62,7 @@ async def test_a_submitted_request_is_stored_published_and_wakes_the_dispatcher(
 ) -> None:
     with bus.subscribe() as subscription:
         request = await submit(submitter, "check")
-    assert await store.get(request.id) == request
+    assert await store.read(queries.get(request.id)) == request
     assert dispatcher.submitted_to == [Schedule.SHORT]
     assert [event.request_id for event in subscription.take()] == [request.id]
 
@@ -69,7 +71,7 @@ async def test_a_launch_takes_the_name_with_its_request(
     submitter: Submitter, store: AsyncStore
 ) -> None:
     request = await submit(submitter, "launch", source="echo")
-    environment = await store.environment("echo")
+    environment = await store.read(queries.environment("echo"))
     assert environment is not None
     assert (environment.request_id, environment.state) == (request.id, EnvironmentState.PENDING)
     with pytest.raises(NameTaken, match="echo is pending already"):
@@ -82,7 +84,7 @@ async def test_a_name_that_cannot_be_a_path_is_refused(
 ) -> None:
     with pytest.raises(Invalid):
         await submit(submitter, "launch", source="echo", name=name)
-    assert await store.list_requests() == []
+    assert await store.read(queries.list_requests()) == []
 
 
 async def test_a_queue_full_of_launches_still_takes_a_down(
@@ -108,7 +110,7 @@ async def test_a_full_queue_refuses_and_changes_nothing(
         await submit(submitter, "launch", source="echo", name="other")
     with pytest.raises(QueueFull):
         await submit(submitter, "down", name="echo")
-    assert await store.environment("other") is None
+    assert await store.read(queries.environment("other")) is None
     assert await state_of(store, "echo") is EnvironmentState.PENDING
 
 
@@ -138,7 +140,7 @@ async def test_a_repeated_down_returns_the_first_one(
 ) -> None:
     await submit(submitter, "launch", source="echo")
     first = await submit(submitter, "down", name="echo", key="once")
-    await store.set_environment_state("echo", EnvironmentState.STOPPED, now=3.0)
+    await store.write(observing.set_environment_state, "echo", EnvironmentState.STOPPED, now=3.0)
     assert (await submit(submitter, "down", name="echo", key="once")).id == first.id
     with pytest.raises(NotFound, match="taken down already"):
         await submit(submitter, "down", name="echo")
