@@ -48,6 +48,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
+from openenvd.server.dispatch.running import DispatchContext
 from openenvd.server.settings import Paths, Settings
 
 WORKERS = max(1, len(os.sched_getaffinity(0)))
@@ -236,12 +237,14 @@ def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outco
     paths = Paths(path.parent)
     paths.request_logs.mkdir(parents=True, exist_ok=True)
     return Dispatcher(
-        store,
-        executor,
-        publish=outcomes,
-        operations={OPERATION: "load_tests.shared.operations:moment"},
-        paths=paths,
-        settings=Settings(keep_requests=1_000_000),
+        DispatchContext(
+            store,
+            executor,
+            publish=outcomes,
+            operations={OPERATION: "load_tests.shared.operations:moment"},
+            paths=paths,
+            settings=Settings(keep_requests=1_000_000),
+        )
     )
 
 

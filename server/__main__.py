@@ -25,7 +25,6 @@ from setproctitle import getproctitle
 from ..executor.spawning.source import FORK_IS_SAFE
 from ..system.forking import close_all_but
 from ..system.proc import prefer_own_session, set_oom_score_adj
-from ..system.units import MB
 from .daemon_log import set_up_log
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 DAEMON_OOM_SCORE_ADJ = -500
 # Of the daemon's session against those of workers and replicas; where it may not be lowered, 0.
 DAEMON_NICE = -10
-MAX_DAEMON_LOG_BYTES = 8 * MB
 
 
 def main(arguments: list[str] | None = None) -> int:

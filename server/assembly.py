@@ -34,6 +34,7 @@ from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import MOST_KEPT, Declared, MemoryEstimates
 from .dispatch.planning import plan_for
+from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
 from .events.bus import EventBus
@@ -82,16 +83,17 @@ async def running_parts(
         cancel_grace_seconds=settings.cancel_grace_seconds,
         preforked_zygote=zygote,
     )
-    dispatcher = Dispatcher(
+    context = DispatchContext(
         dispatch_store,
         executor,
-        publish=bus.publish_from_thread,
-        operations={op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
-        paths=paths,
-        settings=settings,
-        estimates=estimates,
-        budget_bytes=plan.budget_bytes,
+        bus.publish_from_thread,
+        {op.name: registry.dotted_name(op) for op in registry.OPERATIONS},
+        paths,
+        settings,
+        estimates,
+        plan.budget_bytes,
     )
+    dispatcher = Dispatcher(context)
     reconciler = Reconciler(store, bus, paths)
     logs = LogWatcher(loop)
     lag = EventLoopLagMonitor("the daemon's loop")

@@ -1,19 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API refuses, and with which HTTP status.
-
-ApiError
-├── TooLarge        413  a body beyond what any call needs
-├── Invalid         422  the payload cannot be right
-├── Unauthorized    401  no token, or not ours
-├── Forbidden       403  a foreign Host or Origin
-├── NotFound        404  no such request, environment or log
-├── AmbiguousId     409  a prefix that fits several requests
-├── NameTaken       409  a live environment has the name
-├── QueueFull       429  too many requests wait already
-└── StorageFailed   507  the disk is full, or the state folder cannot be written
-
-DaemonError         the daemon cannot start; reported through the ready pipe
-"""
+"""What the API refuses, and with which HTTP status; and why a daemon does not start."""
 
 from __future__ import annotations
 
@@ -25,6 +11,9 @@ class ApiError(Exception):
 
     kind: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+
+    def __init_subclass__(cls, *, kind: str, status: int) -> None:
+        cls.kind, cls.status = kind, status
 
     def __init__(self, message: str, hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
@@ -38,71 +27,44 @@ class ApiError(Exception):
         return {"error": error}
 
 
-class Invalid(ApiError):
+class Invalid(ApiError, kind="invalid", status=422):
     """The payload cannot be right."""
 
-    kind = "invalid"
-    status = 422
 
-
-class TooLarge(ApiError):
+class TooLarge(ApiError, kind="too_large", status=413):
     """A body beyond what any call needs."""
 
-    kind = "too_large"
-    status = 413
 
-
-class Unauthorized(ApiError):
+class Unauthorized(ApiError, kind="unauthorized", status=401):
     """No token, or not ours."""
 
-    kind = "unauthorized"
-    status = 401
 
-
-class Forbidden(ApiError):
+class Forbidden(ApiError, kind="forbidden", status=403):
     """A foreign Host or Origin: a web page must not reach the daemon."""
 
-    kind = "forbidden"
-    status = 403
 
-
-class NotFound(ApiError):
+class NotFound(ApiError, kind="not_found", status=404):
     """No such request, environment or log."""
 
-    kind = "not_found"
-    status = 404
 
-
-class AmbiguousId(ApiError):
+class AmbiguousId(ApiError, kind="ambiguous", status=409):
     """A prefix that fits several requests."""
 
-    kind = "ambiguous"
-    status = 409
 
-
-class NameTaken(ApiError):
+class NameTaken(ApiError, kind="name_taken", status=409):
     """A live environment has the name."""
 
-    kind = "name_taken"
-    status = 409
 
-
-class QueueFull(ApiError):
+class QueueFull(ApiError, kind="queue_full", status=429):
     """Too many requests wait already."""
 
-    kind = "queue_full"
-    status = 429
 
-
-class StorageFailed(ApiError):
+class StorageFailed(ApiError, kind="storage", status=507):
     """The disk is full, or the state folder cannot be written."""
-
-    kind = "storage"
-    status = 507
 
 
 class DaemonError(Exception):
-    """The daemon cannot start.
+    """The daemon cannot start; reported through the ready pipe.
 
     `kind` is one of `already_running`, `port_in_use`, `state_unwritable`, `database`,
     `too_small`, `no_processes`, `invalid`.

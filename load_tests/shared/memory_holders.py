@@ -29,6 +29,7 @@ from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, MemoryEstimates
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
+from openenvd.server.dispatch.running import DispatchContext
 from openenvd.server.settings import Paths, Settings
 from openenvd.system.units import MB
 
@@ -60,15 +61,17 @@ def main() -> None:
     )
     store = DispatchStore(database)
     dispatcher = Dispatcher(
-        store,
-        executor,
-        publish=lambda _events: None,
-        operations={"launch": "load_tests.shared.operations:hold"},
-        paths=paths,
-        settings=Settings(),
-        # As learned from earlier runs.
-        estimates=MemoryEstimates({"launch": Declared(LONG, (size_mb + OVERHEAD_MB) * MB)}),
-        budget_bytes=plan.budget_bytes,
+        DispatchContext(
+            store,
+            executor,
+            publish=lambda _events: None,
+            operations={"launch": "load_tests.shared.operations:hold"},
+            paths=paths,
+            settings=Settings(),
+            # As learned from earlier runs.
+            estimates=MemoryEstimates({"launch": Declared(LONG, (size_mb + OVERHEAD_MB) * MB)}),
+            budget_bytes=plan.budget_bytes,
+        )
     )
     executor.start()
     dispatcher.start()

@@ -20,23 +20,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...executor import BurstableExecutor, NoRoom
+from ...executor import NoRoom
 from ...executor.errors import FrameError
 from ...executor.messages import Raised, Task, TaskError
 from ...executor.policy.admission import Need, Shortage, admit
-from ...requests_db.dispatch_store import DispatchStore
-from ...requests_db.records import Event, Request
+from ...requests_db.records import Request
 from ...requests_db.results import Claim
 from ...requests_db.sql import queries
 from ...requests_db.states import ErrorKind, Schedule
-from ..settings import Paths
 from .memory_estimates import asked_bytes
 from .oom_policy import payload_of
 from .recorder import Ended, Recorder
-from .running import RunningRequests, Timing, label_of, log_fields
+from .running import DispatchContext, label_of, log_fields
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +56,14 @@ class _Queue:
 class Claimer:
     """Feeds the executor from the queue."""
 
-    def __init__(
-        self,
-        store: DispatchStore,
-        executor: BurstableExecutor,
-        recorder: Recorder,
-        running: RunningRequests,
-        *,
-        publish: Callable[[Sequence[Event]], None],
-        operations: Mapping[str, str],
-        paths: Paths,
-        timing: Timing,
-    ) -> None:
-        """Args: `operations` maps an operation's name to the dotted name that workers import."""
+    def __init__(self, context: DispatchContext, recorder: Recorder) -> None:
         self.shortages: dict[str, Shortage] = {}  # by request; replaced, never changed
-        self._store = store
-        self._executor = executor
+        self._context = context
+        self._executor = context.executor
         self._recorder = recorder
-        self._estimates = recorder.estimates
-        self._running = running
-        self._publish = publish
-        self._operations = operations
+        self._estimates = context.estimates
         # pathlib would take a third of the time that a claimed request costs.
-        self._before_id, self._after_id = str(paths.request_log("*")).rsplit("*", 1)
-        self._timing = timing
+        self._before_id, self._after_id = str(context.paths.request_log("*")).rsplit("*", 1)
         self._queues = {schedule: _Queue() for schedule in CLAIM_ORDER}
         self._cancelled: set[str] = set()
         self._unreleased: list[str] = []  # claimed, found no room, and not yet given back
@@ -131,7 +113,7 @@ class Claimer:
         if ended.requests:  # some memory is free again
             for queue in self._queues.values():
                 if queue.look_at is not None:
-                    soon = queue.looked_at + self._timing.least_look_seconds
+                    soon = queue.looked_at + self._context.timing.least_look_seconds
                     queue.look_at = min(queue.look_at, soon)
 
     def _fill(self, schedule: Schedule, queue: _Queue) -> None:
@@ -142,9 +124,9 @@ class Claimer:
                 claim = self._claim_what_fits(schedule, queue, limit)
             else:
                 self._note_shortages(queue, {})
-                claim = self._store.claim(schedule, limit, time.time())
+                claim = self._context.store.claim(schedule, limit, time.time())
                 queue.has_pending |= len(claim.requests) == limit
-            self._publish(claim.events)
+            self._context.publish(claim.events)
             self._submit(queue, claim.requests)
 
     def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
@@ -156,12 +138,12 @@ class Claimer:
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
         """Claim those at the head of the queue that memory suffices for."""
         now = time.time()
-        head = self._store.read(queries.first_pending(schedule, limit + LOOK_BEYOND))
+        head = self._context.store.read(queries.first_pending(schedule, limit + LOOK_BEYOND))
         needs = [Need(r.id, self._estimates.of(r), r.created_at) for r in head]
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)
         chosen = set(admission.chosen)
-        claim = self._store.claim_chosen([r for r in head if r.id in chosen], now)
+        claim = self._context.store.claim_chosen([r for r in head if r.id in chosen], now)
         queue.has_pending |= not admission.short and bool(chosen)
         return claim
 
@@ -170,13 +152,13 @@ class Claimer:
         if not short and queue.look_at is None:
             return
         queue.looked_at = time.monotonic()
-        queue.look_at = queue.looked_at + self._timing.look_seconds if short else None
+        queue.look_at = queue.looked_at + self._context.timing.look_seconds if short else None
         queue.short = short
         self.shortages = {i: s for each in self._queues.values() for i, s in each.short.items()}
 
     def _submit(self, queue: _Queue, requests: Sequence[Request]) -> None:
         for position, request in enumerate(requests):
-            self._running.add(request)
+            self._context.running.add(request)
             try:
                 started = self._executor.submit(self._task(request))
             except (KeyError, TypeError, FrameError) as exc:
@@ -185,7 +167,7 @@ class Claimer:
                 self._recorder.deliver(Raised(request.id, error, None, time.time()))
                 continue
             except NoRoom:
-                self._running.remove(request.id)
+                self._context.running.remove(request.id)
                 queue.has_pending = True
                 self._unreleased += [r.id for r in requests[position:]]
                 self._release()
@@ -198,11 +180,12 @@ class Claimer:
     def _release(self) -> None:
         """Give back what found no room; the next `claim` repeats what cannot be written now."""
         if self._unreleased:
-            self._publish(self._store.release(self._unreleased, time.time()))
+            released = self._context.store.release(self._unreleased, time.time())
+            self._context.publish(released)
             self._unreleased = []
 
     def _why_not_run(self, request: Request, exc: Exception) -> TaskError:
-        if request.operation in self._operations:
+        if request.operation in self._context.operations:
             return TaskError(type(exc).__name__, f"it cannot be handed to a worker: {exc}")
         return TaskError(
             type(exc).__name__,
@@ -214,7 +197,7 @@ class Claimer:
     def _task(self, request: Request) -> Task:
         return Task(
             id=request.id,
-            operation=self._operations[request.operation],
+            operation=self._context.operations[request.operation],
             payload=payload_of(request),
             schedule=request.schedule,
             log_path=f"{self._before_id}{request.id}{self._after_id}",

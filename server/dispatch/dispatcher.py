@@ -37,20 +37,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 
-from ...executor import BurstableExecutor
 from ...executor.messages import ExecutorEvent
-from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Event
 from ...requests_db.states import Schedule
-from ..settings import Paths, Settings
 from .claimer import Claimer
 from .janitor import Janitor
-from .memory_estimates import MemoryEstimates
 from .recorder import Recorder
-from .running import RunningRequests, Timing
+from .running import DispatchContext
 
 log = logging.getLogger(__name__)
 
@@ -58,54 +52,12 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Feeds the executor from the queue, and the queue from the executor."""
 
-    def __init__(
-        self,
-        store: DispatchStore,
-        executor: BurstableExecutor,
-        *,
-        publish: Callable[[Sequence[Event]], None],
-        operations: Mapping[str, str],
-        paths: Paths,
-        settings: Settings,
-        estimates: MemoryEstimates | None = None,
-        budget_bytes: int = 2**62,
-        timing: Timing | None = None,
-    ) -> None:
-        """Make the parts; nothing is claimed before `start`.
-
-        Args:
-            store: used by this thread alone.
-            executor: runs what is claimed; must call `deliver` with its events.
-            publish: called with the events of each transaction, on this thread.
-            operations: from an operation's name to the dotted name that the worker imports.
-            paths: where the logs of requests are.
-            settings: how much to keep, and for how long.
-            estimates: what is known of memory so far.
-            budget_bytes: what all workers together may use.
-            timing: how often to do what no event asks for.
-        """
-        timing, running = timing or Timing(), RunningRequests()
-        self.recorder = Recorder(
-            store,
-            running,
-            estimates or MemoryEstimates(),
-            publish=publish,
-            paths=paths,
-            budget_bytes=budget_bytes,
-            timing=timing,
-        )
-        self.claimer = Claimer(
-            store,
-            executor,
-            self.recorder,
-            running,
-            publish=publish,
-            operations=operations,
-            paths=paths,
-            timing=timing,
-        )
-        self._janitor = Janitor(store, running, paths, settings, timing)
-        self._retry_seconds = timing.retry_seconds
+    def __init__(self, context: DispatchContext) -> None:
+        """Make the parts; nothing is claimed before `start`."""
+        self.recorder = Recorder(context)
+        self.claimer = Claimer(context, self.recorder)
+        self._janitor = Janitor(context)
+        self._retry_seconds = context.timing.retry_seconds
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...executor.messages import (
@@ -30,15 +30,13 @@ from ...executor.messages import (
     TaskError,
 )
 from ...processes.exits.exit_reason import ExitReason
-from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Event, MemoryEstimate, Outcome, PeakSample, Request, Retry
+from ...requests_db.records import MemoryEstimate, Outcome, PeakSample, Request, Retry
 from ...requests_db.states import Schedule
-from ..settings import Paths
-from .memory_estimates import MemoryEstimates, left_bytes
+from .memory_estimates import left_bytes
 from .oom_policy import FailureContext, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
-from .running import RunningRequests, Timing, label_of, log_fields
+from .running import DispatchContext, label_of, log_fields
 
 log = logging.getLogger(__name__)
 
@@ -65,33 +63,15 @@ class _Ending:
 class Recorder:
     """Writes outcomes, progress and learned memory estimates; a failed write is repeated whole."""
 
-    def __init__(
-        self,
-        store: DispatchStore,
-        running: RunningRequests,
-        estimates: MemoryEstimates,
-        *,
-        publish: Callable[[Sequence[Event]], None],
-        paths: Paths,
-        budget_bytes: int,
-        timing: Timing,
-    ) -> None:
-        """Args: `budget_bytes` is what all workers together may use, the most a retry is given."""
-        self.estimates = estimates
+    def __init__(self, context: DispatchContext) -> None:
+        self.estimates = context.estimates
         self.kills: Counter[tuple[str, str]] = Counter()  # for memory: by operation and detector
         self.retries: Counter[str] = Counter()  # by operation
-        self._store = store
-        self._running = running
-        self._publish = publish
-        self._paths = paths
-        self._budget_bytes = budget_bytes
-        self._timing = timing
+        self._context = context
         self._inbox: deque[ExecutorEvent] = deque()
         self._started: list[ExecutorEvent] = []  # not yet written
         self._started_due = math.inf
-        self._unwritten: dict[
-            tuple[str, str], MemoryEstimate
-        ] = {}  # estimates, by operation, source
+        self._unwritten: dict[tuple[str, str], MemoryEstimate] = {}  # by operation and source
         self._unwritten_due = math.inf
         self._estimates_written_at = -math.inf
         self._ended = Ended()
@@ -103,7 +83,8 @@ class Recorder:
     def note_started(self, event: Started) -> None:
         """Take an event that may be written `Timing.started_seconds` later."""
         self._started.append(event)
-        self._started_due = min(self._started_due, time.monotonic() + self._timing.started_seconds)
+        due = time.monotonic() + self._context.timing.started_seconds
+        self._started_due = min(self._started_due, due)
 
     def due_at(self) -> float:
         """When `record` has something to write, on the monotonic clock."""
@@ -127,7 +108,7 @@ class Recorder:
     def write_estimates(self) -> None:
         """Write the memory estimates that were to be written later: the daemon stops."""
         with contextlib.suppress(DatabaseError):
-            self._store.record(learned=list(self._unwritten.values()))
+            self._context.store.record(learned=list(self._unwritten.values()))
 
     def _write_all(self, batch: list[ExecutorEvent]) -> None:
         """Write the batch; an event that cannot be written costs itself and no other."""
@@ -166,7 +147,7 @@ class Recorder:
             return  # a worker became free, no more
         for ending in endings:
             self._end_log(ending)
-        events = self._store.record(
+        events = self._context.store.record(
             started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
             progress=[(e.task_id, e.data, e.at) for e in progressed],
             outcomes=[e.outcome for e in endings if e.outcome is not None],
@@ -174,7 +155,7 @@ class Recorder:
             learned=estimates,
         )
         # Only now: a failed write is tried again with the same batch.
-        self._publish(events)
+        self._context.publish(events)
         self.estimates.accept(learned)
         self._estimates_were_written(learned, estimates)
         for event in started:
@@ -183,15 +164,15 @@ class Recorder:
             self._conclude(ending)
 
     def _ending(self, event: FinalEvent) -> _Ending:
-        request, reason = self._running.get(event.task_id), reason_of(event)
+        request, reason = self._context.running.get(event.task_id), reason_of(event)
         context = None
         if request is not None and reason is not None and isinstance(event, Died | Raised):
             context = FailureContext(
                 request,
                 label_of(request),
                 self.estimates.peaks_of(request),
-                len(self._running.long),
-                self._budget_bytes,
+                len(self._context.running.long),
+                self._context.budget_bytes,
             )
             if (retry := retry_of(event, context)) is not None:
                 return _Ending(event, request, reason, None, retry)
@@ -205,13 +186,13 @@ class Recorder:
             text = what_happened(ending.event)
         else:
             return
-        path = self._paths.request_log(ending.event.task_id)
+        path = self._context.paths.request_log(ending.event.task_id)
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log_file:
             log_file.write(f"openenvd: {text}\n")
 
     def _conclude(self, ending: _Ending) -> None:
         """Count what was written, and forget the request."""
-        request = self._running.remove(ending.event.task_id)
+        request = self._context.running.remove(ending.event.task_id)
         self._ended.requests.append(ending.event.task_id)
         if request is None:
             return
@@ -223,7 +204,7 @@ class Recorder:
         _log_end(request, ending)
 
     def _log_start(self, event: Started) -> None:
-        request = self._running.get(event.task_id)
+        request = self._context.running.get(event.task_id)
         if request is not None and log.isEnabledFor(level := _level_of(request)):
             extra = log_fields(request, worker=event.worker, pid=event.pid)
             text = "request %s (%s) runs on worker %s (pid %d)"
@@ -235,7 +216,7 @@ class Recorder:
         self, learned: Sequence[MemoryEstimate], *, has_died: bool
     ) -> list[MemoryEstimate]:
         """Those to write now: of quick requests not each on its own."""
-        earliest = self._estimates_written_at + self._timing.learned_seconds
+        earliest = self._estimates_written_at + self._context.timing.learned_seconds
         if has_died or time.monotonic() >= min(self._unwritten_due, earliest):
             return list((self._unwritten | _by_key(learned)).values())
         return []
@@ -248,7 +229,7 @@ class Recorder:
             self._estimates_written_at = time.monotonic()
         elif learned:
             self._unwritten |= _by_key(learned)
-            self._unwritten_due = self._estimates_written_at + self._timing.learned_seconds
+            self._unwritten_due = self._estimates_written_at + self._context.timing.learned_seconds
 
 
 def _level_of(request: Request) -> int:

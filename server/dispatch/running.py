@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests that this daemon has claimed and that have not ended. Owned by the dispatcher."""
+"""What the dispatcher's parts share: the requests that run, and what to work with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ...requests_db.records import Request
+from ...executor import BurstableExecutor
+from ...requests_db.dispatch_store import DispatchStore
+from ...requests_db.records import Event, Request
 from ...requests_db.states import Schedule
+from ..settings import Paths, Settings
+from .memory_estimates import MemoryEstimates
 
 
 class RunningRequests(dict[str, Request]):
-    """Claimed requests by id, and the ids of the LONG ones among them."""
+    """Requests that were claimed and have not ended, by id; and the ids of the LONG ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +47,22 @@ class Timing:
     learned_seconds: float = 1.0  # memory estimates are written so often, and when a worker died
     bound_logs_seconds: float = 2.0
     collect_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchContext:
+    """What the dispatcher's parts work with, on its thread alone."""
+
+    store: DispatchStore
+    executor: BurstableExecutor  # must call `Dispatcher.deliver` with its events
+    publish: Callable[[Sequence[Event]], None]  # called with the events of each transaction
+    operations: Mapping[str, str]  # from a name to the dotted name that the worker imports
+    paths: Paths
+    settings: Settings
+    estimates: MemoryEstimates = field(default_factory=MemoryEstimates)
+    budget_bytes: int = 2**62  # what all workers together may use, the most a retry is given
+    timing: Timing = Timing()
+    running: RunningRequests = field(default_factory=RunningRequests)
 
 
 def label_of(request: Request) -> str:

@@ -38,7 +38,8 @@ class LogFile:
         """The whole lines since the last call; with `final`, the unfinished one too."""
         try:
             with self.path.open("rb") as file:
-                self._follow_truncation(os.fstat(file.fileno()).st_size)
+                # Of a file that was cut, from its new end.
+                self.offset = min(self.offset, os.fstat(file.fileno()).st_size)
                 file.seek(self.offset)
                 data = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
@@ -57,10 +58,6 @@ class LogFile:
         """Yield everything up to the end, the unfinished line too, in pieces."""
         while text := self.read(final=True):
             yield text
-
-    def _follow_truncation(self, size: int) -> None:
-        if size < self.offset:
-            self.offset = size
 
 
 def offset_of_last_lines(path: Path, count: int) -> int:
@@ -151,13 +148,28 @@ class LogWatcher:
                 self._watches[known] = self._schedule(known, PollingObserver)
 
     def _schedule(self, folder: Path, make_observer: Callable[[], BaseObserver]) -> ObservedWatch:
-        from .log_observer import Handler
+        from watchdog.events import FileSystemEvent, FileSystemEventHandler
+
+        changed, loop = self.changed, self._loop
+
+        class Handler(FileSystemEventHandler):
+            """From the watcher's thread to the loop."""
+
+            def on_any_event(self, event: FileSystemEvent) -> None:
+                if event.event_type not in ("modified", "created", "moved"):
+                    return  # reading a log is an event too
+                path = Path(os.fsdecode(event.dest_path or event.src_path))
+                try:
+                    loop.call_soon_threadsafe(changed, path)
+                except RuntimeError:
+                    if not loop.is_closed():
+                        raise
 
         if self._observer is None:
             self._observer = make_observer()
             self._observer.name = "log-watcher"
             self._observer.start()
-        return self._observer.schedule(Handler(self.changed, self._loop), str(folder))
+        return self._observer.schedule(Handler(), str(folder))
 
     def _unwatch(self, folder: Path) -> None:
         if any(path.parent == folder for path in self._followers):

@@ -32,11 +32,10 @@ Failure cases:
 Everything here runs on the daemon's loop. Where to look:
 
     decisions.py         what is due, and the state of an environment: pure
-    work_queue.py        which environments are to be reconciled, one task for each
+    work_queue.py        which environments are to be reconciled, one task for each; all tasks
     replicas.py          all replicas: watched, restarted, stopped
     replica_watch.py     one replica, through its shim's socket; whose business a restart is
     status_writer.py     states, written, published and logged
-    background_tasks.py  the tasks of all of them
 """
 
 from __future__ import annotations
@@ -49,11 +48,10 @@ from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, RequestState
 from ..events.bus import EventBus
 from ..settings import Paths
-from .background_tasks import BackgroundTasks
 from .decisions import Step, next_step
 from .replicas import ReplicaManager
 from .status_writer import StatusWriter, Timing
-from .work_queue import WorkQueue
+from .work_queue import BackgroundTasks, WorkQueue
 
 _STATE_OF_STEP = {
     Step.QUEUED: EnvironmentState.PENDING,

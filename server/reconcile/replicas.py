@@ -26,10 +26,10 @@ from ...requests_db.records import Environment, Json, Replica, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
 from ...requests_db.transactions import observing
-from .background_tasks import BackgroundTasks
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
 from .status_writer import StatusWriter, Timing
+from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
 

@@ -178,6 +178,7 @@ def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path)
         "from openenvd.requests_db.migrate import open_database\n"
         "from openenvd.requests_db.dispatch_store import DispatchStore\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
-        f"open_database({str(path)!r}); DispatchStore({str(path)!r}).running()"
+        "from openenvd.requests_db.sql import queries\n"
+        f"open_database({str(path)!r}); DispatchStore({str(path)!r}).read(queries.running())"
     )
     assert not modules & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}

@@ -27,7 +27,7 @@ from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
-from openenvd.server.dispatch.running import Timing
+from openenvd.server.dispatch.running import DispatchContext, Timing
 from openenvd.server.settings import Paths, Settings
 
 MB = 2**20
@@ -83,17 +83,19 @@ class Bench:
         self.executor = Executor(free_mb=320)
         self.events: list[Event] = []
         self.dispatcher = Dispatcher(
-            self.store,
-            cast("BurstableExecutor", self.executor),
-            publish=self.events.extend,
-            operations={"launch": "module:launch", "check": "module:check"},
-            paths=self.paths,
-            settings=settings or Settings(),
-            estimates=MemoryEstimates(
-                {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
-            ),
-            budget_bytes=1024 * MB,
-            timing=timing,
+            DispatchContext(
+                self.store,
+                cast("BurstableExecutor", self.executor),
+                publish=self.events.extend,
+                operations={"launch": "module:launch", "check": "module:check"},
+                paths=self.paths,
+                settings=settings or Settings(),
+                estimates=MemoryEstimates(
+                    {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
+                ),
+                budget_bytes=1024 * MB,
+                timing=timing or Timing(),
+            )
         )
 
     def submit(self, operation: str = "launch", **fields: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.server.api.routes_environments import oldest_first
-from openenvd.server.housekeeping.log_retention import Log, logs_of, to_remove
+from openenvd.server.dispatch.janitor import Log, logs_of, to_remove
 from openenvd.server.settings import Paths
 
 
