@@ -1,2 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thread that starts workers, assigns tasks to them, and records how each ended."""
+"""The one thread that starts workers, assigns tasks to them, and records how each ended.
+
+loop.py            the thread: waits, and calls the others
+starting.py        requests workers, and what happens when none can be started
+lifecycle.py       a worker from its start to its reaping: stop, leave, kill
+tasks.py           assigns tasks to workers, and reads their frames
+memory.py          sets each worker's memory cap: its cgroup, or the watchdog; evidence of kills
+pool.py            bookkeeping: who is idle, who runs what, what waits
+events.py          how a task's end becomes an event
+channels.py        pipes, sentinels and the wake-up that the thread waits for
+process_trees.py   ends whole process trees, and those of killed daemons
+"""
