@@ -11,7 +11,6 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
@@ -145,6 +144,8 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
         if path.name == MANIFEST_NAME:
             return UnknownSource(message, f"launch its folder: openenv launch {path.parent}")
         return UnknownSource(message, f"launch {_what_can_be_launched()}")
+    from difflib import get_close_matches  # when a source is wrong
+
     near = get_close_matches(source, list(bundled()), MAX_NEAR)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownSource(

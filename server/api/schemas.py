@@ -7,7 +7,6 @@ with its fields, and a wrong body is refused with the field's name before anythi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -72,7 +71,9 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
 
 def _unknown_operation(name: str) -> Invalid:
     known = [operation.name for operation in registry.OPERATIONS]
-    near = difflib.get_close_matches(name, known)
+    from difflib import get_close_matches  # when a name is wrong
+
+    near = get_close_matches(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
     return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -156,7 +155,11 @@ class MemoryEstimates:
 
     def _median(self, operation: str, declared: Declared) -> int:
         known = [size for key, size in self._estimates.items() if key[0] == operation]
-        return int(statistics.median(known)) if known else declared.bytes + declared.leaves_bytes
+        if not known:
+            return declared.bytes + declared.leaves_bytes
+        from statistics import median
+
+        return int(median(known))
 
     def peaks_of(self, request: Request) -> list[int]:
         """The peaks of the latest runs that were not killed, oldest first."""

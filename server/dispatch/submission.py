@@ -9,7 +9,6 @@ the reconciler.
 
 from __future__ import annotations
 
-import difflib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +137,10 @@ class Submitter:
         """
         environment = await self._store.read(queries.environment(name))
         if environment is None:
+            from difflib import get_close_matches  # when a name is wrong
+
             names = await self._store.read(queries.names())
-            near = difflib.get_close_matches(name, names, NEAR_MATCHES)
+            near = get_close_matches(name, names, NEAR_MATCHES)
             hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists them"
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
