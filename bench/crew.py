@@ -117,7 +117,7 @@ class Crew:
         while not all(map(is_there, self._members)):
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise GeneratorLost(f"a generator has said nothing for {seconds:.0f} s")
+                raise GeneratorLost(f"a load generator has sent nothing for {seconds:.0f} s")
             for key, _ in ready:
                 key.data.read()
             on_tick(sum(member.ended for member in self._members))
@@ -198,7 +198,7 @@ class _Member:
         code = self._process.wait()
         return GeneratorLost(
             f"generator {self.number} ended with exit code {code}",
-            "its last words are in the log; too little memory is the usual reason",
+            "the end of its output is in the log; too little memory is the usual cause",
         )
 
 

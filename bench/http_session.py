@@ -88,7 +88,7 @@ class HttpSession(MeasuredSession):
         try:
             self.outcome.observation = orjson.loads(body)["observation"]
         except (ValueError, KeyError, TypeError):
-            self.fail("not_openenv", f"this is no answer of an environment: {body[:200]!r}")
+            self.fail("not_openenv", f"not an answer of an environment: {body[:200]!r}")
             return
         self.outcome.step_seconds = self._phase_over()
         self._end()

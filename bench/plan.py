@@ -62,7 +62,7 @@ class Plan:
         if not self.modes or any(mode not in MODES for mode in self.modes):
             raise InvalidPlan(f"the mode is one of {', '.join(MODES)}, not {self.modes!r}")
         if self.timeout_seconds <= 0 or self.window < 1:
-            raise InvalidPlan("time-out and window must be more than nothing")
+            raise InvalidPlan("time-out and window must be positive")
 
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""

@@ -121,7 +121,7 @@ def _notes(report: Report) -> list[str]:
         )
     dropped = sum(s.handshake_retransmits for s in report.summaries)
     if dropped:
-        notes.append(f"the kernel sent {dropped} handshakes again: a server's queue was full")
+        notes.append(f"the kernel retransmitted {dropped} handshakes: a server's queue was full")
     return notes
 
 

@@ -58,7 +58,7 @@ def target_of_url(name: str, url: str) -> Target:
         parts = urlsplit(full)
         port = parts.port
     except ValueError as exc:
-        raise InvalidPlan(f"{url!r} is no address: {exc}", "write http://host:8000") from exc
+        raise InvalidPlan(f"{url!r} is not an address: {exc}", "write http://host:8000") from exc
     if parts.scheme not in ("http", "ws") or not parts.hostname:
         raise InvalidPlan(
             f"{url!r} cannot be measured: generators speak plain HTTP and WebSocket",

@@ -104,7 +104,7 @@ class WsSession(MeasuredSession):
         if end < 0:
             self._unread = data
             if len(data) > MAX_HEAD_BYTES:
-                self.fail("not_websocket", "the answer to the upgrade has no end")
+                self.fail("not_websocket", "the answer to the upgrade is incomplete")
         elif not data.startswith(b"HTTP/1.1 101"):
             line = data[: data.find(b"\r\n")].decode("latin-1")
             self.fail("refused", f"the upgrade was answered with {line}")
@@ -139,7 +139,7 @@ class WsSession(MeasuredSession):
             elif self.outcome.step_seconds is None:
                 self._was_stepped(data["observation"])
         except (ValueError, KeyError, AttributeError):
-            self.fail("not_openenv", f"this is no answer of an environment: {text[:200]!r}")
+            self.fail("not_openenv", f"not an answer of an environment: {text[:200]!r}")
 
     def _was_stepped(self, observation: dict[str, Any]) -> None:
         self.outcome.step_seconds = self._phase_over()

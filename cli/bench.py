@@ -23,16 +23,20 @@ _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
 @click.option("--wait-grid", metavar=_SECONDS, help="How long a step waits [1].")
 @click.option("--reps", type=click.IntRange(1, 100), help="How often each batch is measured [3].")
 @click.option("--mode", type=click.Choice(["ws", "http"]), help="WebSocket or HTTP [ws].")
-@click.option("--compare", is_flag=True, help="Both, beside each other.")
-@click.option("--action", metavar="JSON", help="What a step does, where it cannot just wait.")
-@click.option("--generators", type=click.IntRange(1, 256), help="Processes that make the load.")
+@click.option("--compare", is_flag=True, help="Measure both modes, and compare them.")
+@click.option(
+    "--action", metavar="JSON", help="Action of each step, for environments without wait_seconds."
+)
+@click.option(
+    "--generators", type=click.IntRange(1, 256), help="Number of load-generator processes."
+)
 @click.option(
     "--session-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="Longest a session may take, beyond its wait [120].",
+    help="Time limit of a session, beyond its wait [120].",
 )  # fmt: skip
 @click.option(
     "--output-dir", type=click.Path(file_okay=False, path_type=Path),
-    help="Where results go; by default below OPENENV_HOME.",
+    help="Folder for results; by default below OPENENV_HOME.",
 )  # fmt: skip
 @async_option
 @json_option
@@ -78,7 +82,9 @@ def _numbers(option: str, text: str | None, kind: type[int] | type[float]) -> li
         values = []
     if not values:
         what = "whole numbers" if kind is int else "numbers"
-        raise click.BadParameter(f"{text!r} is no list of {what}; write 1,5,10", param_hint=option)
+        raise click.BadParameter(
+            f"{text!r} is not a list of {what}; write 1,5,10", param_hint=option
+        )
     return values
 
 

@@ -19,13 +19,13 @@ from .output import Output, good
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME…")
-@click.option("--all", "everything", is_flag=True, help="Every environment there is.")
+@click.option("--all", "everything", is_flag=True, help="Take down all environments.")
 @click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
 @json_option
 def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool) -> int:
-    """Take environments down; a launch that is still under way is called off."""
+    """Take environments down, and cancel launches that are still under way."""
     if bool(names) == everything:
-        raise click.UsageError("name environments, or say --all")
+        raise click.UsageError("name environments, or use --all")
     output = Output(as_json=as_json)
     client = connect(output)
     wanted = [e["name"] for e in client.environments()] if everything else list(names)
@@ -57,12 +57,12 @@ def prune(as_json: bool) -> int:
     result = run(connect(output), "prune", {})["result"]
     output.json(result)
     for venv in result["removed"]:
-        made_for = venv["project"] or "a launch that was not finished"
+        made_for = venv["project"] or "an unfinished launch"
         output.result(f"removed {phrases.size(venv['freed_bytes'])} of {made_for}")
     if not result["removed"]:
-        output.result("nothing to remove: what there is is in use, or was within the last minute")
+        output.result("nothing to remove: all are in use, or were within the last minute")
     else:
-        output.result(f"{phrases.size(result['freed_bytes'])} are free again")
+        output.result(f"freed {phrases.size(result['freed_bytes'])}")
     return exit_codes.OK
 
 

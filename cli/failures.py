@@ -79,7 +79,7 @@ def error_lines(error: ClientError) -> list[str]:
 
 def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str] = ()) -> list[str]:
     word = _WORDS.get(error.get("kind", ""), "")
-    message = error.get("message") or "nothing more is known"
+    message = error.get("message") or "no details are known"
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
     lines += [f"  {line}" for line in _sentence(message, subject).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
@@ -103,7 +103,7 @@ def _evidence(error: dict[str, Any], message: str) -> list[str]:
     exit_reason = error.get("evidence") or {}
     told = []
     if (name := exit_reason.get("victim_name")) and str(name) not in message:
-        told.append(f"It was {name} (pid {exit_reason.get('victim_pid')}) that was killed.")
+        told.append(f"The killed process was {name} (pid {exit_reason.get('victim_pid')}).")
     if (sign := exit_reason.get("evidence")) and str(sign) not in message:
         told.append(f"Evidence: {sign}.")
     seconds = exit_reason.get("seconds")

@@ -41,12 +41,13 @@ def submit_options(command: Command) -> Command:
     """Give a command the options of a request, whatever its operation is."""
     for decorate in (
         click.option("--idempotency-key", metavar="KEY",
-                     help="The same key again is the same request."),
-        click.option("--priority", type=click.IntRange(-100, 100), help="Higher runs earlier."),
+                     help="A second request with the same key returns the first one."),
+        click.option("--priority", type=click.IntRange(-100, 100),
+                     help="Higher priorities run earlier."),
         click.option("--retry-oom", is_flag=True,
-                     help="Killed for memory, run again with what it needed."),
+                     help="Run again with more memory if it was killed for memory."),
         click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-                     help="Longest the whole request may run, once it runs."),
+                     help="Time limit of the whole request, from its start."),
     ):  # fmt: skip
         command = decorate(command)
     return async_option(command)
@@ -263,8 +264,8 @@ def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> No
     short = phrases.short_id(request["id"])
     try:
         output.note(
-            f"\nDetached: {request['label']} goes on. Come back with: openenv logs -f {short}\n"
-            f"Ctrl-C once more now cancels it; later: openenv cancel {short}"
+            f"\nDetached: {request['label']} continues. Follow it again: openenv logs -f {short}\n"
+            f"Ctrl-C again now cancels it; later: openenv cancel {short}"
         )
         time.sleep(SECOND_CHANCE_SECONDS)
     except KeyboardInterrupt:

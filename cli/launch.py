@@ -16,7 +16,9 @@ from .source import check_name, read_source, working_folder
 
 @click.command()
 @click.argument("source")
-@click.option("--name", metavar="NAME", help="What to call it; by default as its source is called.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the environment; by default made from its source."
+)
 @declared_options(LaunchOptions)
 @submit_options
 @json_option

@@ -22,14 +22,18 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 
 @click.command()
 @click.argument("target", metavar="NAME|REQUEST_ID")
-@click.option("-f", "--follow", is_flag=True, help="Go on as more is printed.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin N lines from the end.")
-@click.option("--replica", metavar="ID", help="This replica of the environment, not the youngest.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines."
+)
+@click.option(
+    "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
+)
 @json_option
 def logs(target: str, follow: bool, tail: int | None, replica: str | None, as_json: bool) -> int:
-    """What an environment's replica printed, or what a request did.
+    """Print the log of an environment's replica, or of a request.
 
-    With -f a request's log ends with the request, an environment's goes on until Ctrl-C.
+    With -f, a request's log ends with the request, an environment's continues until Ctrl-C.
     """
     output = Output(as_json=as_json)
     client = connect(output)

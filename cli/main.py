@@ -22,20 +22,20 @@ from . import exit_codes, passthrough
 
 # name: (module, what it does)
 COMMANDS = {
-    "up": ("up", "Start the daemon, and say what it found."),
+    "up": ("up", "Start the daemon, and print the limits found."),
     "launch": ("launch", "Run an environment."),
     "rollout": ("rollout", "Run many episodes of a policy."),
-    "status": ("status", "Environments and requests, or one of them."),
-    "logs": ("logs", "What an environment or a request printed."),
-    "requests": ("requests", "The queue and its history."),
+    "status": ("status", "Show environments and requests, or one of them."),
+    "logs": ("logs", "Print the log of an environment or a request."),
+    "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
     "cancel": ("requests", "Cancel requests at once."),
     "bench": ("bench", "Measure how many sessions an environment holds."),
     "down": ("down", "Take environments down."),
-    "prune": ("down", "Remove what was installed, and nothing uses."),
-    "stop": ("up", "Stop the daemon; environments go on."),
+    "prune": ("down", "Remove virtual environments that nothing uses."),
+    "stop": ("up", "Stop the daemon; environments continue."),
     "check": ("up", "Check this machine."),
-    "info": ("up", "The daemon: limits, plan, workers, settings."),
+    "info": ("up", "Show the daemon's limits, plan, workers and settings."),
 }
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "

@@ -19,12 +19,18 @@ _STATES = click.Choice([state.value for state in RequestState], case_sensitive=F
 
 
 @click.command()
-@click.option("--state", "states", multiple=True, type=_STATES, help="Only these; repeatable.")
-@click.option("--operation", metavar="NAME", help="Only this operation, such as launch.")
-@click.option("--environment", metavar="NAME", help="Only those about this environment.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=_STATES,
+    help="Show only requests in this state; repeatable.",
+)
+@click.option("--operation", metavar="NAME", help="Show only this operation, such as launch.")
+@click.option("--environment", metavar="NAME", help="Show only requests for this environment.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=DEFAULT_LIMIT, show_default=True,
-    help="Most to show, newest first.",
+    help="Number of requests to show, newest first.",
 )  # fmt: skip
 @json_option
 def requests(
@@ -34,7 +40,7 @@ def requests(
     limit: int,
     as_json: bool,
 ) -> int:
-    """The queue and its history, newest first."""
+    """Show the queue and its history, newest first."""
     output = Output(as_json=as_json)
     client = connect(output)
     found = client.requests(
@@ -71,7 +77,7 @@ def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
 @click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID…")
 @json_option
 def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
-    """Cancel requests at once, pending or running. What has ended already stays as it is."""
+    """Cancel requests at once, pending or running. Ended requests do not change."""
     output = Output(as_json=as_json)
     client = connect(output)
     found = [client.request(request_id) for request_id in request_ids]
@@ -94,7 +100,7 @@ def _tell(request: dict[str, Any], output: Output) -> None:
 def _cancelled(answer: dict[str, Any]) -> str:
     request = answer["request"]
     if not answer["cancelled"]:
-        return f"{request['label']} had ended already: {request['state']}"
+        return f"{request['label']} has already ended: {request['state']}"
     if request["state"] == RequestState.CANCELLED:
         return f"{request['label']} is cancelled"
     return f"{request['label']} is being cancelled"

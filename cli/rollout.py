@@ -19,13 +19,13 @@ from .source import working_folder
 CHAT_PREFIX = "openai:"
 CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
 
-KEPT = "  what has finished is kept: the same command again plays what is missing"
+KEPT = "  finished episodes are kept: the same command plays the missing ones"
 SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--out", required=True, metavar="DIR", help="Where the episodes are written.")
+@click.option("--out", required=True, metavar="DIR", help="Folder to write the episodes to.")
 @declared_options(RolloutOptions)
 @submit_options
 @json_option
@@ -85,7 +85,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
     lines += _failures(result)
     if there < result["wanted"]:
-        lines.append("  the same command again plays what is missing")
+        lines.append("  the same command plays the missing ones")
     lag = result["lag"]
     worst = lag["worst_seconds"] * 1000
     lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")
@@ -106,8 +106,8 @@ def _failures(result: dict[str, Any]) -> list[str]:
     if result["kept_failed"]:
         return lines
     if left_out := result["left_out"]:
-        lines.append(f"  {left_out} that went well are left out with their groups")
-    return [*lines, "  failed ones are left out; --keep-failed writes them, as far as they came"]
+        lines.append(f"  {left_out} successful ones are left out with their groups")
+    return [*lines, "  failed ones are left out; --keep-failed writes them up to the failure"]
 
 
 def _counts(counts: dict[str, int]) -> str:

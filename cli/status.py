@@ -30,10 +30,10 @@ LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
 
 @click.command()
 @click.argument("target", required=False, metavar="[NAME|REQUEST_ID]")
-@click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C ends.")
+@click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
 @json_option
 def status(target: str | None, watch: bool, as_json: bool) -> int:
-    """The daemon, environments and requests; or one of them."""
+    """Show the daemon, environments and requests, or one of them."""
     output = Output(as_json=as_json)
     client = connect(output)
     if watch:
@@ -95,8 +95,8 @@ def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
     return [
         f"  {environment['name']}: {held['shards']} of "
         f"{phrases.plural(environment['serving']['shards'], 'shard')} "
-        f"{'is' if held['shards'] == 1 else 'are'} held for {phrases.duration(now - held['since'])}"
-        f" (see openenv logs {environment['name']})"
+        f"{'is' if held['shards'] == 1 else 'are'} blocked for "
+        f"{phrases.duration(now - held['since'])} (see openenv logs {environment['name']})"
         for environment in environments
         if (held := (environment.get("serving") or {}).get("held"))
     ]
@@ -188,7 +188,7 @@ class _Changes:
             self.error = exc
             return
         if found is None:
-            self.error = ConnectionLost("the daemon has gone", "openenv up starts another")
+            self.error = ConnectionLost("the daemon has exited", "openenv up starts a new one")
         else:
             self.client = found
 

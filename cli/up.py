@@ -40,11 +40,13 @@ def _checking(item: Setting) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 @click.command()
-@click.option("--foreground", is_flag=True, help="Be the daemon; for service managers.")
+@click.option(
+    "--foreground", is_flag=True, help="Run the daemon in this process, for service managers."
+)
 @json_option
 @setting_options
 def up(foreground: bool, as_json: bool, **settings: Any) -> int:
-    """Start the daemon, if it is not running, and say what it found."""
+    """Start the daemon, if it is not running, and print the limits found."""
     output = Output(as_json=as_json)
     if foreground:
         _become_daemon(settings)
@@ -61,21 +63,21 @@ def up(foreground: bool, as_json: bool, **settings: Any) -> int:
 @click.command()
 @json_option
 def stop(as_json: bool) -> int:
-    """Stop the daemon. Environments go on; the next daemon adopts them."""
+    """Stop the daemon. Environments continue; the next daemon adopts them."""
     output = Output(as_json=as_json)
     identity = daemon.stop(Paths.from_environment())
     output.json({"stopped": identity is not None, "pid": (identity or {}).get("pid")})
     if identity is None:
         output.result("the daemon is not running")
     else:
-        output.result(f"stopped the daemon (pid {identity.get('pid')}); environments go on")
+        output.result(f"stopped the daemon (pid {identity.get('pid')}); environments continue")
     return exit_codes.OK
 
 
 @click.command()
 @json_option
 def info(as_json: bool) -> int:
-    """The daemon: limits, plan, workers, settings."""
+    """Show the daemon's limits, plan, workers and settings."""
     output = Output(as_json=as_json)
     found = connect(output).info()
     output.json(found)
@@ -107,7 +109,7 @@ def _become_daemon(settings: dict[str, Any]) -> None:
     if client is not None:
         raise DaemonNotStarted(
             "already_running",
-            f"a daemon is running already, pid {client.identity['pid']} at {client.address}",
+            f"a daemon is already running, pid {client.identity['pid']} at {client.address}",
             "openenv stop",
         )
     command = daemon.server_command(settings)
@@ -163,7 +165,7 @@ def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
     if not differing:
         return []
     told = ", ".join(differing)
-    return [f"the daemon was running already, without {told}", "  openenv stop, then up again"]
+    return [f"the daemon was already running, without {told}", "  openenv stop, then up again"]
 
 
 def _workers(workers: list[dict[str, Any]]) -> list[str]:

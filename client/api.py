@@ -137,7 +137,7 @@ class DaemonClient:
         Args:
             name: The environment's name.
             tail: Begin this many lines from the end; None: from the beginning.
-            follow: Go on as more is printed.
+            follow: Follow the log as it grows.
             replica: The replica's id; None: the youngest.
         """
         query = {**_log_query(tail, follow), "replica": replica}

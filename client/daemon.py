@@ -96,7 +96,7 @@ def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
         raise OtherVersion(
             f"the daemon (pid {identity['pid']}) is openenvd {identity.get('version')}, "
             f"this is {__version__}",
-            "openenv stop, and try again; environments go on, the next daemon adopts them",
+            "openenv stop, and try again; environments continue, the next daemon adopts them",
         )
     from .api import DaemonClient
     from .http import HttpClient
@@ -306,10 +306,10 @@ def _died(paths: Paths, log_end: int) -> DaemonNotStarted:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(log_end, size - _LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-    words = "\n".join(f"  {line}" for line in lines) or "  (its log says nothing)"
+    words = "\n".join(f"  {line}" for line in lines) or "  (its log is empty)"
     return DaemonNotStarted(
-        "died", f"the daemon ended before it answered; its last words:\n{words}",
-        f"the whole log: {paths.daemon_log}",
+        "died", f"the daemon exited before it answered; end of its log:\n{words}",
+        f"full log: {paths.daemon_log}",
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def _no_room() -> DaemonNotStarted:
     return DaemonNotStarted(
         "no_processes",
         "the daemon cannot be started: there is no room for another process",
-        "end what is not needed, or raise the limit (ulimit -u, or pids.max of the control group)",
+        "stop what is not needed, or raise the limit (ulimit -u, or pids.max of the control group)",
     )
 
 
@@ -334,7 +334,7 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
     return DaemonNotStarted(
         "state_unwritable",
         f"the state folder {paths.home} cannot be written: {exc.strerror or exc}",
-        "free space, mend its permissions, or point OPENENV_HOME at another folder",
+        "free space, fix its permissions, or point OPENENV_HOME at another folder",
     )
 
 
@@ -345,5 +345,5 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as exc:
         raise DaemonUnreachable(
-            f"{path} cannot be read: {exc.strerror}", "is OPENENV_HOME yours?"
+            f"{path} cannot be read: {exc.strerror}", "does OPENENV_HOME belong to you?"
         ) from exc

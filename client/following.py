@@ -112,8 +112,8 @@ def _come_back(
             pass  # not back yet
         if time.monotonic() > deadline:
             raise ConnectionLost(
-                f"the daemon has gone; request {request_id} waits for the next one",
-                f"openenv wait {request_id} starts a daemon and waits on",
+                f"the daemon has exited; request {request_id} waits for the next daemon",
+                f"openenv wait {request_id} starts a daemon and waits for the request",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
 

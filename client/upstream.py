@@ -42,8 +42,8 @@ class OpenEnvdProvider:
             image's name that upstream passes to `start_container`.
         name: The environment's name; by default a new one, so that several providers of one source
             do not share an environment.
-        replicas: Env servers behind one address.
-        max_sessions: Most sessions at once, all replicas together.
+        replicas: Number of env servers behind one address.
+        max_sessions: Maximum number of sessions, all replicas together.
         env_vars: Environment variables of the replicas.
         port: The environment's port; by default a free one.
         context_timeout_s: Seconds the environment may take to get ready.

@@ -54,7 +54,7 @@ class ServeOptions:
     """How sessions are served. Each option is declared here and nowhere else."""
 
     max_sessions: int | None = option(
-        None, "Most sessions at once, all replicas together.", least=1, most=1_000_000
+        None, "Maximum number of sessions, all replicas together.", least=1, most=1_000_000
     )
     shards: int | None = option(
         None,
@@ -67,13 +67,13 @@ class ServeOptions:
         None, "A process for each session; by default where the class needs it."
     )
     session_memory_mb: int | None = option(
-        None, "Most memory of one isolated session: 64M.", least=LEAST_SESSION_MEMORY_MB
+        None, "Memory limit of one isolated session: 64M.", least=LEAST_SESSION_MEMORY_MB
     )
     admission_timeout_seconds: float = option(
         5.0, "How long a client waits for a session when all are taken.", least=0
     )
     step_timeout_seconds: float | None = option(
-        None, "Longest reset or step; past it the client gets an error.", above=0
+        None, "Time limit of a reset or step; past it the client gets an error.", above=0
     )
     gpus: int | None = option(
         None, "GPUs of each replica; its shards take them in turn.", least=0, most=64

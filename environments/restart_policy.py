@@ -51,7 +51,7 @@ def restart_decision(
     recent = sum(1 for at in exits if now - at <= BUDGET_WINDOW_SECONDS)
     if recent > BUDGET_EXITS:
         minutes = BUDGET_WINDOW_SECONDS / 60
-        return GiveUp(f"it died {recent} times within {minutes:.0f} minutes")
+        return GiveUp(f"it exited {recent} times within {minutes:.0f} minutes")
     return RestartAfter(pause_seconds(recent))
 
 

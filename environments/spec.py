@@ -33,19 +33,21 @@ class ResourceRequest:
 class LaunchOptions(ServeOptions):
     """How an environment is started. Each option is declared here and nowhere else."""
 
-    provider: str = option("local", "What runs the replicas.", metavar="NAME")
-    replicas: int = option(1, "Env servers behind one address.", least=1, most=1000)
+    provider: str = option("local", "Provider that runs the replicas.", metavar="NAME")
+    replicas: int = option(1, "Number of env servers behind one address.", least=1, most=1000)
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
         dict, "A variable for the environment; without a value, the one it has here. Repeatable."
     )
     host: str = option("127.0.0.1", "The address to listen on.", flag="")
-    port: int | None = option(None, "Its port; by default a free one.", least=1, most=65535)
+    port: int | None = option(
+        None, "Port to listen on; by default a free one.", least=1, most=65535
+    )
     memory_mb: int | None = option(
         None,
-        "Most memory of the launch, and of each replica: 512M, 2G.",
+        "Memory limit of the launch, and of each replica: 512M, 2G.",
         least=32,  # the launch itself holds about 25
     )
-    ready_timeout_seconds: float = option(600.0, "Give up when it is not ready by then.", above=0)
+    ready_timeout_seconds: float = option(600.0, "Fail when it is not ready by then.", above=0)
 
     def check(self) -> None:
         """Check the options against each other.

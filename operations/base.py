@@ -55,7 +55,7 @@ class Payload(BaseModel):
         try:
             json.dumps(data, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as exc:
-            raise ValueError("there is text in it that is not Unicode") from exc
+            raise ValueError("it contains text that is not Unicode") from exc
         return data
 
 

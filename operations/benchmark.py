@@ -45,20 +45,23 @@ class BenchmarkPayload(base.Payload):
     repetitions: int = Field(3, description="How often each batch is measured.")
     modes: list[str] = Field(["ws"], description=f"Over what: {', '.join(MODES)}.")
     action: Json | None = Field(
-        None, description="What a step does; left out, it waits: {'wait_seconds': …}."
+        None, description="Action of each step; by default {'wait_seconds': …}."
     )
     session_timeout_seconds: float = Field(
         DEFAULT_TIMEOUT_SECONDS,
         gt=0,
         le=base.MAX_SECONDS,
-        description="Longest a session may take, beyond its wait.",
+        description="Time limit of a session, beyond its wait.",
     )
     generators: int | None = Field(
-        None, ge=1, le=256, description="Processes that make the load; by the cores if left out."
+        None,
+        ge=1,
+        le=256,
+        description="Number of load-generator processes; by default from the number of cores.",
     )
     output_dir: base.AbsolutePath | None = Field(
         None,
-        description="Where results go, an absolute path; below the daemon's home if left out.",
+        description="Folder for results, an absolute path; by default below the daemon's home.",
     )
 
     @model_validator(mode="after")

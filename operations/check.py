@@ -28,7 +28,7 @@ class Check(base.Operation):
     """Looks around."""
 
     name = "check"
-    summary = "What this machine offers, and what is missing."
+    summary = "Check what this machine offers, and what is missing."
 
     @staticmethod
     def run(payload: base.Payload, context: base.OperationContext) -> Json:

@@ -16,14 +16,14 @@ class DescribePayload(base.Payload):
     """Which environment."""
 
     name: str = Field(min_length=1, description="The environment's name.")
-    timeout_seconds: float = Field(10.0, gt=0, le=600, description="How long it may take.")
+    timeout_seconds: float = Field(10.0, gt=0, le=600, description="Time limit.")
 
 
 class Describe(base.Operation):
     """Asks `/metadata` and `/schema`."""
 
     name = "describe"
-    summary = "What an environment says about itself."
+    summary = "Return an environment's own description."
     Payload = DescribePayload
 
     @staticmethod

@@ -42,5 +42,5 @@ class Down(base.Operation):
         for replica_id in stopped:
             base.say(f"stopped {replica_id}")
         if not stopped:
-            base.say(f"nothing of {payload.name} was running")
+            base.say(f"no replica of {payload.name} was running")
         return {"environment": {"name": payload.name, "state": "STOPPED"}, "stopped": stopped}

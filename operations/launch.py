@@ -42,9 +42,9 @@ class LaunchPayload(base.payload_of(LaunchOptions)):  # type: ignore[misc]  # a 
         max_length=base.MAX_TEXT,
         description="A bundled name, a folder with openenv.yaml, or module:Class.",
     )
-    name: str = Field("", description="The environment's name; made from the source if left out.")
+    name: str = Field("", description="The environment's name; by default made from the source.")
     cwd: base.AbsolutePath | None = Field(
-        None, description="The folder that a relative source is meant from; an absolute path."
+        None, description="The folder that a relative source refers to; an absolute path."
     )
 
     @field_validator("provider")
@@ -111,7 +111,7 @@ class _Launching:
         name = self._spec.name
         left = run_files.stop_environment(self._layout.runs, name, LEFTOVER_GRACE_SECONDS)
         if left:
-            self._say("clearing", f"stopped what an earlier attempt had left: {', '.join(left)}")
+            self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(left)}")
 
     def _resolve(self) -> ResolvedSource:
         cwd = Path(self._payload.cwd) if self._payload.cwd else Path.cwd()

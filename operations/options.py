@@ -17,18 +17,20 @@ from ..system.options import option
 class RolloutOptions:
     """How episodes are played and written. Each option is declared here and nowhere else."""
 
-    episodes: int = option(256, "How many, altogether.", least=1, most=10_000_000)
-    concurrency: int = option(64, "How many at once.", least=1, most=10_000)
+    episodes: int = option(256, "Number of episodes.", least=1, most=10_000_000)
+    concurrency: int = option(64, "Number of episodes at once.", least=1, most=10_000)
     policy: str = option("random", "module:function, openai:URL, or random.", metavar="POLICY")
-    max_steps: int = option(100, "Most steps of an episode.", least=1)
-    step_timeout_seconds: float = option(60.0, "Longest reset or step.", above=0)
-    policy_timeout_seconds: float | None = option(None, "Longest call of the policy.", above=0)
-    episode_timeout_seconds: float | None = option(None, "Longest episode.", above=0)
+    max_steps: int = option(100, "Maximum number of steps in an episode.", least=1)
+    step_timeout_seconds: float = option(60.0, "Time limit of a reset or step.", above=0)
+    policy_timeout_seconds: float | None = option(None, "Time limit of a policy call.", above=0)
+    episode_timeout_seconds: float | None = option(None, "Time limit of an episode.", above=0)
     retries: int = option(2, "Further attempts at an episode that fails.", least=0, most=1000)
-    seed: int | None = option(None, "Of the first episode; each further one, or group, adds 1.")
-    reset: dict[str, Any] = option(dict, "More for every reset.", flag="")  # noqa: RUF009
+    seed: int | None = option(
+        None, "Seed of the first episode; each further episode, or group, adds 1."
+    )
+    reset: dict[str, Any] = option(dict, "Further arguments of each reset.", flag="")  # noqa: RUF009
     group: int | None = option(
-        None, "N episodes begin alike, and are compared with each other.", least=2, most=10_000
+        None, "N episodes each begin alike, and are compared with each other.", least=2, most=10_000
     )
     advantages: str | None = option(
         None,
@@ -42,14 +44,16 @@ class RolloutOptions:
         flag="--filter",
         metavar="FILTER",
     )
-    format: str = option("jsonl", "Of the files.", choices=("jsonl", "parquet", "arrow"))
-    keep_failed: bool = option(False, "Write episodes that failed, too.")
-    keep_cached: bool = option(False, "Leave large files in the page cache, to be read at once.")
-    buffer_mb: int = option(256, "Most memory between sessions and disk.", least=4, most=2**20)
+    format: str = option("jsonl", "Format of the files.", choices=("jsonl", "parquet", "arrow"))
+    keep_failed: bool = option(False, "Write failed episodes, too.")
+    keep_cached: bool = option(
+        False, "Leave large files in the page cache, for an immediate reader."
+    )
+    buffer_mb: int = option(256, "Memory limit between sessions and disk.", least=4, most=2**20)
     max_loop_lag_seconds: float | None = option(
-        None, "Fail when the event loop was held for longer.", above=0
+        None, "Fail when the event loop was blocked for longer.", above=0
     )
     env: dict[str, str] = option(  # noqa: RUF009
         dict, "A variable for the policy; without a value, the one it has here. Repeatable."
     )
-    memory_mb: int | None = option(None, "Most memory of the rollout.", least=32)
+    memory_mb: int | None = option(None, "Memory limit of the rollout.", least=32)

@@ -17,14 +17,14 @@ class ProbePayload(base.Payload):
     """Which environment."""
 
     name: str = Field(min_length=1, description="The environment's name.")
-    timeout_seconds: float = Field(5.0, gt=0, le=600, description="How long it may take.")
+    timeout_seconds: float = Field(5.0, gt=0, le=600, description="Time limit.")
 
 
 class Probe(base.Operation):
     """Asks `/health` once."""
 
     name = "probe"
-    summary = "Whether an environment answers, and how quickly."
+    summary = "Check whether an environment answers, and how quickly."
     Payload = ProbePayload
 
     @staticmethod

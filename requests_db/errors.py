@@ -34,7 +34,7 @@ class DatabaseFull(DatabaseError):
 class DatabaseUnwritable(DatabaseError):
     """The file or its folder cannot be opened or written."""
 
-    default_hint = "mend the folder's permissions, or point OPENENV_HOME at another folder"
+    default_hint = "fix the folder's permissions, or point OPENENV_HOME at another folder"
 
 
 class DatabaseCorrupt(DatabaseError):
@@ -42,14 +42,14 @@ class DatabaseCorrupt(DatabaseError):
 
     default_hint = (
         "stop the daemon and move the file away together with its -wal and -shm files; "
-        "the next start makes a new one, and running environments go on"
+        "the next start makes a new one, and running environments continue"
     )
 
 
 class DatabaseBusy(DatabaseError):
     """Another process has held the database for longer than we wait."""
 
-    default_hint = "close whatever else has opened the file (a sqlite3 shell, a backup)"
+    default_hint = "close other programs that have the file open (a sqlite3 shell, a backup)"
 
 
 class DatabaseTooNew(DatabaseError):

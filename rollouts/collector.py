@@ -78,7 +78,7 @@ class RolloutCollector:
             concurrency: How many episodes run at once.
             max_steps: Steps after which an episode is truncated; None for no limit.
             step_timeout_seconds: Longest answer to a reset or a step.
-            policy_timeout_seconds: Longest call of the policy. Where it is synchronous, its wait
+            policy_timeout_seconds: Time limit of a policy call. Where it is synchronous, its wait
                 for a thread does not count.
             episode_timeout_seconds: Longest episode, without its waiting for the sink.
             retries: Further attempts at an episode that failed, each of the whole episode.
@@ -169,7 +169,7 @@ class RolloutCollector:
         worst, most = self.lag.snapshot().worst_seconds, self._max_loop_lag_seconds
         if most is not None and worst > most:
             raise LoopLagged(
-                f"the event loop was held for {worst * 1000:.0f} ms; allowed are {most * 1000:g} ms"
+                f"the event loop was blocked for {worst * 1000:.0f} ms ({most * 1000:g} allowed)"
             )
 
 

@@ -73,13 +73,13 @@ class NoEnvironment(RolloutError):
 class LoopLagged(RolloutError):
     """The loop was held for longer than was allowed."""
 
-    default_hint = "the request's log has the stack of what held it"
+    default_hint = "the request's log has the stack of the blocking code"
 
 
 class AllFailed(RolloutError):
     """Of all episodes not one came to its end."""
 
-    default_hint = "the request's log says of each why it failed"
+    default_hint = "the request's log has the reason of each failure"
 
 
 class OtherRollout(RolloutError):
@@ -123,7 +123,7 @@ class OutputDamaged(OutputError):
 class OutputUnwritable(OutputError):
     """It cannot be opened or written."""
 
-    default_hint = "mend the folder's permissions, or write to another one"
+    default_hint = "fix the folder's permissions, or write to another one"
 
 
 class WriterClosed(RolloutError):

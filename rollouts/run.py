@@ -69,7 +69,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.episodes % self.stages.size:
-            raise ValueError(f"{self.episodes} episodes are no groups of {self.stages.size}")
+            raise ValueError(
+                f"{self.episodes} episodes cannot be divided into groups of {self.stages.size}"
+            )
 
     def record(self) -> dict[str, Any]:
         """What must be the same for a rollout to be continued."""
@@ -207,7 +209,7 @@ def refuse_partial_groups(config: RunConfig, numbers: list[int]) -> None:
         first, last = episode_id(group * size), episode_id(group * size + size - 1)
         raise OtherRollout(
             f"{config.folder} has only some of the episodes {first} to {last}, which are a group",
-            "write to another folder: advantages are told of whole groups",
+            "write to another folder: advantages compare whole groups",
         )
 
 
@@ -236,7 +238,7 @@ def _other_rollout(
     folder: Path, key: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> OtherRollout:
     return OtherRollout(
-        f"{folder} holds a rollout with other {key}: {before.get(key)!r}, not {now[key]!r}",
+        f"{folder} holds a rollout with a different {key}: {before.get(key)!r}, not {now[key]!r}",
         "write to another folder, or ask for the same as before to continue it",
     )
 

@@ -154,7 +154,7 @@ class Daemon:
         def died(args: threading.ExceptHookArgs) -> None:
             name = args.thread.name if args.thread is not None else "?"
             assert args.exc_value is not None
-            log.critical("the thread %s died", name, exc_info=args.exc_value)
+            log.critical("the thread %s failed", name, exc_info=args.exc_value)
             if name in VITAL_THREADS:
                 with contextlib.suppress(RuntimeError):  # the loop has ended already
                     loop.call_soon_threadsafe(self.stopping.set)
@@ -183,7 +183,7 @@ class Daemon:
         """
         while self._lock.is_ours():  # noqa: ASYNC110  no event tells of it on every system
             await asyncio.sleep(HOME_SECONDS)
-        text = f"the state folder {self._paths.home} is gone, and the daemon with it"
+        text = f"the state folder {self._paths.home} was removed; the daemon exits"
         log.critical("%s", text)
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 

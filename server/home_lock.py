@@ -53,7 +53,7 @@ def hold_lock(paths: Paths) -> Iterator[HomeLock]:
     except BlockingIOError as exc:
         os.close(descriptor)
         raise DaemonError(
-            "already_running", "a daemon is running already", "openenv status shows it"
+            "already_running", "a daemon is already running", "openenv status shows it"
         ) from exc
     except OSError as exc:
         raise state_unwritable(paths, exc) from exc
@@ -71,7 +71,7 @@ def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
     return DaemonError(
         "state_unwritable",
         f"the state folder {paths.home} cannot be written: {exc.strerror}",
-        "free space, mend its permissions, or point OPENENV_HOME at another folder",
+        "free space, fix its permissions, or point OPENENV_HOME at another folder",
     )
 
 

@@ -37,27 +37,33 @@ class Settings:
     port: int = _setting(
         DEFAULT_PORT, "TCP port of the daemon, on loopback; 0 picks a free one.", most=65535
     )
-    max_long_workers: int = _setting(0, "Most LONG workers at once; 0 lets the plan decide.")
-    max_short_workers: int = _setting(0, "Most SHORT workers at once; 0 lets the plan decide.")
+    max_long_workers: int = _setting(0, "Maximum number of LONG workers; 0 lets the plan decide.")
+    max_short_workers: int = _setting(0, "Maximum number of SHORT workers; 0 lets the plan decide.")
     worker_memory_mb: int = _setting(0, "Memory cap of a worker, in MB; 0 lets the plan decide.")
-    reserve_mb: int = _setting(0, "Memory left to everything else, in MB; 0 lets the plan decide.")
-    max_pending: int = _setting(
-        100_000, "Most requests waiting, LONG and SHORT each; more are refused (429).", least=1
+    reserve_mb: int = _setting(
+        0, "Memory reserved for everything else, in MB; 0 lets the plan decide."
     )
-    keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are collected.")
+    max_pending: int = _setting(
+        100_000,
+        "Maximum number of pending requests, LONG and SHORT each; more are refused (429).",
+        least=1,
+    )
+    keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are deleted.")
     keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.", most=36_500)
     keep_venv_days: float = _setting(
         30.0, "Days to keep a project's virtual environment that nothing uses.", most=36_500
     )
-    max_log_mb: int = _setting(64, "Largest log kept of one request or replica, in MB.", least=1)
+    max_log_mb: int = _setting(
+        64, "Size limit of the log of one request or replica, in MB.", least=1
+    )
     max_logs_mb: int = _setting(
-        2048, "Most of all logs together, in MB; the oldest are collected.", least=1
+        2048, "Size limit of all logs together, in MB; the oldest are deleted.", least=1
     )
     cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
     log_format: str = _setting(
         "text",
-        "Form of the daemon's own log: text, or json (one object a line).",
+        "Format of the daemon's own log: text, or json (one object a line).",
         among=LOG_FORMATS,
     )
 

@@ -271,5 +271,5 @@ def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
     try:
         lock(run_dir)
     except BlockingIOError:
-        sys.exit(f"shim: another shim has {run_dir}")
+        sys.exit(f"shim: another shim owns {run_dir}")
     Shim(run_dir, is_forked=is_forked).run()

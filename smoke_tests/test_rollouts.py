@@ -136,7 +136,7 @@ def test_after_a_killed_worker_the_same_command_plays_what_is_missing(machine: M
     machine.run("wait", request_id)
     error = machine.request(request_id)["error"]
     assert error["kind"] == "worker_lost"
-    assert "the same command again plays what is missing" in error["hint"]
+    assert "the same command plays the missing ones" in error["hint"]
     assert again(machine)["earlier"] > 0
     every_episode_is_there_once(machine)
 
@@ -224,7 +224,7 @@ def test_progress_and_result_are_shown(machine: Machine) -> None:
     assert "loop lag p99" in answer.out
     refused = machine.run("rollout", "echo", *arguments, "--seed", "3")
     assert refused.code == 1
-    assert "holds a rollout with other seed" in refused.err
+    assert "holds a rollout with a different seed" in refused.err
     misspelled = machine.run("rollout", "echo", *arguments, "--filter", "min-step=3")
     assert misspelled.code == 2
     assert "did you mean min-steps" in misspelled.err

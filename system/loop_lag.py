@@ -279,10 +279,10 @@ class _Watchdog:
         if overdue >= self._tell_at_seconds:
             self._tell_at_seconds = 2 * overdue
             log.warning(
-                "%s is held for %.1f s by:\n%s", self._name, overdue, held_by(self._watched)
+                "%s is blocked for %.1f s by:\n%s", self._name, overdue, held_by(self._watched)
             )
         elif overdue < self._held_seconds and self._tell_at_seconds > self._stall_seconds:
-            log.warning("%s turns again after more than %.1f s", self._name, self._held_seconds)
+            log.warning("%s runs again after more than %.1f s", self._name, self._held_seconds)
             self._tell_at_seconds = self._stall_seconds
         self._held_seconds = overdue
 

@@ -176,7 +176,7 @@ class Factory:
         self._stalls += seen.place is Place.LOOP and seen.seconds >= STALL_SECONDS
         place = next_place(self.place, seen, self._stalls)
         if place is None:
-            text = "creating an environment held the event loop for %.3f s; using threads"
+            text = "creating an environment blocked the event loop for %.3f s; using threads"
             log.warning(text, seen.seconds)
             self._settle()
         else:

@@ -21,7 +21,7 @@ class Action(BaseModel):
 
     model_config = _STRICT
 
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Anything else to say")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Further data")
 
 
 class Observation(BaseModel):
@@ -31,7 +31,7 @@ class Observation(BaseModel):
 
     done: bool = Field(default=False, description="Whether the episode is over")
     reward: bool | int | float | None = Field(default=None, description="Reward of the action")
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Anything else to say")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Further data")
 
 
 class State(BaseModel):

@@ -223,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _welcome(self, frame: Frame) -> None:
         if frame.kind != Kind.WELCOME or not isinstance(frame.value, dict):
-            raise WireError("no WELCOME came first")
+            raise WireError("the first frame is not WELCOME")
         self.epoch = frame.epoch
         self.state_pid = frame.value.get("pid", 0)
         self.welcomed.set_result(None)
@@ -299,7 +299,7 @@ def socket_name(address: str) -> str:
 def _failure(method: str, value: Any) -> WorldError:
     facts = value if isinstance(value, dict) else {}
     if facts.get("type") == EXPIRED:
-        return WorldTimeout(f"world.{method} was not done in time: {facts.get('message')}.")
+        return WorldTimeout(f"world.{method} did not finish in time: {facts.get('message')}.")
     return WorldCallFailed(method, str(facts.get("type")), str(facts.get("message")))
 
 

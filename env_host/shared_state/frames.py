@@ -170,7 +170,7 @@ def _checked_length(header: tuple[int, ...]) -> int:
         or value_bytes > MAX_VALUE_BYTES
         or body_bytes > MAX_BODY_BYTES
     ):
-        raise WireError("the received bytes are no frame")
+        raise WireError("the received bytes are not a frame")
     return length
 
 

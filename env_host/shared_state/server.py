@@ -152,7 +152,7 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def _welcome(self, frame: Frame) -> None:
         if frame.kind != Kind.HELLO or not frame.name:
-            raise WireError("no HELLO came first")
+            raise WireError("the first frame is not HELLO")
         self._greeted = True
         self._greeting.cancel()
         self._shard = frame.name
@@ -161,7 +161,7 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def _call(self, frame: Frame) -> None:
         if frame.value is not None and not isinstance(frame.value, dict):
-            raise WireError("a call whose arguments have no names")
+            raise WireError("a call with unnamed arguments")
         if len(self._running) >= 2 * Limits.max_calls:  # a task goes only after its reply went
             raise WireError(f"more than {Limits.max_calls} calls at once")
         self._sessions.add(frame.session)
@@ -169,7 +169,7 @@ class StateConnection(asyncio.BufferedProtocol):
         if method is None:
             self._fail(frame, "AttributeError", f"the shared state has no method {frame.name!r}")
         elif frame.deadline_us and time.monotonic() * 1e6 >= frame.deadline_us:
-            self._fail(frame, EXPIRED, "its time was over before it began")
+            self._fail(frame, EXPIRED, "its deadline passed before it started")
         elif method.is_async:
             task = asyncio.get_running_loop().create_task(self._run(method, frame))
             self._running[task] = frame.session
@@ -191,7 +191,7 @@ class StateConnection(asyncio.BufferedProtocol):
             self._reply(frame, result)
         except Exception as exc:
             if patience.expired():
-                self._fail(frame, EXPIRED, "it was ended with its time")
+                self._fail(frame, EXPIRED, "it was cancelled at its deadline")
             else:
                 self._raised(frame, exc)
 

@@ -72,7 +72,7 @@ class IsolatedSessions:
             new = self._spawner.isolated(message, counters)
         except OSError as exc:
             log.warning("no process for an isolated session, its client is refused: %s", exc)
-            text = f"There is no room for the process of another session: {exc.strerror}."
+            text = f"The process of another session cannot be started: {exc.strerror}."
             refuse(message.fds[0], text)
             self._over += 1
             return None

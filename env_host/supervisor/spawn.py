@@ -95,9 +95,7 @@ class Spawner:
         obstacle = what_forbids_forking()
         self._can_fork = obstacle is None
         if obstacle is not None:
-            log.warning(
-                "%s; so each process that serves imports the environment for itself", obstacle
-            )
+            log.warning("%s; each serving process imports the environment itself", obstacle)
         set_thread_name(f"host {self._config.name}")
         gc.collect()
         gc.freeze()

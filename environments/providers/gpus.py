@@ -63,7 +63,7 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
     if gpus > len(devices):
         have = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         raise InvalidSpec(
-            f"--gpus {gpus}: there are not so many here, but {have} ({', '.join(devices)})",
+            f"--gpus {gpus}: this machine has {have} ({', '.join(devices)})",
             f"--gpus {len(devices)}; several shards may share one: --gpus 1 --shards 4",
         )
     first = ordinal * gpus

@@ -352,7 +352,7 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
             lines = []
         raise ReplicaFailed(
             with_last_lines(f"{who} failed to start: {failure}", lines),
-            "correct what is named above, and launch again",
+            "fix the error above, and launch again",
         )
     if status["state"] != "exited" or not status.get("exit"):
         raise ReplicaFailed(f"{who} was stopped before it was ready")
@@ -379,11 +379,13 @@ def readable(lines: list[str], imports: Path) -> list[str]:
 def _hint(run_file: run_files.RunFile, reason: ExitReason) -> str:
     if reason.is_oom:
         return "give it more: --memory 2G"
-    return f"all that it printed: openenv logs {run_file.environment}"
+    return f"full log: openenv logs {run_file.environment}"
 
 
 def _with_heading(message: str, lines: list[str]) -> tuple[str, list[str]]:
-    return (f"{message}; its last lines:", lines) if lines else (f"{message}, without a word", [])
+    return (
+        (f"{message}; its last lines:", lines) if lines else (f"{message}, without any output", [])
+    )
 
 
 def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> EnvironmentsError:
@@ -393,7 +395,7 @@ def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> Environme
         f"after {timeout_seconds:g} s"
     )
     return NotReady(
-        with_last_lines(*_with_heading(message, lines)), "give it longer with --ready-timeout"
+        with_last_lines(*_with_heading(message, lines)), "allow more time with --ready-timeout"
     )
 
 

@@ -90,6 +90,6 @@ def _port_in_use(port: int) -> PortInUse:
     process = holder_of(port)
     hint = "choose another --port, or leave it out to get a free one"
     if process is None:
-        return PortInUse(f"port {port} is in use, by a process that is not yours to see", hint)
+        return PortInUse(f"port {port} is in use by a process of another user", hint)
     holder = f"{name_of(process)} (pid {process.pid})"
     return PortInUse(f"port {port} is in use by {holder}", hint, process.pid)

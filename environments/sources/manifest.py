@@ -175,7 +175,7 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
         raise ManifestError(path, "must be a mapping of fields, such as `name: my_env`", line=1)
     if not _is_bounded(data):
-        raise ManifestError(path, "spells more than it says: too many *aliases of &anchors")
+        raise ManifestError(path, "has too many *aliases of &anchors")
     return {str(key): value for key, value in data.items()}, _lines_of(node)
 
 

@@ -83,7 +83,7 @@ class ClassSource:
     @property
     def sentence(self) -> str:
         """What the launch's log says of it."""
-        return f"{self.reference} is looked for from {self.folder}"
+        return f"{self.reference} is imported from {self.folder}"
 
 
 def bundled() -> dict[str, Path]:
@@ -122,7 +122,7 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
 def _project(folder: Path) -> Project:
     if not (folder / MANIFEST_NAME).is_file():
         raise UnknownSource(
-            f"{folder} has no {MANIFEST_NAME}, so it is no environment",
+            f"{folder} has no {MANIFEST_NAME}, so it is not an environment",
             _hint_for_folder(folder),
         )
     return Project(folder, read_manifest(folder))
@@ -149,7 +149,7 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
     near = get_close_matches(source, list(bundled()), MAX_NEAR)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownSource(
-        f"there is no environment {source!r}: it is no bundled name, and no folder at {path}",
+        f"there is no environment {source!r}: it is neither a bundled name nor a folder at {path}",
         f"{hint}You can launch {_what_can_be_launched()}",
         near,
     )

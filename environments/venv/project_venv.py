@@ -151,7 +151,7 @@ def _make(project: Project, venv: Path, say: Say) -> None:
     seconds = time.monotonic() - started
     note = {"project": str(project.folder), "made_at": time.time(), "seconds": round(seconds, 2)}
     (venv / COMPLETE).write_text(json.dumps(note))
-    say(f"dependencies installed in {seconds:.1f} s; the next launch finds them")
+    say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
 
 
 class Builder:
@@ -223,7 +223,7 @@ class Builder:
         try:
             self._install("--only-binary", ":all:", *HOST_EXTRAS)
         except PreparationFailed:
-            self._say(f"doing without {', '.join(HOST_EXTRAS)}")
+            self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
 
     def _run(self, *arguments: str, quiet: bool = False) -> list[str]:
         """uv's last lines; what it says goes to the log as it comes.
@@ -284,7 +284,7 @@ def find_uv() -> str:
     except (ImportError, FileNotFoundError):
         found = shutil.which("uv")
     if found is None:
-        raise PreparationFailed("uv, which installs projects, is not there", "pip install uv")
+        raise PreparationFailed("uv, which installs projects, is not installed", "pip install uv")
     return found
 
 

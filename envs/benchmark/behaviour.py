@@ -42,9 +42,9 @@ class WaitFields(BaseModel):
     wait_seconds: float = Field(
         default=0.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the step takes"
     )
-    payload: str = Field(default="", description="Anything: weight for the message on its way in")
+    payload: str = Field(default="", description="Any text; makes the request larger")
     answer_bytes: int = Field(
-        default=0, ge=0, le=MAX_ANSWER_BYTES, description="Weight of the answer's `payload`"
+        default=0, ge=0, le=MAX_ANSWER_BYTES, description="Length of the answer's `payload`"
     )
 
 
@@ -53,12 +53,12 @@ class SeenFields(BaseModel):
 
     waited_seconds: float = Field(default=0.0, description="How long the step waited")
     pid: int = Field(default=0, description="The process that serves the session")
-    session_hash: str = Field(default="", description="The same within a session, and only there")
+    session_hash: str = Field(default="", description="Id of the session's environment instance")
     host_url: str = Field(default="", description="The machine that serves it")
     step_count: int = Field(default=0, description="Steps since the reset")
     timestamp: float = Field(default=0.0, description="Unix time of the answer, at the server")
-    payload_bytes: int = Field(default=0, description="Characters that came in `payload`")
-    payload: str = Field(default="", description="As heavy as `answer_bytes` asked for")
+    payload_bytes: int = Field(default=0, description="Length of the action's `payload`")
+    payload: str = Field(default="", description="Text of `answer_bytes` characters")
 
 
 class Waits:

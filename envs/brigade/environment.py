@@ -49,9 +49,9 @@ class BrigadeObservation(Observation):
     written: bool = Field(default=False, description="Whether the audio of the action was added")
     clock: int = Field(default=0, description="The brigade's clock: samples since it began")
     delay: int = Field(default=0, description="How far behind the clock this singer should be")
-    singers: int = Field(default=0, description="How many there are")
+    singers: int = Field(default=0, description="Number of singers")
     leads: bool = Field(default=False, description="Whether this singer leads")
-    has_leader: bool = Field(default=False, description="Whether anybody does")
+    has_leader: bool = Field(default=False, description="Whether any singer leads")
     song_start: int | None = Field(default=None, description="The position where the song began")
     song_end: int | None = Field(default=None, description="The position where it ended")
 
@@ -123,7 +123,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         """Who this is."""
         return EnvironmentMetadata(
             name="brigade",
-            description="Sings together over the network, everybody hearing those ahead of them.",
+            description="Lets people sing over the network, each hearing those ahead.",
             version="1.0.0",
         )
 

@@ -209,4 +209,4 @@ class Brigade:
 
     def _check_leads(self, session: int) -> None:
         if session != self._leader:
-            raise PermissionError("only who leads may begin or end the song")
+            raise PermissionError("only the leading singer may begin or end the song")

@@ -23,13 +23,13 @@ _MAX_REWARD = 1.0
 class EchoAction(Action):
     """A message to say back."""
 
-    message: str = Field(description="What to say back")
+    message: str = Field(description="Text to send back")
 
 
 class EchoObservation(Observation):
     """The message that was said, and how long it is."""
 
-    echoed_message: str = Field(default="", description="What was said")
+    echoed_message: str = Field(default="", description="Text of the action")
     message_length: int = Field(default=0, description="Its length in characters")
 
 
@@ -69,5 +69,5 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     def get_metadata(self) -> EnvironmentMetadata:
         """Who this is."""
         return EnvironmentMetadata(
-            name="echo", description="Says back every message it is sent.", version="1.0.0"
+            name="echo", description="Sends back each message.", version="1.0.0"
         )

@@ -129,7 +129,7 @@ class WorkerStarter:
         """Replace a source that owes an answer for too long; whether it was."""
         if now < self._answer_by:
             return False
-        self._lose(f"the zygote has said nothing for {self._timing.source_silence:.0f} s", 0.0)
+        self._lose(f"the zygote has not answered for {self._timing.source_silence:.0f} s", 0.0)
         return True
 
     def deadline(self, now: float) -> float:

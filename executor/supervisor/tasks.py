@@ -8,9 +8,9 @@
     frame ──▶ on_frame ──┬─ progress ──▶ Progressed
                          └─ outcome ───▶ the task's event, then `employ`, or the worker must leave
     a worker has exited ──▶ end_with_worker ──▶ the event of the task that it ran
-    nothing can be started, or the executor stops ──▶ refuse_waiting
+    nothing can be started, or the executor is stopping ──▶ refuse_waiting
 
-A worker is not used again when it was told to stop, when it reports that it must retire (it has
+A worker is not used again when it was asked to stop, when it reports that it must retire (it has
 children or threads left), and for the reasons of `_why_leave`. What is read of a worker that has
 exited ends its task, and nothing is left to be decided about the worker.
 
@@ -129,7 +129,7 @@ class Tasks:
             self._memory.apply_limit(worker, None)
         # A signal of ours may still be on its way to a stopped worker: it is never used again.
         why_leave = frame["retire"] or self._why_leave(worker, event)
-        return self._free(worker, run, why_leave or (run.stop_reason and "it was told to stop"))
+        return self._free(worker, run, why_leave or (run.stop_reason and "it was asked to stop"))
 
     def end_with_worker(self, worker: PooledWorker) -> None:
         """Take a worker that has exited out of its pool, and end the task that it ran."""
@@ -186,12 +186,12 @@ class Tasks:
                 self.employ(pool, worker)
                 return False
             pool.enter(worker, Stage.LEAVING)
-        log.info("worker %s leaves: %s", worker.name, why_leave, extra=worker.log_fields)
+        log.info("stopping worker %s: %s", worker.name, why_leave, extra=worker.log_fields)
         return True
 
     def _why_leave(self, worker: PooledWorker, event: ExecutorEvent) -> str | None:
         if self._pools.is_stopping:
-            return "the executor stops"
+            return "the executor is stopping"
         if isinstance(event, Died):  # what a `MemoryError` left half done is not to be trusted
             return "its task ran out of memory"
         if worker.source_number != self._pools.source_number:

@@ -173,7 +173,7 @@ class Worker:
             return "the operation left child processes running"
         if self._memory.children_masked:
             return "the next children are to be measured anew"
-        return "it was told to stop" if self._was_stopped else None
+        return "it was asked to stop" if self._was_stopped else None
 
     def _receive(self) -> dict[str, Any] | None:
         header = self._read(frames.HEADER_BYTES)

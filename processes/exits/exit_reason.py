@@ -32,7 +32,7 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # we asked it to stop, and it did
     OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
     TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
-    LOST = "lost"  # gone while it was not watched; nothing more is known
+    LOST = "lost"  # gone while it was not watched; no details are known
 
 
 class Certainty(StrEnum):

@@ -55,7 +55,7 @@ _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
     sqlite3.SQLITE_PERM: (DatabaseUnwritable, "access is not permitted"),
     sqlite3.SQLITE_AUTH: (DatabaseUnwritable, "access is not permitted"),
     sqlite3.SQLITE_CORRUPT: (DatabaseCorrupt, "the file is damaged"),
-    sqlite3.SQLITE_NOTADB: (DatabaseCorrupt, "the file is no SQLite database"),
+    sqlite3.SQLITE_NOTADB: (DatabaseCorrupt, "the file is not a SQLite database"),
     sqlite3.SQLITE_BUSY: (DatabaseBusy, "another process holds it"),
     sqlite3.SQLITE_LOCKED: (DatabaseBusy, "another connection holds it"),
 }

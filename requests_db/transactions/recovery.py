@@ -68,7 +68,7 @@ def _lost(request: Request) -> RequestError:
     message = "the daemon was lost while this request ran"
     if request.attempts > 1:
         message += f"; it was attempt {request.attempts} of {request.max_attempts}"
-    hint = "ask for it again; its log has what it last wrote"
+    hint = "submit it again; its log ends with its last output"
     return RequestError(ErrorKind.WORKER_LOST, message, hint)
 
 

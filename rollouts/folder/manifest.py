@@ -147,7 +147,7 @@ def read(folder: Path) -> Known:
         for record in records:
             _take(known, record)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise OutputDamaged(f"{path} is no manifest of rollouts: {exc}") from exc
+        raise OutputDamaged(f"{path} is not a manifest of rollouts: {exc}") from exc
     return known
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from ..errors import OutputDamaged, OutputError
 from .layout import partial
 
-FORBIDDEN = "mend the file's permissions, or read a copy"
+FORBIDDEN = "fix the file's permissions, or read a copy"
 TOO_MANY = "copy the arrays that you keep (each keeps its file open), or raise `ulimit -n`"
 
 Opened = TypeVar("Opened")

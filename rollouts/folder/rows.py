@@ -80,7 +80,7 @@ def _parsed(text: BytesLike) -> Any:
         return parse(text)
     except (ValueError, RecursionError) as exc:
         hint = "`Rollouts.verify` says which file has changed since it was written"
-        raise OutputDamaged(f"a row is no JSON: {exc}", hint) from exc
+        raise OutputDamaged(f"a row is not JSON: {exc}", hint) from exc
 
 
 @dataclass(frozen=True, slots=True)

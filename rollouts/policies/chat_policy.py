@@ -188,7 +188,7 @@ def action_of(text: str, schema: Json) -> Any:
     field = only_text_field(schema)
     if field is None:
         raise EpisodeFailed(
-            FailureReason.POLICY_ERROR, f"the model's answer is no action: {text[:200]}"
+            FailureReason.POLICY_ERROR, f"the model's answer is not an action: {text[:200]}"
         )
     return {field: text}
 

@@ -92,7 +92,7 @@ class CpuThreads:
             PolicyHangs: too many functions did not return.
         """
         if self._hung >= self._max_hung:
-            raise PolicyHangs(f"{self._hung} calls of the policy were given up and still hang")
+            raise PolicyHangs(f"{self._hung} abandoned calls of the policy still hang")
         if self._is_closed:
             raise RuntimeError("the threads of policies are closed")
         job = _Job(function, asyncio.get_running_loop().create_future(), call_clock.stop())

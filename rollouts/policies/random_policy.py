@@ -78,7 +78,7 @@ def action_schema(address: str) -> Json:
             found = json.load(response)
         schema: Json = found["action"]
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise NoEnvironment(f"{url} does not tell what an action is: {exc}") from exc
+        raise NoEnvironment(f"{url} has no schema of actions: {exc}") from exc
     return schema
 
 

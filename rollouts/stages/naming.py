@@ -38,7 +38,7 @@ def check_group(group: int, episodes: int) -> None:
         less, more = episodes - rest, episodes - rest + group
         near = f"{less} or {more}" if less else f"{more}"
         raise ValueError(
-            f"{episodes} episodes are no whole number of groups of {group}: ask for {near}"
+            f"{episodes} episodes cannot be divided into groups of {group}: ask for {near}"
         )
 
 
@@ -52,7 +52,7 @@ def check_advantages(text: str, group: int | None) -> None:
         near = _BY_ALGORITHM.get(text.lower())
         raise ValueError(_unknown("advantages are", text, ADVANTAGES, near))
     if group is None:
-        raise ValueError("an episode has one among those of its group: say --group, too")
+        raise ValueError("advantages compare the episodes of a group: add --group")
 
 
 def check_filters(texts: Sequence[str], group: int | None) -> None:
@@ -67,7 +67,9 @@ def check_filters(texts: Sequence[str], group: int | None) -> None:
         if text in texts[:number]:
             raise ValueError(f"the filter {text} is asked for twice")
     if group is None and ZERO_ADVANTAGE in texts:
-        raise ValueError(f"the filter {ZERO_ADVANTAGE} looks at a group: say --group, too")
+        raise ValueError(
+            f"the filter {ZERO_ADVANTAGE} compares the episodes of a group: add --group"
+        )
 
 
 def _check_filter(text: str) -> None:

@@ -70,7 +70,7 @@ async def _answer_http_error(_request: Request, exc: Exception) -> JSONResponse:
 async def _answer_defect(_request: Request, exc: Exception) -> JSONResponse:
     """Answer a defect of the daemon; its traceback is in the daemon's log."""
     error = ApiError(
-        f"the daemon failed at this call: {type(exc).__name__}: {exc}",
+        f"the daemon failed to handle this call: {type(exc).__name__}: {exc}",
         "its log has the traceback: daemon.log in its home folder",
     )
     return JSONResponse(error.to_json(), error.status)

@@ -19,8 +19,18 @@ from ...system.prometheus import metric_family
 _OF_REPLICAS = (
     ("max_sessions", "max_sessions", "Sessions that may be open at once.", "gauge"),
     ("waiting", "waiting", "Clients that wait for a session.", "gauge"),
-    ("lag_p99_seconds", "lag_p99_seconds", "Of its latest shard, over the last minute.", "gauge"),
-    ("lag_max_seconds", "lag_max_seconds", "Of its latest shard, over the last minute.", "gauge"),
+    (
+        "lag_p99_seconds",
+        "lag_p99_seconds",
+        "Event-loop lag of its slowest shard, over a minute.",
+        "gauge",
+    ),
+    (
+        "lag_max_seconds",
+        "lag_max_seconds",
+        "Event-loop lag of its slowest shard, over a minute.",
+        "gauge",
+    ),
     ("sessions_begun_total", "begun", "Sessions begun.", "counter"),
     ("sessions_refused_total", "refused", "Sessions refused: there was no room.", "counter"),
     ("steps_total", "steps", "Calls of step.", "counter"),
@@ -155,7 +165,7 @@ def _loop_families(lag: LagSnapshot) -> list[str]:
         ),
         metric_family(
             "openenvd_loop_stalls_total",
-            "Times the event loop was held for a second and more, since the daemon started.",
+            "Times the event loop was blocked for a second or more, since the daemon started.",
             [({}, lag.stalls)],
             "counter",
         ),

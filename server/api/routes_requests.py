@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     SubmitBody = submit_union(registry.OPERATIONS)
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
-Tail = Annotated[int | None, Query(ge=0, description="Begin with this many lines from the end.")]
+Tail = Annotated[int | None, Query(ge=0, description="Start with this many lines from the end.")]
 
 
 @router.post("/requests", status_code=202)
@@ -55,7 +55,7 @@ async def list_requests(
     environment: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 100,
 ) -> Json:
-    """The queue and its history, newest first."""
+    """Show the queue and its history, newest first."""
     query = queries.list_requests(state, operation, environment, limit)
     found = await deps.store.read(query)
     why = await reasons(deps, found)

@@ -32,15 +32,16 @@ class Submit(BaseModel):
         max_length=200,
         description="A second request with the same key returns the first one.",
     )
-    priority: int = Field(0, ge=-100, le=100, description="Higher runs earlier.")
+    priority: int = Field(0, ge=-100, le=100, description="Higher priorities run earlier.")
     timeout_seconds: float | None = Field(
         None,
         gt=0,
         le=MAX_SECONDS,
-        description="Longest run; past it the worker is ended and the request fails.",
+        description="Time limit; past it the worker is stopped and the request fails.",
     )
     retry_oom: bool = Field(
-        False, description="Killed for memory, it runs again with more, as attempts allow."
+        False,
+        description="Run again with more memory if it was killed for memory, as attempts allow.",
     )
 
 

@@ -88,8 +88,8 @@ def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
     length = headers.get(b"content-length", b"0")
     if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return TooLarge(
-            f"a body must say its Content-Length, of at most {MAX_BODY_BYTES} bytes",
-            "an environment reads what is larger from a file",
+            f"a body needs a Content-Length of at most {MAX_BODY_BYTES} bytes",
+            "pass larger data in a file",
         )
     return None
 

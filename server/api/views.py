@@ -128,9 +128,9 @@ def _replica_message(replica: Replica) -> str | None:
         return None
     how = ExitReason.from_json(replica.exit).sentence()
     if replica.state is ReplicaState.BACKING_OFF:
-        return f"{how}; starting again"
+        return f"{how}; restarting"
     if replica.state is ReplicaState.READY:
-        return f"its predecessor {how}"
+        return f"its previous server {how}"
     return how
 
 
@@ -223,7 +223,7 @@ def _shard_exit_message(last: Json) -> str:
         what = "the process of the shared state"
     elif last.get("isolated"):
         what = "an isolated session"
-    how = "died"
+    how = "exited"
     if last.get("reason"):
         how = ExitReason.from_json(last["reason"]).sentence()
     lost = last.get("sessions", 0)

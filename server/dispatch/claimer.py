@@ -190,7 +190,7 @@ class Claimer:
         return TaskError(
             type(exc).__name__,
             f"this openenvd has no operation {request.operation!r}",
-            "another version was asked for it: restart the daemon with that one, and ask again",
+            "the client has another version: restart the daemon with that one, and submit again",
             ErrorKind.INVALID,
         )
 

@@ -108,7 +108,7 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
 def _with_more(request: Request, memory_bytes: int) -> str:
     megabytes = memory_bytes // MB
     if request.operation == "rollout":  # the rest of it is long, and has to be the same
-        return f"openenv rollout, as before, with --memory {megabytes}M (or --retry-oom)"
+        return f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"
     source = request.payload.get("source")
     if request.operation != "launch" or not source:
         return f"openenv up --worker-memory-mb {megabytes}"

@@ -23,13 +23,13 @@ _KIND_OF_EXIT = {
 _HINT_OF_KIND = {
     ErrorKind.OOM_KILLED: "give it more with --memory, or run fewer at once: "
     "openenv up --max-long-workers N",
-    ErrorKind.TIMED_OUT: "give it longer with --timeout",
-    ErrorKind.WORKER_LOST: "the log ends with what it last wrote; no other request was harmed",
+    ErrorKind.TIMED_OUT: "allow more time with --timeout",
+    ErrorKind.WORKER_LOST: "the log ends with its last output; no other request was affected",
 }
 
 
 # Hints for operations whose next run continues where this one stopped.
-_RESUMES = {"rollout": "what has finished is kept: the same command again plays what is missing"}
+_RESUMES = {"rollout": "finished episodes are kept: the same command plays the missing ones"}
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:
@@ -89,8 +89,8 @@ def _kind_of(error: TaskError) -> ErrorKind:
 
 
 def _error_never_started(reason: ExitReason) -> RequestError:
-    why = reason.evidence or "no worker took it"
-    hint = HINT if tells_no_room(why) else "ask again; the daemon's log says more"
+    why = reason.evidence or "no worker accepted it"
+    hint = HINT if tells_no_room(why) else "submit it again; the daemon's log has details"
     return RequestError(ErrorKind.WORKER_LOST, f"it never started: {why}", hint, reason.to_json())
 
 

@@ -23,7 +23,7 @@ DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle w
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
 # supervisor, checkpoints, lag, and some that look into files).
 PROCESSES_OF_DAEMON = 10
-NO_PROCESSES_HINT = "end what is not needed, or raise that limit"
+NO_PROCESSES_HINT = "stop what is not needed, or raise that limit"
 
 
 def check_process_room(room: ProcessRoom | None) -> None:

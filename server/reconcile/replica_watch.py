@@ -34,7 +34,7 @@ from .status_writer import Timing
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
-_GIVEN_UP_HINT = "mend what its log shows, then launch it again"
+_GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,

@@ -13,9 +13,9 @@ from .conftest import Command
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--requests-grid", ""], "no list of whole numbers"),
-        (["--requests-grid", "1.5"], "no list of whole numbers"),
-        (["--wait-grid", "soon"], "no list of numbers"),
+        (["--requests-grid", ""], "not a list of whole numbers"),
+        (["--requests-grid", "1.5"], "not a list of whole numbers"),
+        (["--wait-grid", "soon"], "not a list of numbers"),
         (["--reps", "0"], "--reps"),
         (["--mode", "smoke"], "--mode"),
         (["--action", "{"], "not JSON"),

@@ -216,7 +216,7 @@ def test_a_second_interrupt_cancels(
     assert launch.stderr is not None
     assert launch.stderr.readline() == "preparing\n"
     launch.send_signal(signal.SIGINT)
-    while "Ctrl-C once more" not in launch.stderr.readline():
+    while "Ctrl-C again" not in launch.stderr.readline():
         pass
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=30)
@@ -268,7 +268,7 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     fake.get("/v1/status", answer)
     out = command("status").out
     assert "trial: 4 shards, 3/64 sessions" in out
-    assert "trial: 1 of 4 shards is held for" in out
+    assert "trial: 1 of 4 shards is blocked for" in out
     assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
 
 
@@ -434,7 +434,7 @@ def test_cancel_reports_requests_that_had_ended_already(command: Command, fake: 
     fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False})
     answer = command("cancel", "1")
     assert answer.code == 0
-    assert "had ended already" in answer.out
+    assert "has already ended" in answer.out
 
 
 def test_down_waits_and_goes_on_past_an_unknown_name(command: Command, fake: FakeDaemon) -> None:
@@ -481,7 +481,7 @@ def test_prune_reports_the_space_it_freed(command: Command, fake: FakeDaemon) ->
     fake.ends(done)
     told = command("prune").out
     assert "removed 400 MB of /home/me/my_env" in told
-    assert told.splitlines()[-1] == "467 MB are free again"
+    assert told.splitlines()[-1] == "freed 467 MB"
     assert command("prune", "--json").json == result
 
 
@@ -517,7 +517,7 @@ def test_up_in_the_foreground_beside_another_daemon_is_refused(
 ) -> None:
     answer = command("up", "--foreground")
     assert answer.code == 3
-    assert "running already" in answer.err
+    assert "already running" in answer.err
 
 
 def test_stop_where_nothing_runs_is_fine(

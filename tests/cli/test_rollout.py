@@ -88,8 +88,8 @@ def test_the_summary_counts_episodes_and_failures() -> None:
         "  mean reward 0.5",
         "  3 failed: 2 step timed out, 1 policy error",
         "    step timed out: the step took more than 5 s",
-        "  failed ones are left out; --keep-failed writes them, as far as they came",
-        "  the same command again plays what is missing",
+        "  failed ones are left out; --keep-failed writes them up to the failure",
+        "  the same command plays the missing ones",
         "  loop lag p99 1.0 ms, worst 250.0 ms",
     ]
 
@@ -107,13 +107,13 @@ def test_the_summary_counts_dropped_episodes_and_their_groups() -> None:
         filtered={"my.filters:odd": 1, "min-steps=3": 2},
     )  # fmt: skip
     assert "  3 dropped: 2 min-steps=3, 1 my.filters:odd\n" in text
-    assert "  3 that went well are left out with their groups\n" in text
+    assert "  3 successful ones are left out with their groups\n" in text
 
 
 def test_a_rollout_that_was_cancelled_says_how_it_goes_on() -> None:
     told, lines = _conclude({"state": "CANCELLED", "result": None})
     assert told == {"rollout": None}
-    assert lines == ["  what has finished is kept: the same command again plays what is missing"]
+    assert lines == ["  finished episodes are kept: the same command plays the missing ones"]
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
 
 

@@ -142,7 +142,7 @@ def test_only_the_session_whose_process_cannot_be_forked_is_refused(start: Start
             with pytest.raises(InvalidStatus) as refused, host.open():
                 pass
             assert refused.value.response.status_code == 503
-            assert "no room for the process" in str(refused.value.response.body)
+            assert "process of another session cannot" in str(refused.value.response.body)
         with host.open() as second:
             assert second.ask("reset")["type"] == "observation"
         assert first.ask("reset")["type"] == "observation"

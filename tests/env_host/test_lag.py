@@ -180,7 +180,7 @@ def hold_until_told(told: Told) -> str:
 async def test_the_stack_of_what_holds_the_loop_is_logged(told: Told) -> None:
     with EventLoopLagMonitor("collector", stall_seconds=0.05):
         line = hold_until_told(told)
-    assert line.startswith("collector is held for 0.")
+    assert line.startswith("collector is blocked for 0.")
     assert "in hold_until_told" in line
     assert "thread MainThread" in line
 
@@ -189,8 +189,8 @@ async def test_the_end_of_a_stall_is_logged_and_the_next_one_is_told_again(told:
     with EventLoopLagMonitor("collector", stall_seconds=0.05):
         hold_until_told(told)
         over = await asyncio.to_thread(told.lines.get, timeout=60)
-        assert over.startswith("collector turns again after more than 0.")
-        assert "is held for" in hold_until_told(told)
+        assert over.startswith("collector runs again after more than 0.")
+        assert "is blocked for" in hold_until_told(told)
 
 
 async def test_heartbeats_come_while_the_loop_is_held() -> None:
@@ -207,7 +207,7 @@ async def test_a_heartbeat_that_raises_ends_nothing(told: Told) -> None:
     with EventLoopLagMonitor(stall_seconds=0.05, on_heartbeat=fail):
         lines = iter(lambda: told.lines.get(timeout=60), None)
         assert any("the heartbeat of loop" in line for line in lines)
-        assert any("is held for" in line for line in lines)
+        assert any("is blocked for" in line for line in lines)
 
 
 def test_a_loop_that_has_ended_is_dead() -> None:

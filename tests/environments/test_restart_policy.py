@@ -36,7 +36,7 @@ def test_the_pause_never_exceeds_its_bound() -> None:
 
 def test_one_exit_beyond_the_budget_gives_up_and_says_why() -> None:
     decision = restart_decision(exits(BUDGET_EXITS + 1), ready_since=NOW - 1, now=NOW)
-    assert decision == GiveUp("it died 6 times within 10 minutes")
+    assert decision == GiveUp("it exited 6 times within 10 minutes")
 
 
 def test_exits_before_the_window_do_not_count() -> None:

@@ -128,9 +128,9 @@ def test_a_wrong_payload_is_refused(wrong: dict[str, Any]) -> None:
         ({"filters": ["max-reward=inf"]}, "takes a number"),
         ({"filters": ["failed=1"]}, "the filter failed takes no value"),
         ({"filters": ["failed", "failed"]}, "the filter failed is asked for twice"),
-        ({"filters": ["zero-advantage"]}, "say --group, too"),
-        ({"advantages": "centred"}, "say --group, too"),
-        ({"group": 100}, "256 episodes are no whole number of groups of 100: ask for 200 or 300"),
+        ({"filters": ["zero-advantage"]}, "add --group"),
+        ({"advantages": "centred"}, "add --group"),
+        ({"group": 100}, "256 episodes cannot be divided into groups of 100: ask for 200 or 300"),
         ({"group": 300}, "ask for 300"),
     ],
 )

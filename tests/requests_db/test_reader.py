@@ -82,7 +82,7 @@ async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     file.write_bytes(b"not a database" * 1000)
     store = AsyncStore(file)
-    with pytest.raises(DatabaseCorrupt, match="no SQLite database"):
+    with pytest.raises(DatabaseCorrupt, match="not a SQLite database"):
         await store.read(queries.counts())
     await store.close()
 

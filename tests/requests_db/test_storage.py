@@ -163,7 +163,7 @@ def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) 
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     file.write_bytes(b"not a database" * 1000)
-    with pytest.raises(DatabaseCorrupt, match="no SQLite database") as caught:
+    with pytest.raises(DatabaseCorrupt, match="not a SQLite database") as caught:
         open_database(file)
     assert "move the file away" in str(caught.value.hint)
     assert file.read_bytes().startswith(b"not a database")

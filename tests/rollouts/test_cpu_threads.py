@@ -145,7 +145,7 @@ async def test_a_hung_thread_that_returns_ends_and_is_not_counted_any_more(
 async def test_no_call_is_begun_when_too_many_hang(threads: CpuThreads, hanging: Hanging) -> None:
     for _ in range(3):
         await give_up(threads, hanging)
-    with pytest.raises(PolicyHangs, match="3 calls of the policy were given up and still hang"):
+    with pytest.raises(PolicyHangs, match="3 abandoned calls of the policy still hang"):
         await threads.run(lambda: None)
 
 

@@ -355,7 +355,7 @@ def test_a_damaged_manifest_is_an_error(tmp_path: Path) -> None:
     Output(tmp_path).close()
     for damaged in ("", "{}\n", "[]\n", "not JSON\n"):
         (tmp_path / "manifest.jsonl").write_text(damaged)
-        with pytest.raises(OutputDamaged, match="no manifest"):
+        with pytest.raises(OutputDamaged, match="not a manifest"):
             Output(tmp_path)
     (tmp_path / "manifest.jsonl").write_text('{"schema": "other/9"}\n')
     with pytest.raises(OutputDamaged, match="other/9"):

@@ -274,7 +274,7 @@ def test_an_action_is_found_in_what_a_model_says(text: str, action: Any) -> None
 
 
 def test_a_text_without_an_action_is_an_error() -> None:
-    with pytest.raises(EpisodeFailed, match="no action"):
+    with pytest.raises(EpisodeFailed, match="not an action"):
         action_of("[1, 2]", {"required": ["x"], "properties": {"x": {"type": "integer"}}})
 
 

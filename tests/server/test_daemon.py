@@ -70,7 +70,7 @@ def test_a_damaged_database_is_reported_with_a_hint(home: Path) -> None:
     (home / "requests.db").write_text("no database " * 100)
     error = refusal_of(home)
     assert error["kind"] == "database"
-    assert "no SQLite database" in error["message"]
+    assert "not a SQLite database" in error["message"]
     assert error["hint"]
 
 

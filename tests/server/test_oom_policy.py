@@ -142,4 +142,4 @@ def test_the_advice_for_a_rollout_names_its_own_options() -> None:
     known = failure_context()
     asked = replace(known.request, operation="rollout", payload={"name": "echo", "memory_mb": 256})
     told = advice(DIED, replace(known, request=asked, long_running=1))
-    assert told == "openenv rollout, as before, with --memory 512M (or --retry-oom)"
+    assert told == "the same openenv rollout with --memory 512M (or --retry-oom)"

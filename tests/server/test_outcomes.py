@@ -85,7 +85,7 @@ def test_a_rollout_whose_worker_was_killed_says_that_it_can_go_on() -> None:
     for known, is_told in ((rollout, True), (launch, False)):
         error = outcome_of(event, known).error
         assert error is not None
-        assert ("the same command again plays what is missing" in (error.hint or "")) is is_told
+        assert ("the same command plays the missing ones" in (error.hint or "")) is is_told
 
 
 def test_a_kill_by_hand_is_never_called_out_of_memory() -> None:

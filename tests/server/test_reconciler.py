@@ -343,7 +343,7 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
     assert environment.state is S.FAILED
     assert environment.error is not None
     assert "exited with code 7" in environment.error.message
-    assert "it died 6 times" in environment.error.message
+    assert "it exited 6 times" in environment.error.message
     await asyncio.to_thread(server.wait_for_end)
 
 

@@ -87,4 +87,4 @@ def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
     told = {"shard": 9, "pid": 7, "sessions": 1, "isolated": True}
     view = shard_exit_view({"last_shard_exit": told})
     assert view is not None
-    assert view["message"] == "an isolated session (pid 7) died"
+    assert view["message"] == "an isolated session (pid 7) exited"

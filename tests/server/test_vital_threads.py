@@ -40,7 +40,7 @@ async def test_a_daemon_stops_when_a_vital_thread_dies(
     daemon.watch_threads()
     run_until_it_fails(name)
     await asyncio.wait_for(daemon.stopping.wait(), 10)
-    assert f"the thread {name} died" in caplog.text
+    assert f"the thread {name} failed" in caplog.text
     assert "a defect" in caplog.text
 
 
