@@ -245,7 +245,7 @@ def test_a_daemon_whose_home_is_removed_logs_why_it_stops(home: Path) -> None:
             assert process.poll() is None
         shutil.rmtree(home)
         _, told = process.communicate(timeout=WAIT_SECONDS)
-    assert f"the state folder {home} is gone" in told
+    assert f"the state folder {home} was removed" in told
     assert "Traceback" not in told
     assert process.returncode == 0
 
