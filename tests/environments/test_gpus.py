@@ -74,5 +74,5 @@ def test_a_missing_gpu_is_refused_with_a_hint() -> None:
 
 
 def test_too_few_gpus_are_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidSpec, match=r"not so many here, but 2 GPUs \(0, 1\)"):
+    with pytest.raises(InvalidSpec, match=r"this machine has 2 GPUs \(0, 1\)"):
         share(("0", "1"), 3, 0)

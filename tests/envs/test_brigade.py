@@ -249,7 +249,7 @@ async def test_only_who_leads_begins_and_ends_the_song(links: list[StateLink]) -
     await begin(leader)
     await other.reset_async()
     for order in ("start", "stop"):
-        with pytest.raises(WorldCallFailed, match="PermissionError: only the leading singer"):
+        with pytest.raises(WorldCallFailed, match="PermissionError: only the leading"):
             await other.step_async(BrigadeAction.model_validate({"order": order}))
     over = await leader.step_async(BrigadeAction(order="stop", read_at=100))
     assert over.song_end == 100
