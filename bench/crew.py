@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generators of one measurement: started, set to work together, heard out, ended.
+"""Runs the load generators of one measurement: starts, synchronises, reads and stops them.
 
     Crew ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
 One thread, one selector: the crew only waits while a batch runs, so that it takes no CPU from
-whoever is measured. A generator ends when its stdin does, whatever became of us.
+the server under test. A generator exits when its stdin ends, so none outlives its crew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OnTick = Callable[[int], None]  # sessions that have ended so far
 
 @dataclass(slots=True)
 class Harvest:
-    """What the generators of one batch saw."""
+    """The results of one batch, from all generators."""
 
     outcomes: list[Json] = field(default_factory=list)
     wall_seconds: float = 0.0
@@ -49,7 +49,7 @@ class Harvest:
 
 
 class Crew:
-    """Some generators; a context manager that leaves none behind."""
+    """A set of generators; a context manager that stops them all."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -124,7 +124,7 @@ class Crew:
 
 
 class _Member:
-    """One generator, seen from here."""
+    """The crew's side of one generator."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -22,7 +22,7 @@ class BenchError(Exception):
 
 
 class InvalidPlan(BenchError):
-    """What was asked for cannot be measured."""
+    """The requested measurement is not possible."""
 
 
 class Unreachable(BenchError):
@@ -32,6 +32,6 @@ class Unreachable(BenchError):
 
 
 class GeneratorLost(BenchError):
-    """A generator died: nothing was measured."""
+    """A generator exited early: nothing was measured."""
 
     kind = "operation_error"

@@ -11,7 +11,7 @@ generator starts at the same moment and counts from it.
 
 At most `window` handshakes are under way at once, well below the server's queue of connections:
 the kernel drops what does not fit and tries again after one second, which would measure the
-kernel. Time spent waiting for the window counts as connecting. What the kernel did try again is
+kernel. Time spent waiting for the window counts as connecting. A retried handshake is
 counted (`retransmits`), and so are source ports that had run out (`port_retries`).
 """
 

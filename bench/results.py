@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came out: one row per session, one per batch; written as the seed writes them.
+"""Results: one row per session and one per batch, in the seed's format.
 
 `raw.jsonl` and `summary.csv` begin with the seed's fields, in its order
 (https://github.com/burtenshaw/openenv-scaling, `tests/test_scaling.py`), so that its analysis reads

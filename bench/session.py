@@ -4,7 +4,7 @@
 The two protocols stand in `ws_session.py` and `http_session.py`.
 
 The total counts from the start of the batch (`started_at`), and so does connecting: not from when
-this process got round to the session. A generator that is late must not look like a server that
+this process began the session. A generator that is late must not look like a server that
 is quick.
 """
 
@@ -20,7 +20,7 @@ MAX_MESSAGE_CHARS = 300  # of an error
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one session; latencies are None for phases it did not get through."""
+    """The result of one session; latencies are None for phases it did not get through."""
 
     connect_seconds: float | None = None
     reset_seconds: float | None = None
@@ -33,7 +33,7 @@ class Outcome:
 
 
 class Owner(Protocol):
-    """Whoever opened the session and hears of it."""
+    """The owner of a session, which is notified of its end."""
 
     def admitted(self) -> None:
         """Called at most once, when the server has taken the connection from its queue."""

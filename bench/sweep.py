@@ -28,7 +28,7 @@ OnProgress = Callable[[str, float, float], None]  # what is done now; so much of
 
 
 class Sweep:
-    """One measurement on its way."""
+    """One running measurement."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A measurement as text: a row per batch size, wait and server, medians with their spread.
 
-It is a log's, which knows no terminal: so that it fits one of 80 columns, headings have two lines,
-and what is the same in all rows (the mode, say) is said above them.
+The table goes to a log, not a terminal: to fit 80 columns, headings have two lines,
+and values that are equal in all rows (such as the mode) stand above them.
 """
 
 from __future__ import annotations

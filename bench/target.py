@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is measured: an address, and the processes whose CPU time and memory count."""
+"""The server under test: an address, and the processes whose CPU time and memory count."""
 
 from __future__ import annotations
 

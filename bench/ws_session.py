@@ -3,7 +3,7 @@
 
     connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message + close frame ─▶ the server's close frame
 
-Written by hand: what the client says is the same bytes for every session, made once per batch
+Written by hand: the client sends the same bytes in every session, made once per batch
 (`WsScript`), so that a session costs one connection, five writes and as many reads. The mask is
 zero, which leaves a payload as it is; masks protect proxies, of which there are none here.
 Compression is not offered.

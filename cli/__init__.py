@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person types: `openenv`, and `openenvd`, the same under a name nobody else owns.
+"""The command line: `openenv`, and `openenvd`, the same under a name no other package has.
 
     main.py         the command group, and where errors become exit codes
     exit_codes.py   the exit codes, and which error or outcome has which
     up.py           up, stop, info, check
-    launch.py       launch; source.py says what is launched and what it is called
+    launch.py       launch; source.py finds what is launched, and its name
     rollout.py      rollout
     bench.py        bench
     status.py       status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv bench`: queue a measurement, follow it with a progress bar, tell where results are."""
+"""`openenv bench`: queue a measurement, show its progress, print where the results are."""
 
 from __future__ import annotations
 

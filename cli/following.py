@@ -4,7 +4,7 @@
     submit ──▶ leave     (`--async`) print the request's id
            └─▶ follow    log, spinner and progress bar on stderr; then the result on stdout
 
-The first Ctrl-C detaches: the request goes on, and the command says how to come back. A second one
+The first Ctrl-C detaches: the request continues, and a note says how to follow it. A second one
 within `SECOND_CHANCE_SECONDS` cancels it.
 """
 
@@ -122,7 +122,7 @@ def bar(progress: Json) -> str:
 
 
 class Detached(Exception):
-    """The user left; the request goes on, unless he cancelled it."""
+    """The user detached; the request continues, unless it was cancelled."""
 
 
 class Screen(Protocol):
@@ -167,7 +167,7 @@ class Spinner:
 
 @dataclass
 class _Log:
-    """Pieces of the log become whole lines; the last of them are remembered."""
+    """Assembles pieces of the log into lines, and remembers the last ones."""
 
     screen: Screen
     is_told_later: Callable[[str], bool]

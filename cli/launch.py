@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv launch`: queue a launch, follow it until the environment is ready, say how to use it."""
+"""`openenv launch`: queue a launch, follow it until it is ready, print how to use it."""
 
 from __future__ import annotations
 

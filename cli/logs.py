@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv logs`: what an environment or a request printed, and at the end why it died."""
+"""`openenv logs`: what an environment or a request printed, and at the end why it exited."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 """Upstream's commands, where its package is installed beside ours.
 
 Upstream's `openenv` (0.10.0) installs a script of the same name and offers no hook for others, so
-its commands are handed on, in this process and with all their arguments. Looking whether they are
-there imports nothing of it: importing its command line takes seconds.
+its commands are forwarded, in this process and with all their arguments. Checking whether they
+exist imports nothing of it: importing its command line takes seconds.
 """
 
 from __future__ import annotations

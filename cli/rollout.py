@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv rollout`: queue a rollout, show how far it is, say what is in the folder."""
+"""`openenv rollout`: queue a rollout, show its progress, print what is in the folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv status`: the daemon, its environments, requests, and what went wrong.
 
-`--watch` redraws when something has changed, which the daemon tells; between changes only the ages
-are drawn anew, from what is known.
+`--watch` redraws when the daemon reports a change; between changes only the ages
+are redrawn.
 """
 
 from __future__ import annotations

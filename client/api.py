@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DaemonClient`: the calls of the HTTP API by name. What they answer stands in `docs/api.md`."""
+"""`DaemonClient`: the calls of the HTTP API by name. Answers: `docs/api.md`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class DaemonClient:
     """The API of one daemon.
 
     Each call raises `ApiRefused` when the daemon refuses it, and `ConnectionLost` when the daemon
-    goes away during it.
+    exits during it.
 
     Args:
         http: The connection to the daemon's socket.
-        identity: What the daemon's `daemon.json` says: pid, version, address.
+        identity: The content of the daemon's `daemon.json`: pid, version, address.
     """
 
     def __init__(self, http: HttpClient, identity: Json) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there a daemon, start one, stop it.
+"""Finds the daemon, starts one, stops it.
 
     connect ──▶ daemon.json, socket answers ──────────────────────────▶ DaemonClient
         └─ no ─▶ start.lock ──▶ ask again ──▶ spawn, wait for its line ──▶ ask again
@@ -8,9 +8,9 @@ A pid proves nothing: what counts is that the socket answers, or that `daemon.lo
 lock is tried under `start.lock` alone, because a try is itself a short hold, and must not get into
 the way of a daemon that starts.
 
-The daemon gets nothing of ours but the writing end of one pipe. It writes one line there when it
-answers or knows why it cannot, and closes it; the end of the pipe without a line means it died,
-and its log says of what.
+The daemon inherits only the writing end of one pipe. It writes one line there when it
+answers or knows why it cannot, and closes it; the end of the pipe without a line means that
+it exited, and its log has the reason.
 """
 
 from __future__ import annotations

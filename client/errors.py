@@ -3,9 +3,9 @@
 
 ClientError
 ├── DaemonUnreachable     there is no daemon that answers
-│   ├── DaemonNotStarted  it was started, and said (or its log says) why it cannot run
+│   ├── DaemonNotStarted  it was started and cannot run; its log has the reason
 │   ├── OtherVersion      it answers, but is of another version than this client
-│   └── ConnectionLost    it went away in the middle of a call
+│   └── ConnectionLost    it exited during a call
 ├── ApiRefused            it answered with an error
 └── RequestFailed         the request was accepted, and did not succeed
 """
@@ -49,7 +49,7 @@ class OtherVersion(DaemonUnreachable):
 
 
 class ConnectionLost(DaemonUnreachable):
-    """The daemon went away in the middle of a call."""
+    """The daemon exited during a call."""
 
 
 class ApiRefused(ClientError):

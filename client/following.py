@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request, from where it stands to its end.
+"""Follows one request from its present state to its end.
 
 A stream may break while its request goes on: the daemon was restarted, or dropped a client that
 read too slowly. It is taken up again after the last known event, so that no log line is lost or
-told twice. A daemon that is not back within `COME_BACK_SECONDS` is not waited for, nor started: who
-stopped it may have meant to.
+printed twice. After `COME_BACK_SECONDS` without a daemon, following ends and none is started:
+it may have been stopped on purpose.
 """
 
 from __future__ import annotations

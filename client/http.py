@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP/1.1 over the daemon's Unix socket: one connection for each call, closed after it.
 
-`request` for JSON, `text` for logs, `events` for server-sent events. Nothing is retried here; who
-may be asked again, and what then, stands in `following.py`.
+`request` for JSON, `text` for logs, `events` for server-sent events. Nothing is retried here:
+`following.py` decides what to retry.
 """
 
 from __future__ import annotations

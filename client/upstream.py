@@ -11,7 +11,7 @@ It has the methods of both of upstream's interfaces (0.10.0, `core.containers.ru
 subclass of both, so that upstream need not be importable here, nor imported for us.
 
 A daemon's environment has an address only once it is served, so starting returns when it is ready,
-or raises what the launch failed of; `wait_for_ready` then finds it so at once.
+or raises why the launch failed; `wait_for_ready` then returns at once.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class NotConcurrent(StartError):
 
 
 class ShardFailed(StartError):
-    """A process that was to serve could not start; `log_tail` is what it said last."""
+    """A process that was to serve could not start; `log_tail` is the end of its output."""
 
     def __init__(self, message: str, log_tail: list[str]) -> None:
         super().__init__(message)

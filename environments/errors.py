@@ -4,7 +4,7 @@
     EnvironmentsError            `hint` says what to do next; `kind` how the request ends
     ├── InvalidName              it cannot be a path or a label
     ├── UnknownSource            nothing of that name, folder or module can be launched
-    │   └── UnsupportedSource    it could be one day: `docker://…`
+    │   └── UnsupportedSource    not supported yet: `docker://…`
     ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
     ├── UnknownProvider          no such provider
     ├── InvalidSpec              the figures do not fit together
@@ -73,7 +73,7 @@ class UnknownProvider(EnvironmentsError):
 
 
 class InvalidSpec(EnvironmentsError):
-    """What was asked for contradicts itself."""
+    """The requested options contradict each other."""
 
 
 class PreparationFailed(EnvironmentsError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a replica that died is started again. Pure: the caller keeps the history and the clock.
+"""Decides when an exited replica is restarted. Pure: the caller keeps history and clock.
 
-died after it had been ready for a minute     after the shortest pause, whatever came before
-died `BUDGET_EXITS` times in the window       the next one is the last: give up
+exited after it was ready for a minute        after the shortest pause, whatever came before
+exited `BUDGET_EXITS` times in the window     the next one is the last: give up
 otherwise                                     after a pause that doubles with every exit
 """
 
@@ -33,7 +33,7 @@ class RestartAfter:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Leave it dead. `reason` is a clause for people."""
+    """Do not restart it. `reason` is a clause for people."""
 
     reason: str
 

@@ -6,7 +6,7 @@ One folder per local replica below `runs`, with the run file that its shim reads
 folder last, so that no crash in between can lose one.
 
 Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
-must be: everything here tolerates that the other one was faster. What blocks says so.
+must be: everything here tolerates that the other one was faster. Functions that block say so.
 """
 
 from __future__ import annotations

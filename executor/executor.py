@@ -43,20 +43,20 @@ Failure cases, and what the executor makes of them:
 | cancelled while waiting for a worker       | `Cancelled`, never started                          |
 | cancelled while receiving or running       | SIGTERM, grace, SIGKILL of the tree; `Cancelled`    |
 | cancelled while returning                  | the result counts: `Succeeded`                      |
-| it closes its pipe and lives               | its tree is killed; `Died`                          |
+| it closes its pipe and does not exit       | its tree is killed; `Died`                          |
 | it leaves children or threads behind       | its outcome counts; its tree is killed, recycled    |
 | zygote exits                               | running tasks go on; a new zygote is started with   |
 |                                            | back-off, and every worker of the old one is        |
 |                                            | replaced once it is idle. If one of them exits      |
 |                                            | meanwhile, its exit status is not known: `LOST`     |
-| zygote says nothing for long               | killed, and as above                                |
+| zygote does not answer for long            | killed, and as above                                |
 | zygote finds threads in itself             | ended; workers are spawned from then on             |
 | zygote or workers cannot be started        | retried with back-off; after some attempts the      |
 |                                            | waiting tasks are `Died`, rather than hang          |
 | daemon is killed                           | the death pipe closes: the kernel kills every       |
 |                                            | worker's process group, the zygote exits            |
 
-A worker that was told to stop is never given another task, so a signal that arrives late can only
+A worker that was asked to stop is never given another task, so a signal that arrives late can only
 ever meet its own task.
 """
 

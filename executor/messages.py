@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses the executor's door: a `Task` goes in, events come out.
+"""The executor's messages: a `Task` goes in, events come out.
 
 Plain values alone. The executor knows no HTTP and no SQL: an operation reaches it as a dotted
 name and a JSON payload, and only the worker imports it.
@@ -75,7 +75,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The operation raised; the worker lives on."""
+    """The operation raised; the worker continues."""
 
     task_id: str
     error: TaskError
@@ -85,7 +85,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The worker exited under the task; `exit` says how."""
+    """The worker exited while it ran the task; `exit` says how."""
 
     task_id: str
     worker: str

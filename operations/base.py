@@ -90,7 +90,7 @@ def _most(item: Option) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class OperationContext:
-    """What a running operation is given.
+    """The context of a running operation.
 
     `progress` reports a JSON object (a worker's pipe to the daemon; never blocks for long).
     Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread.

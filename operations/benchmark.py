@@ -111,7 +111,7 @@ class Benchmark(base.Operation):
 
 
 class _Measuring:
-    """One measurement on its way."""
+    """One running measurement."""
 
     def __init__(self, payload: BenchmarkPayload, context: base.OperationContext) -> None:
         self._payload = payload

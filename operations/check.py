@@ -25,7 +25,7 @@ UV_SECONDS = 10.0
 
 
 class Check(base.Operation):
-    """Looks around."""
+    """Checks the machine."""
 
     name = "check"
     summary = "Check what this machine offers, and what is missing."

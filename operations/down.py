@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`down`: stop an environment's replicas.
 
-SHORT, so that a full house of launches never stands in the way of freeing memory.
+SHORT, so that launches never delay the freeing of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import base
 
 
 class DownPayload(base.Payload):
-    """Which environment, and how patiently."""
+    """The environment, and how long its sessions may take to end."""
 
     name: str = Field(min_length=1, description="The environment's name.")
     grace_seconds: float = Field(

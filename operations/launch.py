@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch`: from what a user wrote to an environment that answers.
+"""`launch`: start the environment that a source names.
 
     clear what an earlier attempt left ─▶ resolve ─▶ prepare ─▶ start ─▶ wait until all are ready
 
@@ -88,7 +88,7 @@ class Launch(base.Operation):
 
 
 class _Launching:
-    """One launch on its way."""
+    """One running launch."""
 
     def __init__(self, payload: LaunchPayload, context: base.OperationContext) -> None:
         self._payload = payload

@@ -14,7 +14,7 @@ from . import base
 
 
 class ProbePayload(base.Payload):
-    """Which environment."""
+    """The environment to ask."""
 
     name: str = Field(min_length=1, description="The environment's name.")
     timeout_seconds: float = Field(5.0, gt=0, le=600, description="Time limit.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prune`: remove what was installed for projects, and that nothing uses now."""
+"""`prune`: remove virtual environments of projects that nothing uses."""
 
 from __future__ import annotations
 

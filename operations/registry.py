@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations there are: one line each.
+"""The registry of operations: one line each.
 
 The HTTP edge reads their classes; a worker gets a dotted name and finds the operation here.
 """

@@ -13,5 +13,5 @@
        ▼
     results.py (named outcomes) ─ records.py ─ states.py (also for the CLI) ─ errors.py
 
-The CLI imports `states` from here, so this file stays empty of imports that need SQLAlchemy.
+The CLI imports `states` from here, so this file imports nothing that needs SQLAlchemy.
 """

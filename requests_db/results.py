@@ -35,7 +35,7 @@ class NameTaken:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """So many requests of its schedule wait already; nothing was written."""
+    """The queue of its schedule is full; nothing was written."""
 
     pending: int
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs many episodes at once at OpenEnv servers, and writes or hands over what they gave.
+"""Runs many episodes at once at OpenEnv servers, and writes or hands over the results.
 
     collector ──reserve──▶ ByteBudget ◀──release── writer thread ──▶ parts, manifest
         │  steps, one by one                            ▲                │

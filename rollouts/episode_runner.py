@@ -4,8 +4,8 @@
     session.reset ─▶ answer ─▶ player.act ─▶ session.step ─▶ answer ─▶ …
                        └────────── Step ◀────────┘ ─▶ sink: the only wait that no time-out counts
 
-Whatever goes wrong on either side of it ends the attempt, and is told in the episode. What goes
-wrong in the sink is raised.
+An error of the environment or the policy ends the attempt, and is recorded in the episode.
+An error of the sink is raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sessions.session_pool import SessionPool, is_no_capacity
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for every episode of a rollout. No limit is None."""
+    """The rules of every episode of a rollout. None is no limit."""
 
     max_steps: int | None = 100
     step_timeout_seconds: float | None = 60.0
@@ -48,7 +48,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all attempts of a rollout have in common."""
+    """State that all attempts of a rollout share."""
 
     rules: Rules
     policy: Policy

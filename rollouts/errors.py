@@ -6,8 +6,8 @@
     ├── PolicyHangs             too many calls of a synchronous policy did not return
     ├── StageNotFound           `--advantages` or `--filter` names nothing that can be called
     ├── NoEnvironment           no OpenEnv server answers at the address
-    ├── LoopLagged              the loop was held for longer than `--max-loop-lag` allows
-    ├── AllFailed               of all episodes not one came to its end
+    ├── LoopLagged              the loop was blocked for longer than `--max-loop-lag` allows
+    ├── AllFailed               every episode failed
     ├── OtherRollout            the folder holds a rollout of something else
     ├── EpisodeFailed           inside one episode: becomes its `Failure`, and goes no further
     ├── OutputError             the folder that rollouts are written to
@@ -17,7 +17,7 @@
     │   └── OutputUnwritable    it cannot be opened or written
     ├── WriterClosed            something was handed over after `close`, or after it failed
     ├── EpisodeRefused          an episode that is finished already, or whose steps do not follow
-    └── StageError              a stage was given what it cannot work on
+    └── StageError              a stage got input that it cannot process
 
 `hint` says what to do next.
 """
@@ -32,7 +32,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class RolloutError(Exception):
-    """Something about a rollout."""
+    """Base of the errors of rollouts."""
 
     # How the request that met it ends. That it is said at all tells the worker to leave its
     # traceback out: message and hint are all there is to know.
@@ -52,7 +52,7 @@ class PolicyNotFound(RolloutError):
 
 
 class PolicyHangs(RolloutError):
-    """Too many calls of a synchronous policy were given up, and have not returned since."""
+    """Too many abandoned calls of a synchronous policy have not returned."""
 
     default_hint = "see what it waits for (py-spy dump --pid shows it); what has finished is kept"
 
@@ -71,13 +71,13 @@ class NoEnvironment(RolloutError):
 
 
 class LoopLagged(RolloutError):
-    """The loop was held for longer than was allowed."""
+    """The loop was blocked for longer than allowed."""
 
     default_hint = "the request's log has the stack of the blocking code"
 
 
 class AllFailed(RolloutError):
-    """Of all episodes not one came to its end."""
+    """Every episode failed."""
 
     default_hint = "the request's log has the reason of each failure"
 
@@ -135,7 +135,7 @@ class EpisodeRefused(RolloutError):
 
 
 class StageError(RolloutError):
-    """A stage was given what it cannot work on."""
+    """A stage got input that it cannot process."""
 
     default_hint = "look at the stage's own documentation for what it needs"
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two settings of the Python that episodes run in, changed while any of them do.
 
-*The garbage collector looks less often.* A look at everything holds the loop for as long as there
-is much to look at: 60 ms in a process that has imported little, a multiple of that beside a
-trainer's libraries. It is due after so many objects were made and not freed, and episodes that
-begin make enough of them. Cycles that a policy leaves behind are still found, while a look at what
-is young takes 1 ms, and one at what is of middle age, up to twenty thousand objects, 5 ms.
+*The garbage collector runs less often.* A full collection blocks the loop for longer the more
+objects there are: 60 ms in a process that has imported little, a multiple of that beside a
+trainer's libraries. It runs after a number of objects were made and not freed, and episodes that
+begin make enough of them. Cycles that a policy leaves behind are still found, while a collection of
+young objects takes 1 ms, and one of the middle generation, up to twenty thousand objects, 5 ms.
 
-*Threads give way sooner.* The loop needs the GIL anew after each wait, and a thread that computes
+*Threads yield sooner.* The loop needs the GIL anew after each wait, and a thread that computes
 in Python gives it up when it is asked to, by default after 5 ms, each time. With policies of 100 ms
 in two such threads the loop was 144 ms late (p99), with a tenth of a millisecond it is 4; with
 policies of 3 ms, a tenth fewer of them are called.
@@ -51,7 +51,7 @@ def switch_interval(now: float) -> float:
 
 
 class _Setting(Generic[_T]):
-    """One that is changed by the first who asks, and put back by the last."""
+    """A setting that its first user changes and its last user restores."""
 
     def __init__(
         self, read: Callable[[], _T], write: Callable[[_T], object], wanted: Callable[[_T], _T]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m openenvd.server`: what `openenv up` starts.
 
-First of all it lets go of every descriptor it inherited, except the standard three and the ready
+First it closes every inherited descriptor, except the standard three and the ready
 pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from ending.
 
 Then it looks whether it will fit at all, and forks the zygote, while it has one thread and has
-imported nothing but what operations need; only then comes what makes a daemon of it (`daemon.py`).
+imported nothing but what operations need; only then it imports the daemon (`daemon.py`).
 """
 
 from __future__ import annotations

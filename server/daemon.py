@@ -5,7 +5,7 @@
     listening.py   the sockets are bound
     assembly.py    database, executor, dispatcher, reconciler: made and started
     listening.py   daemon.json is written, uvicorn answers, and the ready line says so
-                   ... until SIGTERM, POST /v1/stop, a vital thread's death or the home's removal;
+                   ... until SIGTERM, POST /v1/stop, a vital thread's failure or the home's removal;
                    then the same backwards
 
 One process, one event loop (uvloop) on the main thread.
@@ -14,7 +14,7 @@ A failure before the daemon answers is reported in one line through the ready pi
 so that `openenv up` can show it; later failures are in `daemon.log`.
 
 When the daemon stops, requests that still run are left RUNNING: the next daemon's recovery decides.
-Their workers end with the executor. Environments go on: their shims do not know the daemon.
+Their workers exit with the executor. Environments continue: their shims do not need the daemon.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
              "request_id": "…", "environment": "…"}: one object a line
 
 In the background the daemon writes `daemon.log` itself, and keeps it short; in the foreground it
-writes stderr. Uvicorn's records take the same way.
+writes stderr. Uvicorn's records go to the same place.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Every setting of the daemon, declared once; and where its files are.
 
 Flag, environment variable and documentation derive from `Settings`. Standard library and
-platformdirs alone: the CLI imports this module, and must start in a blink.
+platformdirs alone: the CLI imports this module, and must start quickly.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Paths(Layout):
-    """Where everything of one daemon lives: what replicas need (`Layout`), and the rest."""
+    """The paths of one daemon: what replicas need (`Layout`), and the rest."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:

@@ -9,7 +9,7 @@ server_child.py     the fork itself
 server_exit.py      how the server exited, with the evidence
 connections.py      the clients, and the wire to them
 files.py            sockets, lock and files
-__main__.py         the light way in
+__main__.py         the lightweight entry point
 
 client.py              what the daemon and its workers call: start a shim, talk to it
 fork_server.py         imports shim and server once, and forks shims (Linux)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The light way into a shim: `python -I -S shim/__main__.py <run_dir>`.
+"""The lightweight entry point of a shim: `python -I -S shim/__main__.py <run_dir>`.
 
 Run by path, so that neither `site` nor site-packages nor `runpy` is needed (3 MB and 20 ms):
 the package is made importable from where this file lies, and nothing else of it is loaded.

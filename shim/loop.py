@@ -27,7 +27,7 @@ What happens when
     the disk is full        clients are sent it all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it
     a client does not read  statuses are whole, so only the newest is kept for it
-    two clients             both hear everything, either may ask
+    two clients             both receive every status; either may send requests
     stop twice              the earlier deadline wins; a stopped shim is gone
     start while running     nothing
     two shims               the second finds the lock of the run directory held, and exits

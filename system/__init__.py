@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground room: what the operating system gives a process, standard library alone.
+"""Operating-system facilities that every room may import, on the standard library alone.
 
 Every room may import it, the env host too, which runs inside other projects' Pythons. A shim
 imports most of it as well, so it is light: no dataclasses, pathlib or subprocess where a shim

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process does before it forks others, and what they do to be as good as exec'ed.
+"""What a process does before it forks others, and what these do in place of exec.
 
     before the first fork              `preload`, `thread_count`
 

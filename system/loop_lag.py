@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how late an event loop is, and logs what holds it.
+"""Measures how late an event loop is, and logs what blocks it.
 
     the loop's thread                      the watchdog, an OS thread of its own
     ─────────────────                      ─────────────────────────────────────
@@ -7,7 +7,7 @@
                                       │     ──▶ `on_heartbeat(snapshot)`, once a second
     anybody, any thread: `snapshot` ◀─┘
 
-Lag is what a timer comes too late. A loop that is held for five seconds misses fifty timers, so
+Lag is the delay of a timer. A loop that is blocked for five seconds misses fifty timers, so
 fifty samples are filled in (5.0, 4.9, … 0.1): otherwise the longest stall would weigh least. A
 stall that still lasts counts with what it has missed by now.
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class LoopState(StrEnum):
-    """How a loop does; the watchdog says so, not the loop."""
+    """The state of a loop, as its watchdog sees it."""
 
     ALIVE = "alive"
     BUSY = "busy"

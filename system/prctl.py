@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process asks of Linux by prctl(2): its parent's death signal, orphans, its name.
+"""Calls of prctl(2): its parent's death signal, orphans, its name.
 
 The C library is loaded on import: after a fork is no time to load one. Elsewhere than on Linux
 these functions do nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what Linux tells of a process below `/proc`: its stat line, its children, its memory.
+"""Reads a process's files below `/proc`: its stat line, its children, its memory.
 
 Sizes are bytes. Light: a shim imports it.
 """

@@ -31,7 +31,7 @@ _BOOT_TAG_UNIT = float(2**30)
 
 
 class ProcessTable(Protocol):
-    """Where processes are looked up where there is no `/proc`."""
+    """Looks up processes on systems without `/proc`."""
 
     def started_at(self, pid: int) -> float | None:
         """Return when the process started; None when there is none of that pid."""

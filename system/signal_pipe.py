@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SignalPipe`: signals as something that a process selects on."""
+"""`SignalPipe`: receives signals through a pipe that a process can select on."""
 
 from __future__ import annotations
 

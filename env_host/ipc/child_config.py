@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ChildConfig`: what the supervisor tells a process that it starts."""
+"""`ChildConfig`: the configuration of a process that the supervisor starts."""
 
 from __future__ import annotations
 

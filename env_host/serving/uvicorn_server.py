@@ -9,7 +9,7 @@
 A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
 the switches look first; what they do not plainly recognise is uvicorn's to answer or to refuse.
 
-The signals are ours: uvicorn would raise them again and die of them, while a host that was asked to
+The signals are ours: uvicorn would raise them again and be killed by them, while a host asked to
 stop exits with 0. The last frames of sessions before that are sent by `shard/base.py`.
 """
 

@@ -7,7 +7,7 @@
     supervisor ◀── link: which sockets have sessions (`ConnectionRegistry`)
 
 The server, which answers connections, comes from outside (`MakeServer`): this room decides which
-connections it gets. The supervisor is dead when the link ends: then this process exits at once.
+connections it gets. The link ends when the supervisor exits: then this process exits at once.
 """
 
 from __future__ import annotations

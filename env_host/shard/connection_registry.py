@@ -3,7 +3,7 @@
 
     a session begins ──▶ a copy of its socket's descriptor ──▶ supervisor, which keeps it
     it ends          ──▶ its token                         ──▶ supervisor, which closes the copy
-    this process dies ─▶ the supervisor sends each client a notice, and closes
+    this process exits ▶ the supervisor sends each client a notice, and closes
 
 What happens in one iteration of the loop goes in one message. A connection is not over before the
 supervisor has closed its copy: microseconds later, unless it is forking.

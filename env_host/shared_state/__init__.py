@@ -17,7 +17,7 @@ What fails, and how it shows:
     shard killed mid-call        EOF in the state process: the call finishes, its reply is
                                  dropped, `session_ended` for each of its sessions. Its successor
                                  has a connection of its own and can receive nothing of this.
-    state process dies           EOF in every shard: all calls in flight fail at once with
+    state process exits          EOF in every shard: all calls in flight fail at once with
                                  `WorldLost`, all sessions end with it; the supervisor forks the
                                  next epoch, shards connect again (their connects wait in the
                                  listening socket's queue), new sessions live in the new state.
@@ -27,7 +27,7 @@ What fails, and how it shows:
     a reply or a call of another that connection is closed: to the shard as if the state process
       epoch, or to no call; or    had died, to the state process as if the shard had.
       garbage
-    the supervisor dies            the state process notices within a second and ends.
+    the supervisor exits         the state process notices within a second and exits.
 
     frames.py      frames, encoded and decoded      methods.py       what may be called
     process.py     the state process               proxy.py         `self.world`

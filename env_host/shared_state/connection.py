@@ -6,7 +6,7 @@
                     └── result, failure, loss ◀──┴── REPLY / FAILURE / EOF
 
 A call counts as in flight until its *reply* comes, not only while its caller waits: a stalled state
-process is not buried under calls that were given up.
+process is not flooded with abandoned calls.
 A reply finds its call by request id, which is never used twice, on a connection that belongs to
 one epoch; a reply that fits no call ends the connection. No caller can get the reply of another.
 """

@@ -55,7 +55,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """What the supervisor tells a state process."""
+    """The configuration of a state process."""
 
     epoch: int
     supervisor_pid: int

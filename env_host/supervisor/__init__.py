@@ -3,7 +3,7 @@
 
 supervisor.py       the agenda: one thread, one `select`, no event loop
 spawn.py            makes children, by a fork or as new programs
-children.py         the children that are alive
+children.py         the children that run
 exits.py            how a child exited, in words and as facts for the shim
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 restart_backoff.py  when a shard is started again

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's children: what it knows of each, and of all together."""
+"""The supervisor's children: a record of each, and of all together."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Child:
 
 
 class Children:
-    """The children that are alive or have not been reaped, by pid."""
+    """The children that run or have not been reaped, by pid."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, Child] = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients are sent when their process has died: one error in their protocol, then the close.
+"""Notifies clients whose process has crashed: one error in their protocol, then the close.
 
     a session begins in a child ──link──▶ `SocketCopies` keeps a copy of its descriptor
     it ends                     ──link──▶ the copy is closed
-    the child dies              ────────▶ each client is sent a notice, and its copy is closed
+    the child exits             ────────▶ each client is sent a notice, and its copy is closed
 
 The supervisor writes to the bare socket. Should the dead process have left half a frame there, the
 notice lands inside it, and the client sees a broken connection, as it would have anyway.

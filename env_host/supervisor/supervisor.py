@@ -10,19 +10,19 @@ imported its children share, and nothing that an environment does can hurt it.
 
 What happens when
 
-    a shard exits         its clients are notified, the shim is told, and it is restarted at once;
+    a shard exits         clients and shim are notified, and it is restarted at once;
                           later each time when it exits early again and again. Connections that it
                           had not answered are reset
-    an isolated one exits its client is notified, the shim is told; its slot is free
-    the state process     its sessions are ended by their shards, the shim is told, the next epoch
-      exits               is forked (`shared_state/`); before there is one, no session begins
-    a shard never starts  the supervisor fails with what the shard said
-    the supervisor dies   the kernel kills its children (PDEATHSIG); their links end, too
+    an isolated one exits client and shim are notified; its slot is free
+    the state process     its sessions are ended by their shards, the shim is notified, and the
+      exits               next epoch is forked (`shared_state/`); no session begins before
+    a shard never starts  the supervisor fails with the shard's error
+    the supervisor exits  the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM               children are asked to exit, then killed; exit code 0
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes
     few descriptors       copies of sockets are not kept: such clients see only the end of the
-                          connection when their shard dies
+                          connection when their shard exits
     no room for a process a shard is tried again later; a session's client is refused
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a provider is: it starts replicas, waits for them, and stops them.
+"""The interface of a provider, which starts replicas, waits for them, and stops them.
 
-A launch (in a worker) calls them in this order; the daemon's reconciler cares for what is running.
+A launch (in a worker) calls them in this order; the daemon's reconciler then takes over.
 
-    start ──▶ a Replicas handle ──▶ wait_until_ready ──▶ release     the replicas go on
+    start ──▶ a Replicas handle ──▶ wait_until_ready ──▶ release     the replicas continue
                                 └─▶ stop                             on any failure
 """
 

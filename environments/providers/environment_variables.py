@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of a replica: a small inherited base, ours, and what the user said.
+"""The environment variables of a replica: a small inherited base, ours, and the user's.
 
 The rest is not inherited: the daemon may have been started from any shell, whose tokens are
 private, and whose `PYTHONPATH` or `VIRTUAL_ENV` would lead a project astray.

@@ -100,7 +100,7 @@ def _resources(check: _Checker) -> ResourceRequest:
 
 
 class _Checker:
-    """Looks fields up by their dotted names, and complains with their lines."""
+    """Looks fields up by their dotted names, and reports faults with their lines."""
 
     def __init__(self, path: Path, data: Mapping[str, Any], lines: Mapping[str, int]) -> None:
         self._path = path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user wrote to what it names.
+"""Resolves a source, as the user wrote it, to the environment it names.
 
     echo               a bundled name (wins over a folder of that name: write ./echo for that)
     my_env, ./my_env   a folder with `openenv.yaml`

@@ -5,9 +5,9 @@
     used by a launch     says so before it looks for the Python (`note_use`): it stays for a while
     being made           its lock is held: it stays
     half made            by a launch that was killed: as old as it was last written
-    anything else        goes, when nothing has used it for as long as was asked for
+    anything else        is removed once it was unused for long enough
 
-A launch may ask for one in the moment in which it goes. So `complete` is renamed first, which a
+A launch may look for one while it is being removed. So `complete` is renamed first, which a
 launch then does not find (it waits for the lock, and makes the environment anew), and it is looked
 at again under its new name, in case a launch had found it just before.
 """

@@ -2,7 +2,7 @@
 """Where packages come from: pip's settings, translated for uv.
 
 Many machines are set up for pip alone (a mirror, a folder of wheels, a company's certificate), and
-uv reads none of it. Where uv has a setting of its own, that one stands.
+uv reads none of it. A setting of uv itself takes precedence.
 
     pip's files, in pip's order ──┐
     PIP_* variables ──────────────┴▶ pip_settings ─▶ uv_variables ─▶ the environment of uv

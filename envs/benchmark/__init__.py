@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`benchmark`: every step waits as long as its action says; scaling is measured with it.
 
-behaviour.py      what it does and what it says, on nothing but pydantic
+behaviour.py      its behaviour and its fields, on pydantic alone
 environment.py    on our base classes: `openenv launch benchmark`
 upstream_app.py   on upstream's: `uvicorn --app-dir envs benchmark.upstream_app:app`
 """

@@ -37,7 +37,7 @@ def host_url() -> str:
 
 
 class WaitFields(BaseModel):
-    """What an action says."""
+    """The fields of an action."""
 
     wait_seconds: float = Field(
         default=0.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the step takes"
@@ -49,7 +49,7 @@ class WaitFields(BaseModel):
 
 
 class SeenFields(BaseModel):
-    """What an observation says: who served it, and how long it took."""
+    """The fields of an observation: the process that served it, and how long it took."""
 
     waited_seconds: float = Field(default=0.0, description="How long the step waited")
     pid: int = Field(default=0, description="The process that serves the session")
@@ -113,7 +113,7 @@ class Waits:
 
 
 class WaitsOnLoop(Waits):
-    """The same; others go on while it waits."""
+    """The same on the event loop: other sessions continue while it waits."""
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any

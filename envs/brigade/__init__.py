@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`brigade`: people sing together, each hearing those ahead of them; many clients, one state.
 
-    opus.py         Opus frames to PCM and back; it has a memory, so it stays with the session
+    opus.py         Opus frames to PCM and back; stateful, so it stays with the session
     mixing.py       the mixing buffer and the song: the state process's, numpy alone
     environment.py  the environment: decode, `world.mix`, encode
 

@@ -29,7 +29,7 @@ from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 
 
 class BrigadeAction(Action):
-    """One packet of a singer's; or an order of the leader's, or both."""
+    """One packet of a singer's; or a command of the leader, or both."""
 
     audio: str = Field(default="", description="Opus frames of 60 ms, packed, in base64")
     write_at: int | None = Field(default=None, description="The position of the audio's beginning")

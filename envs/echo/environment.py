@@ -21,13 +21,13 @@ _MAX_REWARD = 1.0
 
 
 class EchoAction(Action):
-    """A message to say back."""
+    """A message to send back."""
 
     message: str = Field(description="Text to send back")
 
 
 class EchoObservation(Observation):
-    """The message that was said, and how long it is."""
+    """The message that was sent, and its length."""
 
     echoed_message: str = Field(default="", description="Text of the action")
     message_length: int = Field(default=0, description="Its length in characters")

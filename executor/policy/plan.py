@@ -7,7 +7,7 @@
 *Guaranteed* workers have their expected memory set aside, so a burst never starves them; they are
 forked when they are needed, and one of each schedule stays from then on. *Burst* workers come when
 there is work beyond the guaranteed ones. What has been idle for a while leaves. LONG and SHORT have
-a share each, so a full house of LONG ones leaves SHORT requests their workers.
+a share each, so LONG requests never take the workers of SHORT ones.
 
 How many burst workers there may be is bounded here as if each needed next to nothing; what bounds
 them from one moment to the next is what their tasks are expected to need: `admission.py`.

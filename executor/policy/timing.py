@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the executor waits for what, in one value that tests replace."""
+"""The executor's time-outs and intervals, in one value that tests replace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Timing:
     Attributes:
         burst_idle: a worker that is not kept exits after so long without a task, so that memory
             falls back after a burst.
-        leave: a worker that has no task and was told to exit is killed after it.
+        leave: a worker that has no task and was asked to exit is killed after it.
         exit_status: between a worker's exit and the report of whoever reaped it.
         source_silence: a zygote that owes an answer for so long hangs or is stopped, and is
             replaced. Far more than a preload takes on a busy machine.
-        source_exit: a zygote that was told to exit is killed after it.
+        source_exit: a zygote that was asked to exit is killed after it.
         watchdog: between looks at busy workers that have no cgroup.
         cgroup_look: between looks at the counters of busy workers' cgroups.
     """

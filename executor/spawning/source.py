@@ -83,7 +83,7 @@ SourceEvent = Forked | Refused | Exited | Ready | Unsafe
 
 
 class WorkerSource(Protocol):
-    """A zygote, or what stands in for it."""
+    """A zygote, or its fallback."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `read` has events."""

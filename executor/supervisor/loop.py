@@ -17,7 +17,7 @@ a wait early.
     pool.py        bookkeeping: who is idle, who runs what, who waits
 
 Two locks: the pools' (`Pools.lock`), which is held for every change in the bookkeeping; inside it
-the wake-up's own. Other threads call what says so. All else, in the modules above too, is this
+the wake-up's own. Methods for other threads say so. All else, in the modules above too, is this
 thread's.
 """
 

@@ -46,7 +46,7 @@ class Stage(enum.Enum):
 
 
 class StopReason(enum.Enum):
-    """Why a running task was told to stop."""
+    """Why a running task was asked to stop."""
 
     CANCELLED = enum.auto()
     TIMED_OUT = enum.auto()
@@ -55,7 +55,7 @@ class StopReason(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One task on its way: waiting for a worker, or in one."""
+    """One task: waiting for a worker, or running in one."""
 
     task: Task
     frame: bytes
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(eq=False, slots=True)
 class PooledWorker:
-    """A worker, as the daemon sees it."""
+    """The daemon's record of a worker."""
 
     name: str
     schedule: str
@@ -267,7 +267,7 @@ class Pools:
         source_number: which worker source is in use; none, right after one was lost. Workers of
             another one finish their task and leave.
         failed_starts: sources and fresh workers that have failed in a row.
-        is_stopping: whether the executor was told to stop.
+        is_stopping: whether the executor was asked to stop.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -2,7 +2,7 @@
 """Ends a worker's whole process tree, and what a worker has left behind.
 
 While a worker lives, all its descendants can be found, also those that made a session of their
-own. Afterwards its process group, its session and its cgroup still tell. A process that must
+own. Afterwards its process group, its session and its cgroup identify them. A process that must
 outlive a worker (a replica's shim) is a grandchild in a session of its own, and leaves the worker's
 cgroup.
 """

@@ -43,7 +43,7 @@ class Certainty(StrEnum):
 
 
 class Detector(StrEnum):
-    """Who noticed that memory ran out."""
+    """How it was found out that memory ran out."""
 
     CGROUP = "cgroup"
     KERNEL_LOG = "kernel_log"

@@ -3,8 +3,8 @@
 
 The kernel counts threads as processes, in every control group with a `pids.max` and, for anybody
 but root, per user (`RLIMIT_NPROC`). A fork beyond that is refused with EAGAIN, which Python shows
-as `BlockingIOError: Resource temporarily unavailable`: true, and of no help to anybody. Which
-limits there are stands in `limits.py`.
+as `BlockingIOError: Resource temporarily unavailable`, which helps nobody. The limits
+are listed in `limits.py`.
 """
 
 from __future__ import annotations

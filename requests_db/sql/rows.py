@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between rows and records: a record's field is the column of the same name."""
+"""Converts between rows and records: a record's field is the column of the same name."""
 
 from __future__ import annotations
 

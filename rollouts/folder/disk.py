@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few things that are done to files, and made durable. A slow disk is a subclass of this.
+"""Durable file operations. A slow disk, for tests, is a subclass of this.
 
 Every error of the operating system becomes one of `errors`, which names the file.
 
@@ -34,7 +34,7 @@ def typed(path: Path) -> Iterator[None]:
 
 
 class Disk:
-    """Writes, and makes sure of what was written."""
+    """Writes files, and makes them durable."""
 
     keeps_cached = False  # also of a subclass that knows nothing of it
 

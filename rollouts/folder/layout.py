@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a folder of rollouts: names, and the rows of its files.
+"""The layout of a folder of rollouts: file names, and the rows of the files.
 
     manifest.jsonl             a line per part: its files with sizes and checksums, its episodes
     steps-00000.jsonl          a row per step, episode after episode (or .parquet, .arrow)
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the stages found of an episode."""
+    """The stages' result for an episode."""
 
     advantage: float | None = None
     filtered: str | None = None  # by which filter it was dropped; its steps are not kept then

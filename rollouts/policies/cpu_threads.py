@@ -8,8 +8,8 @@
     cancelled ─▶ give up: in line, the job is passed over;
                           under way, a fresh thread takes the place of its own
 
-A crowd of threads would fight for the GIL, and the loop would lose. A function that hangs cannot be
-ended, though: its thread is left to it, and ends by itself when the function returns after all.
+More threads would compete with the loop for the GIL. A function that hangs cannot be
+stopped: its thread is abandoned, and exits when the function returns after all.
 When `MAX_HUNG` of them hang at once, nothing more is begun.
 
 The lock guards the counts and the states of jobs; it is never held while a function runs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own functions, by name: `package.module:function`, in a folder of his."""
+"""The user's own functions, by name: `package.module:function`, in the user's folder."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@
       ├── CallablePolicy     here
       ├── RandomPolicy       random_policy.py
       ├── ChatPolicy         chat_policy.py
-      └── TimedPolicy        here: any of them, by the clock
+      └── TimedPolicy        here: any of them, with a time limit
 
 A class is a policy with a memory: each episode gets an instance of its own. One that takes two
-arguments is also told the `Turn`. It returns an action, or a `Decision` that says more.
+arguments also gets the `Turn`. It returns an action, or a `Decision` that says more.
 
 Coroutine functions run on the loop, all others in `CpuThreads`. `TimedPolicy` bounds the time of
 any other's calls.
@@ -32,7 +32,7 @@ from .cpu_threads import CpuThreads as CpuThreads
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy is told beside the observation."""
+    """What a policy gets besides the observation."""
 
     episode_id: str
     number: int  # of the step it decides on, from 0

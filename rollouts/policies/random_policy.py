@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acts at random, by the JSON schema of the actions (`GET /schema` of any OpenEnv server).
 
-What an action need not say is left out half of the time. An episode is played the same each time:
+Optional fields are left out half of the time. An episode is played the same each time:
 the generator starts from its id and its seed, which others of its group have, too.
 """
 

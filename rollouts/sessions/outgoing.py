@@ -20,7 +20,7 @@ KEYS_AT_ONCE = 1024
 
 
 class Masks:
-    """Keys that nobody can foresee, each used once."""
+    """Unpredictable masking keys, each used once."""
 
     def __init__(self) -> None:
         self._keys = b""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters: which episodes of a group are not trained on.
 
-A filter is any callable from a group to one answer each: True drops the episode. What is dropped is
-written down as finished, with the filter's name and without its steps, so that nobody collects it
+A filter is any callable from a group to one answer each: True drops the episode, which is
+recorded as finished, with the filter's name and without its steps, so that it is not played
 again. Filters run in order; a later one sees only what the earlier ones kept.
 """
 
@@ -16,7 +16,7 @@ from ..episodes import Episode, EpisodeStatus
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An episode of a group. Its steps may be on disk: here is how many they are."""
+    """An episode of a group. `steps` is how many it has; they may be on disk."""
 
     episode: Episode
     steps: int
@@ -50,7 +50,7 @@ def by_reward(least: float = float("-inf"), most: float = float("inf")) -> Filte
 
 
 def failed(group: Sequence[Finished]) -> list[bool]:
-    """Drops what did not come to an end by itself."""
+    """Drops failed episodes."""
     return [one.episode.status is EpisodeStatus.FAILED for one in group]
 
 

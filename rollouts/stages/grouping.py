@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sink in front of a sink: episodes wait for their group, and go on with what the stages found.
+"""A sink in front of a sink: episodes wait for their group, and leave with the stages' verdicts.
 
     collector ─ put_step ─────────────────────────────▶ writer (steps lie in its spool meanwhile)
               ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
@@ -43,7 +43,7 @@ def by_number(size: int) -> Callable[[Episode], Hashable]:
 
 
 class GroupStore(StepSink, Protocol):
-    """What is behind: it keeps steps, and writes groups (`RolloutWriter`)."""
+    """The sink behind: keeps steps, and writes groups (`RolloutWriter`)."""
 
     async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
         """All of these have ended, and this was found of each: all are written, or none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of an episode as training samples: what was said to the model, and what it said.
+"""Makes training samples of an episode's steps: the model's prompts and completions.
 
 Each step has the whole prompt, and the completion. Where a prompt begins with everything that came
 before it, the step goes on with the same sample: what is new of the prompt is context (mask 0), the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--advantages` and `--filter` may say. Imports no stage: the daemon checks orders by it.
+"""What `--advantages` and `--filter` may say. Imports no stage: the daemon validates with it.
 
 group-normalised                 a name of ours
 min-steps=3                      one that takes a number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the HTTP handlers work with: one value, found on the application's state."""
+"""The dependencies of the HTTP handlers: one value on the application's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..settings import Paths, Settings
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What the handlers work with."""
+    """The dependencies of the HTTP handlers."""
 
     paths: Paths
     settings: Settings

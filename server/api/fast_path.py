@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two calls that every request is made of, answered without FastAPI's machinery.
+"""Answers the two calls of every request without FastAPI's machinery.
 
     POST /v1/requests                      ──┐  understood and done: answered here
     GET  /v1/requests/<id>?wait_seconds=…  ──┤

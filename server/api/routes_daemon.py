@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon about itself: `/v1/status`, `/v1/info`, `/v1/health`, `/v1/stop`, `/metrics`."""
+"""The daemon's routes: `/v1/status`, `/v1/info`, `/v1/health`, `/v1/stop`, `/metrics`."""
 
 from __future__ import annotations
 

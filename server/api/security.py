@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call: the token, and the Host and Origin of the call.
 
-A web page that the user happens to visit can make his browser send requests to 127.0.0.1. It
+A web page that the user visits can make the browser send requests to 127.0.0.1. It
 cannot read the token, and the checks below refuse it even before that: a foreign `Origin`, or a
 `Host` that is not loopback (DNS rebinding). The Unix socket lies in a 0700 folder, and needs the
 token all the same, so that there is one rule.

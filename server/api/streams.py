@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a waiting client is sent: events and log lines, as they happen.
+"""Streams events and log lines to waiting clients, as they happen.
 
     bus ──▶ Subscription.wake ─┐
     LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log

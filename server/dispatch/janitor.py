@@ -37,7 +37,7 @@ class Log(NamedTuple):
 
 
 class Janitor:
-    """Cuts and collects."""
+    """Cuts long logs, and removes old rows and files."""
 
     def __init__(self, context: DispatchContext) -> None:
         self._store = context.store

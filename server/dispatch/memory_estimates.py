@@ -35,7 +35,7 @@ _KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
 
 
 class Key(NamedTuple):
-    """What is learned about."""
+    """The key of an estimate."""
 
     operation: str
     source: str
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What an operation says of itself, until it has been measured."""
+    """An operation's own estimate, used until it has been measured."""
 
     schedule: str
     bytes: int
@@ -94,7 +94,7 @@ def source_of(request: Request) -> str:
 
 
 class MemoryEstimates:
-    """All that has been learned."""
+    """All estimates."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the executor saw to what the queue records and the user reads. Pure functions."""
+"""Turns executor events into recorded outcomes and messages for users. Pure functions."""
 
 from __future__ import annotations
 

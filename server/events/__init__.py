@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State changes and log lines, as they happen, for those who follow them."""
+"""State changes and log lines, as they happen, for the clients that follow them."""

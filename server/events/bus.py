@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EventBus`: hands events to those who wait for them; nothing in the daemon polls the database.
+"""`EventBus`: hands events to subscribers; nothing in the daemon polls the database.
 
     dispatcher thread ──publish_from_thread──▶ loop ──▶ EventBus ──▶ Subscription (one per waiter)
     API, reconciler   ──publish────────────────┘
@@ -23,7 +23,7 @@ MAX_WAITING_EVENTS = 10_000
 
 
 class Subscription:
-    """What one waiter has not yet seen. `wake` is set when there is something to look at."""
+    """The events that one waiter has not taken yet. `wake` is set when there are any."""
 
     def __init__(self, request_id: str | None, environment: str | None) -> None:
         self.request_id = request_id

@@ -153,7 +153,7 @@ class LogWatcher:
         changed, loop = self.changed, self._loop
 
         class Handler(FileSystemEventHandler):
-            """From the watcher's thread to the loop."""
+            """Wakes followers on the loop, from the watcher's thread."""
 
             def on_any_event(self, event: FileSystemEvent) -> None:
                 if event.event_type not in ("modified", "created", "moved"):

@@ -7,7 +7,7 @@ It is `home/sockets`, or a short one in the temporary folder when that is too lo
     removed     by the daemon that stops, when no shim has a socket there; by the last shim of a
                 home that was removed (`shim.files.remove_if_empty`)
     collected   by the next daemon of any home of the same user, when no process listens there:
-                daemons and shims that are killed take nothing with them (`collect_abandoned`)
+                killed daemons and shims leave their sockets behind (`collect_abandoned`)
 
 A process that binds a socket there or removes the folder holds the lock on the folder itself, so
 that the folder is not removed between being made and being bound in.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is due for an environment, and how it is: the reconciler's decisions. Pure.
+"""The reconciler's decisions: what is due for an environment, and its state. Pure.
 
     environment, its launch, its latest `down` ──▶ next_step ──▶ what `reconciler.py` does
     its replicas ──▶ observed_state ──▶ the environment's state, once its launch has succeeded

@@ -19,11 +19,11 @@ were started, so none is lost.
 
 Failure cases:
 
-* A replica's server dies: its shim reports how; it is restarted after a pause, until the budget
+* A replica's server exits: its shim reports how; it is restarted after a pause, until the budget
   of `restart_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
-* A shim dies (SIGKILL, a reboot): its socket ends; the server died with it. A new shim is
+* A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
-* The daemon dies: shims and servers go on. What happened meanwhile is in the shims' first
+* The daemon exits: shims and servers continue. What happened meanwhile is in the shims' first
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile
   nothing is started or stopped because of it.
@@ -60,7 +60,7 @@ _STATE_OF_STEP = {
 
 
 class Reconciler:
-    """Keeps the tables of environments and replicas true, and replicas alive.
+    """Keeps the tables of environments and replicas up to date, and replicas running.
 
     Attributes:
         queue: which environments are to be reconciled.

@@ -4,7 +4,7 @@
     shim ──status lines──▶ run() ──▶ replica's row
                                └─ exited ──▶ restart_decision ──▶ pause ──▶ {"op": "start"}
 
-The connection itself is the sign of life: its end is the shim's death. See `reconciler.py` for
+The connection shows that the shim runs: its end is the shim's exit. See `reconciler.py` for
 who is responsible when, and for the failure cases.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user wrote to what it names."""
+"""Resolves a source, as the user wrote it, to the environment it names."""
 
 from __future__ import annotations
 
