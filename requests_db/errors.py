@@ -1,15 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that can go wrong with the database.
 
-    DatabaseError             any of the below; the transaction has been rolled back
-    ├── DatabaseFull          the disk is full; works again as soon as it is not
-    ├── DatabaseUnwritable    the file or its folder cannot be opened or written
-    ├── DatabaseCorrupt       the file is damaged, or no database of ours
-    ├── DatabaseBusy          another process holds it for too long
-    └── DatabaseTooNew        a newer openenvd has migrated it
-    InvalidTransition         a state that does not follow from the one before: a defect of ours
-
-`hint` says what to do next.
+`hint` says what to do next. A transaction that raised has been rolled back.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ import syslog
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
@@ -84,23 +85,16 @@ def run(
     return 0
 
 
+@dataclass(eq=False)
 class Daemon:
     """One run: assemble, serve, stop."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        settings: Settings,
-        ready_fd: int | None,
-        zygote: PreforkedZygote | None,
-        lock: HomeLock,
-    ) -> None:
-        self.stopping = asyncio.Event()
-        self._paths = paths
-        self._settings = settings
-        self._ready_fd = ready_fd
-        self._zygote = zygote
-        self._lock = lock
+    paths: Paths
+    settings: Settings
+    ready_fd: int | None
+    zygote: PreforkedZygote | None
+    lock: HomeLock
+    stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def main(self) -> None:
         """Run until stopped.
@@ -111,31 +105,26 @@ class Daemon:
         setproctitle("openenvd: daemon")
         self._handle_signals()
         self.watch_threads()
-        tcp, unix = bind(self._paths, self._settings)
-        identity = identity_of(self._paths, tcp)
+        tcp, unix = bind(self.paths, self.settings)
+        identity = identity_of(self.paths, tcp)
         try:
             with tcp, unix:
                 async with running_parts(
-                    self._paths,
-                    self._settings,
-                    read_limits(),
-                    identity,
-                    self._zygote,
-                    self.stopping,
+                    self.paths, self.settings, read_limits(), identity, self.zygote, self.stopping
                 ) as deps:
                     await self._serve(deps, [tcp, unix])
         finally:
-            if not self._lock.is_anothers():
+            if not self.lock.is_anothers():
                 self._remove_files()
 
     async def _serve(self, deps: Dependencies, sockets: list[socket.socket]) -> None:
         """Answer until the daemon is stopped; return when the last stream has ended."""
-        token = write_identity(self._paths, deps.identity)
-        server = HttpServer(create_app(deps, token), self._settings)
+        token = write_identity(self.paths, deps.identity)
+        server = HttpServer(create_app(deps, token), self.settings)
         serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
-        _write_ready_line(self._ready_fd, {"ready": True, **deps.identity})
+        _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])
-        cleanup = asyncio.create_task(collect_daily(self._paths, self._settings))
+        cleanup = asyncio.create_task(collect_daily(self.paths, self.settings))
         await self._until_stopped(serving)
         self.stopping.set()
         deps.bus.wake_all()  # streams end by themselves, before they would be cut
@@ -181,16 +170,16 @@ class Daemon:
         No client finds this daemon any more then, requests would be lost with the folder, and the
         port is in the next daemon's way.
         """
-        while self._lock.is_ours():  # noqa: ASYNC110  no event tells of it on every system
+        while self.lock.is_ours():  # noqa: ASYNC110  no event tells of it on every system
             await asyncio.sleep(HOME_SECONDS)
-        text = f"the state folder {self._paths.home} was removed; the daemon exits"
+        text = f"the state folder {self.paths.home} was removed; the daemon exits"
         log.critical("%s", text)
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     def _remove_files(self) -> None:
-        stop_fork_servers(self._paths.sockets)
-        self._paths.daemon_file.unlink(missing_ok=True)
-        self._paths.socket.unlink(missing_ok=True)
+        stop_fork_servers(self.paths.sockets)
+        self.paths.daemon_file.unlink(missing_ok=True)
+        self.paths.socket.unlink(missing_ok=True)
 
 
 @contextmanager

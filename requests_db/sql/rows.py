@@ -111,17 +111,12 @@ def _state(kind: type[StrEnum]) -> Conversion:
     return Conversion(attrgetter("value"), {member.value: member for member in kind}.__getitem__)
 
 
-def _samples_to_json(samples: Iterable[PeakSample]) -> str:
-    return to_json([[s.at, s.peak_bytes, s.killed] for s in samples])
-
-
-def _samples_from_json(text: str) -> tuple[PeakSample, ...]:
-    return tuple(PeakSample(*sample) for sample in from_json(text))
-
-
 _JSON = Conversion(to_json, from_json)
 _ERROR = Conversion(error_to_json, _error_from_json)
-_SAMPLES = Conversion(_samples_to_json, _samples_from_json)
+_SAMPLES = Conversion(
+    lambda samples: to_json([[s.at, s.peak_bytes, s.killed] for s in samples]),
+    lambda text: tuple(PeakSample(*sample) for sample in from_json(text)),
+)
 
 REQUESTS = RowFormat[Request](
     Request,

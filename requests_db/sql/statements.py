@@ -16,6 +16,7 @@ from sqlalchemy import (
     BindParameter,
     Column,
     ColumnElement,
+    FromClause,
     Select,
     bindparam,
     delete,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..states import FINAL_STATES, EnvironmentState, RequestState
 from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, REPLICAS, REQUESTS
@@ -55,72 +57,43 @@ _is_live = _e.state.not_in(_literals(s for s in EnvironmentState if not s.is_liv
 
 INSERT_REQUEST = insert(requests).returning(_r.seq)
 
-CLAIM = (
-    update(requests)
-    .where(
-        _r.state == _PENDING,
-        _r.seq.in_(
-            select(_waiting.c.seq)
-            .where(_waiting.c.state == _PENDING, _waiting.c.schedule == bindparam("of_schedule"))
-            .order_by(_waiting.c.rank, _waiting.c.seq)
-            .limit(bindparam("up_to"))
-            .scalar_subquery()
-        ),
-    )
-    .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
-    .returning(*REQUESTS.columns)
-)
 
+def _head(row: FromClause, *columns: ColumnElement[Any]) -> Select[Any]:
+    """The head of a schedule's queue, in its order."""
+    is_waiting = (row.c.state == _PENDING, row.c.schedule == bindparam("of_schedule"))
+    found = select(*columns).where(*is_waiting).order_by(row.c.rank, row.c.seq)
+    return found.limit(bindparam("up_to"))
+
+
+def _claimed(seqs: Any) -> ReturningUpdate[Any]:
+    """The claim of those of these numbers that are still pending."""
+    pending = update(requests).where(_r.state == _PENDING, _r.seq.in_(seqs))
+    values = {"state": _RUNNING, "attempts": _r.attempts + 1, "started_at": bindparam("now")}
+    return pending.values(values).returning(*REQUESTS.columns)
+
+
+CLAIM = _claimed(_head(_waiting, _waiting.c.seq).scalar_subquery())
 # The head of the queue, only read; then the requests that were chosen of it.
-FIRST_PENDING = (
-    select(*REQUESTS.columns)
-    .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
-    .order_by(_r.rank, _r.seq)
-    .limit(bindparam("up_to"))
-)
+FIRST_PENDING = _head(requests, *REQUESTS.columns)
+CLAIM_CHOSEN = _claimed(bindparam("seqs", expanding=True))
 # The order of the queue; the claim's index answers it alone.
-PLACES = (
-    select(_r.seq)
-    .where(_r.state == _PENDING, _r.schedule == bindparam("of_schedule"))
-    .order_by(_r.rank, _r.seq)
-    .limit(bindparam("up_to"))
-)
-CLAIM_CHOSEN = (
-    update(requests)
-    .where(_r.state == _PENDING, _r.seq.in_(bindparam("seqs", expanding=True)))
-    .values(state=_RUNNING, attempts=_r.attempts + 1, started_at=bindparam("now"))
-    .returning(*REQUESTS.columns)
-)
+PLACES = _head(requests, _r.seq)
 
-STARTED = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
-    .values(_given(_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at))
-)
-
-# The worker, if it is known only now; a parameter that is NULL changes nothing.
 _RAN = (_r.worker, _r.worker_pid, _r.worker_started_at, _r.started_at)
+_running = update(requests).where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
+STARTED = _running.values(_given(*_RAN))
+# The worker, if it is known only now; a parameter that is NULL changes nothing.
 FINISH = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
-    .values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
+    _running.values(_given(_r.state, _r.finished_at, _r.result, _r.error, _r.peak_bytes))
     .values({c: func.coalesce(bindparam(f"to_{c.name}", type_=c.type), c) for c in _RAN})
     .returning(*REQUESTS.columns)
 )
 
 # Before it began: the attempt does not count.
-RELEASE = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
-    .values(state=_PENDING, attempts=_r.attempts - 1, started_at=None)
-)
+RELEASE = _running.values(state=_PENDING, attempts=_r.attempts - 1, started_at=None)
 
 # After a lost daemon: the attempt counts.
-REQUEUE = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING)
-    .values(state=_PENDING, started_at=None, worker=None, worker_pid=None, worker_started_at=None)
-)
+REQUEUE = _running.values({_r.state: _PENDING, **dict.fromkeys(_RAN)})
 
 # Killed for memory: the attempt counts, and the next one is given more.
 RETRY = REQUEUE.values(memory_bytes=bindparam("to_memory_bytes"))
@@ -135,11 +108,8 @@ CANCEL_PENDING = (
     )
 )
 
-ASK_TO_CANCEL = (
-    update(requests)
-    .where(_r.id == bindparam("of_id"), _r.state == _RUNNING, _r.cancel_requested_at.is_(None))
-    .values(cancel_requested_at=bindparam("now"))
-)
+_not_asked = _running.where(_r.cancel_requested_at.is_(None))
+ASK_TO_CANCEL = _not_asked.values(cancel_requested_at=bindparam("now"))
 
 # Finding requests.
 
@@ -231,11 +201,7 @@ def events_after(given: Set[str]) -> Select[Any]:
 ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
 ALL_ENVIRONMENTS = select(*ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
-NAMES = (
-    select(_e.name)
-    .where(_e.state.not_in(_literals([EnvironmentState.FAILED, EnvironmentState.STOPPED])))
-    .order_by(_e.name)
-)
+NAMES = select(_e.name).where(_is_live).order_by(_e.name)
 INSERT_ENVIRONMENT = insert(environments)
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
 MOVE_ENVIRONMENT = (

@@ -97,32 +97,12 @@ requests = Table(
     CheckConstraint("error IS NULL OR state = 'FAILED'", name="ck_requests_error"),
     sqlite_autoincrement=True,  # a number is never given twice, even after rows were collected
 )
-Index("ix_requests_id", requests.c.id, unique=True)
-Index(
-    "ix_requests_idempotency_key",
-    requests.c.idempotency_key,
-    unique=True,
-    sqlite_where=_HAS_KEY,
-)
-Index(
-    "ix_requests_claim",
-    requests.c.schedule,
-    requests.c.rank,
-    requests.c.seq,
-    sqlite_where=_IS_PENDING,
-)
-Index(
-    "ix_requests_unfinished",
-    requests.c.seq,
-    sqlite_where=_IS_UNFINISHED,
-)
-Index(
-    "ix_requests_environment",
-    requests.c.environment,
-    requests.c.seq,
-    sqlite_where=_HAS_ENVIRONMENT,
-)
-
+_r = requests.c
+Index("ix_requests_id", _r.id, unique=True)
+Index("ix_requests_idempotency_key", _r.idempotency_key, unique=True, sqlite_where=_HAS_KEY)
+Index("ix_requests_claim", _r.schedule, _r.rank, _r.seq, sqlite_where=_IS_PENDING)
+Index("ix_requests_unfinished", _r.seq, sqlite_where=_IS_UNFINISHED)
+Index("ix_requests_environment", _r.environment, _r.seq, sqlite_where=_HAS_ENVIRONMENT)
 
 environments = Table(
     "environments",

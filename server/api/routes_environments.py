@@ -16,7 +16,7 @@ from ...requests_db.sql import queries
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TEXT, Tail
-from .streams import daemon_ends, text_stream
+from .streams import text_stream
 from .views import environment_view
 
 router = APIRouter()
@@ -47,7 +47,7 @@ async def environment_logs(
     """What a replica prints, as text: the named one, or the youngest."""
     environment = await deps.submitter.environment(name)
     path = _log_of(deps, environment, replica)
-    until = daemon_ends(deps) if follow else None
+    until = deps.stopping.wait() if follow else None
     return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
 
 

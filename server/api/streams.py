@@ -194,7 +194,7 @@ async def _missed(
 
 
 async def text_stream(
-    deps: Dependencies, path: Path, *, tail: int | None, until: Coroutine[Any, Any, None] | None
+    deps: Dependencies, path: Path, *, tail: int | None, until: Coroutine[Any, Any, object] | None
 ) -> AsyncIterator[str]:
     """A log as text: its last `tail` lines; followed until `until` returns, when that is given."""
     start = 0 if tail is None else await asyncio.to_thread(offset_of_last_lines, path, tail)
@@ -220,11 +220,6 @@ async def request_ends(deps: Dependencies, request: Request) -> None:
     """Return when the request is final, or the daemon ends."""
     while not (request.state.is_final or deps.stopping.is_set()):
         request = await wait_until_final(deps, request.id, KEEP_ALIVE_SECONDS)
-
-
-async def daemon_ends(deps: Dependencies) -> None:
-    """Return when the daemon ends."""
-    await deps.stopping.wait()
 
 
 async def _render(deps: Dependencies, position: Position, event: Event) -> bytes:

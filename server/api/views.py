@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from ...env_host.ipc.capacity import BLOCKED
 from ...processes.exits.exit_reason import ExitReason
@@ -38,29 +39,19 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
+_SHOWN_OF_REQUEST = (
+    *("id", "operation", "state", "schedule", "environment", "priority"),
+    *("attempts", "max_attempts", "timeout_seconds", "retry_oom", "worker"),
+    *("created_at", "started_at", "finished_at", "cancel_requested_at"),
+    *("memory_bytes", "peak_bytes", "result"),
+)
+
+
 def request_view(request: Request, pending_reason: str | None = None) -> Json:
     """One request. `pending_reason` says why a pending one does not run yet."""
-    return {
-        "id": request.id,
-        "operation": request.operation,
+    return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
         "label": label_of(request),
-        "state": request.state,
-        "schedule": request.schedule,
-        "environment": request.environment,
-        "priority": request.priority,
         "payload": redact(request.payload),
-        "attempts": request.attempts,
-        "max_attempts": request.max_attempts,
-        "created_at": request.created_at,
-        "started_at": request.started_at,
-        "finished_at": request.finished_at,
-        "cancel_requested_at": request.cancel_requested_at,
-        "worker": request.worker,
-        "timeout_seconds": request.timeout_seconds,
-        "retry_oom": request.retry_oom,
-        "memory_bytes": request.memory_bytes,
-        "peak_bytes": request.peak_bytes,
-        "result": request.result,
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error),
     }
@@ -68,15 +59,7 @@ def request_view(request: Request, pending_reason: str | None = None) -> Json:
 
 def error_view(error: RequestError | None) -> Json | None:
     """Why something failed; None when nothing did."""
-    if error is None:
-        return None
-    return {
-        "kind": error.kind,
-        "message": error.message,
-        "hint": error.hint,
-        "evidence": error.evidence,
-        "log_tail": list(error.log_tail),
-    }
+    return None if error is None else asdict(error)
 
 
 def environment_view(
@@ -136,14 +119,8 @@ def _replica_message(replica: Replica) -> str | None:
 
 def event_view(event: Event) -> Json:
     """One entry of the event log."""
-    return {
-        "seq": event.seq,
-        "at": event.at,
-        "kind": event.kind,
-        "request_id": event.request_id,
-        "environment": event.environment,
-        "data": event.data,
-    }
+    names = ("seq", "at", "kind", "request_id", "environment", "data")
+    return {name: getattr(event, name) for name in names}
 
 
 def daemon_view(identity: Json, counts: dict[str, int], sessions: int, lag: LagSnapshot) -> Json:
@@ -193,14 +170,10 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
 
 def shard_exit_view(live: Json | None) -> Json | None:
     """`{"count", "at", "message", …}` of the last process that died below a server that lives."""
-    last: Json | None = (live or {}).get("last_shard_exit")
-    if last is None:
+    if not live or (last := live.get("last_shard_exit")) is None:
         return None
-    return {
-        **last,
-        "count": (live or {}).get("shard_exits", 1),
-        "message": _shard_exit_message(last),
-    }
+    message = _shard_exit_message(last)
+    return {**last, "count": live.get("shard_exits", 1), "message": message}
 
 
 def _serving(shards: int, *, as_is: bool) -> str:

@@ -42,16 +42,14 @@ class Submission:
     retry_oom: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Submitter:
     """Writes requests, cancels them, and finds them again."""
 
-    def __init__(
-        self, store: AsyncStore, dispatcher: Dispatcher, bus: EventBus, settings: Settings
-    ) -> None:
-        self._store = store
-        self._dispatcher = dispatcher
-        self._bus = bus
-        self._settings = settings
+    store: AsyncStore
+    dispatcher: Dispatcher
+    bus: EventBus
+    settings: Settings
 
     async def submit(self, submission: Submission) -> Request:
         """Write the request; it is durable when this returns.
@@ -73,20 +71,20 @@ class Submitter:
         environment: Environment | None = None,
         stopping: Environment | None = None,
     ) -> Request:
-        outcome = await self._store.write(
+        outcome = await self.store.write(
             submitting.submit,
             new,
             environment=environment,
             now=time.time(),
-            max_pending=self._settings.max_pending,
+            max_pending=self.settings.max_pending,
             stopping=None if stopping is None else stopping.name,
         )
         match outcome:
             case results.Submitted():
-                self._bus.publish(outcome.events)
+                self.bus.publish(outcome.events)
                 if stopping is not None:
                     await self._cancel_launch(stopping)
-                self._dispatcher.submitted(new.schedule)
+                self.dispatcher.submitted(new.schedule)
                 return outcome.request
             case results.Duplicate():
                 return outcome.request
@@ -107,12 +105,12 @@ class Submitter:
         request = await self.find(request_id)
         if request.operation == "down" and not request.state.is_final:
             raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
-        cancelled = await self._store.write(submitting.cancel, request.id, time.time())
+        cancelled = await self.store.write(submitting.cancel, request.id, time.time())
         if cancelled is None:
             raise _no_request(request_id)
-        self._bus.publish(cancelled.events)
+        self.bus.publish(cancelled.events)
         if cancelled.before is RequestState.RUNNING:
-            self._dispatcher.claimer.cancel(request.id)
+            self.dispatcher.claimer.cancel(request.id)
         return cancelled.request, not cancelled.before.is_final
 
     async def find(self, request_id: str) -> Request:
@@ -121,7 +119,7 @@ class Submitter:
         Raises:
             NotFound, AmbiguousId
         """
-        found = await self._store.read(queries.get(request_id))
+        found = await self.store.read(queries.get(request_id))
         if isinstance(found, Request):
             return found
         if not found:
@@ -135,11 +133,11 @@ class Submitter:
         Raises:
             NotFound: with near matches.
         """
-        environment = await self._store.read(queries.environment(name))
+        environment = await self.store.read(queries.environment(name))
         if environment is None:
             from difflib import get_close_matches  # when a name is wrong
 
-            names = await self._store.read(queries.names())
+            names = await self.store.read(queries.names())
             near = get_close_matches(name, names, NEAR_MATCHES)
             hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists them"
             raise NotFound(f"no environment is called {name!r}", hint, near=near)

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...environments import run_files
@@ -82,47 +82,29 @@ class Responsibility:
         return self._events.setdefault(name, asyncio.Event())
 
 
+@dataclass(eq=False)
 class ReplicaWatch:
     """Follows one shim, and restarts its server when that is due."""
 
-    task: asyncio.Task[None]
+    replica: Replica  # its row
+    run_file: RunFile  # how to start it again
+    responsibility: Responsibility
+    timing: Timing
+    on_change: Callable[[Replica], Coroutine[Any, Any, None]]
+    # Called when the restart budget is spent, with the reason.
+    on_give_up: Callable[[Replica, RequestError], Coroutine[Any, Any, None]]
 
-    def __init__(
-        self,
-        replica: Replica,
-        run_file: RunFile,
-        responsibility: Responsibility,
-        timing: Timing,
-        *,
-        on_change: Callable[[Replica], Coroutine[Any, Any, None]],
-        on_give_up: Callable[[Replica, RequestError], Coroutine[Any, Any, None]],
-    ) -> None:
-        """Watch nothing yet: see `run`.
-
-        Args:
-            replica: its row.
-            run_file: how to start it again.
-            responsibility: whether restarting it is the reconciler's business.
-            timing: the pause before a lost shim is looked for again.
-            on_change: called with each change of the row.
-            on_give_up: called when the restart budget is spent, with the reason.
-        """
-        self.replica = replica
-        self.status: Json = {}
-        self._run_file = run_file
-        self._responsibility = responsibility
-        self._timing = timing
-        self._on_change = on_change
-        self._on_give_up = on_give_up
-        self._exits: list[float] = []  # when it died, on the monotonic clock
-        self._ready_since: float | None = None
-        self._handled_generation = 0
-        self._writer: asyncio.StreamWriter | None = None
+    task: asyncio.Task[None] = field(init=False)  # of `run`
+    status: Json = field(init=False, default_factory=dict)
+    _exits: list[float] = field(init=False, default_factory=list)  # on the monotonic clock
+    _ready_since: float | None = field(init=False, default=None)
+    _handled_generation: int = field(init=False, default=0)
+    _writer: asyncio.StreamWriter | None = field(init=False, default=None)
 
     @property
     def request_id(self) -> str:
         """The launch that started it."""
-        return self._run_file.request_id
+        return self.run_file.request_id
 
     @property
     def _log_fields(self) -> Json:
@@ -130,7 +112,7 @@ class ReplicaWatch:
 
     def is_of(self, run_file: RunFile) -> bool:
         """Whether this very run file is watched, not one of the same id from another attempt."""
-        return self._run_file.created_at == run_file.created_at
+        return self.run_file.created_at == run_file.created_at
 
     async def run(self) -> None:
         """Watch until the replica is stopped for good, or the task is cancelled."""
@@ -143,11 +125,11 @@ class ReplicaWatch:
             except Exception:
                 # An error of ours says nothing about the shim: look again.
                 log.exception("cannot follow replica %s", self.replica.id, extra=self._log_fields)
-                await asyncio.sleep(self._timing.look_again_seconds)
+                await asyncio.sleep(self.timing.look_again_seconds)
 
     async def _follow_shim(self) -> None:
         reader, writer = await asyncio.open_unix_connection(
-            self._run_file.socket_path, limit=MAX_LINE_BYTES
+            self.run_file.socket_path, limit=MAX_LINE_BYTES
         )
         self._writer = writer
         try:
@@ -179,16 +161,16 @@ class ReplicaWatch:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
         if changed != self.replica:
             self.replica = changed
-            await self._on_change(changed)
+            await self.on_change(changed)
 
     async def _shim_ended(self) -> None:
         """Find how the shim ended: its status file says; without one, it was killed."""
-        status = await asyncio.to_thread(read_status_file, self._run_file.run_dir)
+        status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
         if status is None or status["state"] == "stopped":
             await self._set_state(ReplicaState.STOPPED, pid=None)
             return
         if _is_alive(status):  # we could not reach it, or were cut off
-            await asyncio.sleep(self._timing.look_again_seconds)
+            await asyncio.sleep(self.timing.look_again_seconds)
             return
         lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
         reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
@@ -203,7 +185,7 @@ class ReplicaWatch:
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
         # Until then its launch, or its `down`, handles the exit; both end this watch.
-        await self._responsibility.until_ours(self.replica.environment)
+        await self.responsibility.until_ours(self.replica.environment)
         now = time.monotonic()
         self._exits.append(now)
         decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
@@ -214,7 +196,7 @@ class ReplicaWatch:
                     self._exits = [now]
                 await self._set_state(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
                 await asyncio.sleep(seconds)
-                if self._responsibility.is_ours(self.replica.environment):
+                if self.responsibility.is_ours(self.replica.environment):
                     await self._start_again()
             case GiveUp(reason=why):
                 self.replica = replace(
@@ -223,7 +205,7 @@ class ReplicaWatch:
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
                 error = replace(error, message=message, hint=_GIVEN_UP_HINT)
-                await self._on_give_up(self.replica, error)
+                await self.on_give_up(self.replica, error)
 
     async def _start_again(self) -> None:
         if self._writer is not None:
@@ -232,7 +214,7 @@ class ReplicaWatch:
         else:
             self._handled_generation = 0  # a new shim counts anew
             try:
-                await asyncio.to_thread(run_files.revive, self._run_file)
+                await asyncio.to_thread(run_files.revive, self.run_file)
             except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
                 log.exception(
                     "cannot start a shim of replica %s", self.replica.id, extra=self._log_fields

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...environments import run_files
@@ -34,25 +35,17 @@ from .work_queue import BackgroundTasks
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ReplicaManager:
     """Owns the watches of all replicas, and which of them the reconciler restarts."""
 
-    def __init__(
-        self,
-        store: AsyncStore,
-        status: StatusWriter,
-        tasks: BackgroundTasks,
-        runs: Path,
-        timing: Timing,
-    ) -> None:
-        """Args: `runs` is the folder of run files."""
-        self.responsibility = Responsibility()
-        self._store = store
-        self._status = status
-        self._timing = timing
-        self._tasks = tasks
-        self._runs = runs
-        self._watches: dict[str, ReplicaWatch] = {}  # by the replica's id
+    store: AsyncStore
+    status: StatusWriter
+    tasks: BackgroundTasks
+    runs: Path  # the folder of run files
+    timing: Timing
+    responsibility: Responsibility = field(init=False, default_factory=Responsibility)
+    _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
 
     @property
     def live(self) -> dict[str, Json]:
@@ -63,7 +56,7 @@ class ReplicaManager:
 
     async def adopt(self, environment: Environment) -> None:
         """Watch every replica of the environment that has a run file."""
-        rows = await self._store.read(queries.replicas(environment.name))
+        rows = await self.store.read(queries.replicas(environment.name))
         known = {replica.id: replica for replica in rows}
         for run_file in await self._run_files(environment):
             watch = self._watches.get(run_file.replica_id)
@@ -76,15 +69,10 @@ class ReplicaManager:
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = _new_replica(run_file)
             watch = ReplicaWatch(
-                replica,
-                run_file,
-                self.responsibility,
-                self._timing,
-                on_change=self._record,
-                on_give_up=self._give_up,
+                replica, run_file, self.responsibility, self.timing, self._record, self._give_up
             )
             self._watches[replica.id] = watch
-            watch.task = self._tasks.spawn(watch.run(), f"watch {replica.id}")
+            watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
 
     async def confirm_ready(self, replicas: list[Json]) -> None:
@@ -117,7 +105,7 @@ class ReplicaManager:
 
     async def _run_files(self, environment: Environment) -> list[RunFile]:
         """What its own launch has started: the name may have had, or have by now, another."""
-        found = await asyncio.to_thread(run_files.of_environment, self._runs, environment.name)
+        found = await asyncio.to_thread(run_files.of_environment, self.runs, environment.name)
         return [run_file for run_file in found if run_file.request_id == environment.request_id]
 
     # Writing what was observed.
@@ -126,35 +114,35 @@ class ReplicaManager:
         """Write how a replica is, and what that makes of its environment."""
 
         async def write() -> None:
-            await self._status.set_replica(replica)
+            await self.status.set_replica(replica)
             if self.responsibility.is_ours(replica.environment):
                 await self.observe(replica.environment)
 
-        await self._status.insist(write)
+        await self.status.insist(write)
 
     async def _give_up(self, replica: Replica, error: RequestError) -> None:
         """Write why a replica is not started again, and free what it holds."""
         await self._record(replica)
-        await self._status.insist(lambda: self._fail(replica.environment, error))
+        await self.status.insist(lambda: self._fail(replica.environment, error))
         # Last: it cancels the watch that calls this.
-        self._tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
+        self.tasks.spawn(self._stop_one(replica), f"stop {replica.id}")
 
     async def _fail(self, name: str, error: RequestError) -> None:
-        environment = await self._store.read(queries.environment(name))
+        environment = await self.store.read(queries.environment(name))
         if environment is not None and environment.state is EnvironmentState.FAILED:
-            await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
+            await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write how an environment is whose launch succeeded."""
-        environment = await self._store.read(queries.environment(name))
+        environment = await self.store.read(queries.environment(name))
         if environment is None or environment.state is EnvironmentState.STOPPING:
             return  # that its replicas go is what was asked for
-        replicas = [each.state for each in await self._store.read(queries.replicas(name))]
+        replicas = [each.state for each in await self.store.read(queries.replicas(name))]
         state = observed_state(replicas)
         # A replica that FAILED has said why itself (`_give_up`).
         unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
         error = _lost_replicas(name) if unexplained else None
-        await self._status.set_environment(name, state, address=address, error=error)
+        await self.status.set_environment(name, state, address=address, error=error)
 
     # Stopping.
 
@@ -162,8 +150,8 @@ class ReplicaManager:
         """Nothing is left of the environment when this returns."""
         await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
         self.responsibility.forget(name)
-        await asyncio.to_thread(run_files.stop_environment, self._runs, name)
-        await self._store.write(observing.delete_replicas, name)
+        await asyncio.to_thread(run_files.stop_environment, self.runs, name)
+        await self.store.write(observing.delete_replicas, name)
 
     async def _stop_one(self, replica: Replica) -> None:
         watch = self._watches.pop(replica.id, None)
@@ -181,13 +169,11 @@ class ReplicaManager:
 
     async def stop_strays(self, live: set[str]) -> None:
         """Stop replicas that belong to no environment: a launch and a daemon died together."""
-        found = await asyncio.to_thread(run_files.all_of, self._runs)
+        found = await asyncio.to_thread(run_files.all_of, self.runs)
         strays = [run_file for run_file in found if run_file.environment not in live]
-        for run_file in strays:
-            extra = {"replica": run_file.replica_id, "environment": run_file.environment}
-            log.warning(
-                "stopping replica %s: no environment owns it", run_file.replica_id, extra=extra
-            )
+        for stray in strays:
+            extra = {"replica": stray.replica_id, "environment": stray.environment}
+            log.warning("stopping stray replica %s", stray.replica_id, extra=extra)
         if strays:
             await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in strays])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...requests_db.async_store import AsyncStore
@@ -60,31 +61,23 @@ class BackgroundTasks:
             log.error("%s has ended: %s", task.get_name(), exc, exc_info=exc)
 
 
+@dataclass(eq=False)
 class WorkQueue:
     """Owns the names that are due, and the tasks that reconcile them."""
 
-    def __init__(
-        self,
-        store: AsyncStore,
-        bus: EventBus,
-        tasks: BackgroundTasks,
-        status: StatusWriter,
-        reconcile: Callable[[str, bool], Coroutine[Any, Any, None]],
-        timing: Timing,
-    ) -> None:
-        """Args: `reconcile` takes a name, and whether to adopt what its launch has started."""
-        self._store = store
-        self._bus = bus
-        self._tasks = tasks
-        self._status = status
-        self._reconcile = reconcile
-        self._timing = timing
-        self._due: dict[str, bool] = {}  # names; whether to adopt
-        self._running: dict[str, asyncio.Task[None]] = {}  # by name
+    store: AsyncStore
+    bus: EventBus
+    tasks: BackgroundTasks
+    status: StatusWriter
+    # Takes a name, and whether to adopt what its launch has started.
+    reconcile: Callable[[str, bool], Coroutine[Any, Any, None]]
+    timing: Timing
+    _due: dict[str, bool] = field(init=False, default_factory=dict)  # names; whether to adopt
+    _running: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)  # by name
 
     async def follow(self) -> None:
         """Reconcile what events are about, until cancelled."""
-        with self._bus.subscribe() as subscription:
+        with self.bus.subscribe() as subscription:
             while True:
                 for event in await subscription.next():
                     self._on_event(event)
@@ -105,7 +98,7 @@ class WorkQueue:
         """Reconcile the environment soon."""
         self._due[name] = adopt or self._due.get(name, False)
         if name not in self._running:
-            self._running[name] = self._tasks.spawn(self._run(name), f"reconcile {name}")
+            self._running[name] = self.tasks.spawn(self._run(name), f"reconcile {name}")
 
     def _on_event(self, event: Event) -> None:
         if event.environment is None:
@@ -119,7 +112,7 @@ class WorkQueue:
     async def _add_all(self, subscription: Subscription) -> None:
         """Events were dropped; their contents are in the tables."""
         subscription.lagged = False  # before the tables are read
-        for name in await self._status.insist(lambda: self._store.read(queries.names())):
+        for name in await self.status.insist(lambda: self.store.read(queries.names())):
             self.add(name, adopt=True)
 
     async def _run(self, name: str) -> None:
@@ -132,10 +125,10 @@ class WorkQueue:
     async def _try(self, name: str, *, adopt: bool) -> None:
         extra = {"environment": name}
         try:
-            await self._reconcile(name, adopt)
+            await self.reconcile(name, adopt)
         except DatabaseError as exc:
             log.warning("cannot reconcile %s, trying again: %s", name, exc, extra=extra)
             self._due[name] = adopt or self._due.get(name, False)
-            await asyncio.sleep(self._timing.retry_seconds)
+            await asyncio.sleep(self.timing.retry_seconds)
         except Exception:
             log.exception("cannot reconcile %s", name, extra=extra)

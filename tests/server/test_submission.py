@@ -185,7 +185,7 @@ async def test_an_id_may_be_shortened_while_only_one_fits(submitter: Submitter) 
 
 
 async def test_a_prefix_of_several_names_them(submitter: Submitter) -> None:
-    big = Submitter(submitter._store, submitter._dispatcher, submitter._bus, Settings())
+    big = Submitter(submitter.store, submitter.dispatcher, submitter.bus, Settings())
     ids = [(await submit(big, "check")).id for _ in range(17)]  # of 16 first digits
     first = [i[0] for i in ids]
     twice = next(digit for digit in first if first.count(digit) > 1)
