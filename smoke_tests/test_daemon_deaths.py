@@ -75,7 +75,7 @@ def test_a_stopped_daemon_leaves_environments_to_the_next(machine: Machine) -> N
     assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
 
 
-def test_a_replica_that_dies_is_replaced_and_says_why(machine: Machine) -> None:
+def test_a_replica_that_exits_is_replaced_and_its_exit_is_shown(machine: Machine) -> None:
     machine.ok("launch", "echo")
     pid = machine.environment("echo")["replicas"][0]["pid"]
     psutil.Process(pid).kill()
@@ -92,7 +92,7 @@ def test_a_replica_that_dies_is_replaced_and_says_why(machine: Machine) -> None:
     say_hello(machine.environment("echo")["address"])
 
 
-def test_a_replica_that_died_while_no_daemon_lived_is_replaced(machine: Machine) -> None:
+def test_a_replica_that_exited_while_no_daemon_ran_is_replaced(machine: Machine) -> None:
     machine.ok("launch", "echo")
     environment = machine.environment("echo")
     machine.kill_daemon()
@@ -119,7 +119,7 @@ def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
     say_hello(environment["address"])
 
 
-def test_two_starts_at_once_make_one_daemon(machine: Machine) -> None:
+def test_two_simultaneous_starts_make_one_daemon(machine: Machine) -> None:
     starts = [machine.start("up", "--json") for _ in range(4)]
     answers = [start.communicate(timeout=60) for start in starts]
     assert [start.returncode for start in starts] == [0] * 4, answers

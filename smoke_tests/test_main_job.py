@@ -128,7 +128,7 @@ def test_replicas_share_one_address(machine: Machine) -> None:
     say_hello(environment["address"])
 
 
-def test_interrupting_a_launch_detaches_and_says_how_to_come_back(
+def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
     machine: Machine, tmp_path: Path
 ) -> None:
     (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
@@ -144,7 +144,7 @@ def test_interrupting_a_launch_detaches_and_says_how_to_come_back(
     machine.ok("cancel", request["id"])
 
 
-def test_the_same_command_under_the_name_nobody_else_owns(machine: Machine) -> None:
+def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
     other = subprocess.run(
         [OPENENV + "d", "status", "--json"],
         env=machine.environ,

@@ -105,7 +105,7 @@ def with_cgroups() -> None:
         pytest.skip(f"no cgroups: {why_not}")
 
 
-def test_out_of_memory_is_told_wherever_one_looks(machine: Machine, hungry: Path) -> None:
+def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Path) -> None:
     machine.ok("launch", "echo", "--name", "neighbour")
     before = machine.environment("neighbour")
     workers = _workers(machine)

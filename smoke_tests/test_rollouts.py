@@ -117,7 +117,7 @@ def every_episode_is_there_once(machine: Machine) -> None:
     )
 
 
-def test_a_killed_daemon_goes_on_with_the_rollout(machine: Machine) -> None:
+def test_the_next_daemon_continues_a_killed_ones_rollout(machine: Machine) -> None:
     request_id = begin(machine)
     eventually(lambda: recorded(machine) > 0)
     machine.kill_daemon()
@@ -129,7 +129,9 @@ def test_a_killed_daemon_goes_on_with_the_rollout(machine: Machine) -> None:
     every_episode_is_there_once(machine)
 
 
-def test_after_a_killed_worker_the_same_command_plays_what_is_missing(machine: Machine) -> None:
+def test_after_a_killed_worker_the_same_command_plays_the_missing_episodes(
+    machine: Machine,
+) -> None:
     request_id = begin(machine)
     eventually(lambda: recorded(machine) > 0)
     worker_of(machine).kill()
@@ -165,7 +167,7 @@ def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_membe
         assert {row["seed"] for row in members} == {first // 4}
 
 
-def test_a_cancelled_rollout_keeps_what_has_finished(machine: Machine) -> None:
+def test_a_cancelled_rollout_keeps_finished_episodes(machine: Machine) -> None:
     request_id = begin(machine)
     eventually(lambda: recorded(machine) > 0)
     machine.ok("cancel", request_id)
@@ -176,7 +178,7 @@ def test_a_cancelled_rollout_keeps_what_has_finished(machine: Machine) -> None:
     every_episode_is_there_once(machine)
 
 
-def test_a_policy_that_leaks_is_named_and_what_it_finished_is_kept(machine: Machine) -> None:
+def test_a_leaking_policy_is_named_and_its_finished_episodes_are_kept(machine: Machine) -> None:
     leak = machine.home.parent / "leak"
     leak.touch()
     request_id = begin(machine, "leak", "--memory", "300M")
@@ -197,7 +199,7 @@ def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
     every_episode_is_there_once(machine)
 
 
-def test_a_policy_that_hangs_costs_its_own_episodes_and_is_told(machine: Machine) -> None:
+def test_a_hanging_policy_is_reported_and_fails_only_its_own_episodes(machine: Machine) -> None:
     write_policies(machine.home.parent)
     machine.ok("launch", "echo")
     arguments = ["--episodes", "12", "--max-steps", "5", "--out", "out", "--retries", "0"]

@@ -56,7 +56,7 @@ def ask(address: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def test_a_reset_that_raises_is_told_to_the_client(
+def test_an_exception_in_reset_is_sent_to_the_client(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
     machine.ok("launch", write_environment(RESET_RAISES), "--name", "sample")
@@ -66,7 +66,7 @@ def test_a_reset_that_raises_is_told_to_the_client(
     assert "the level file is missing" in answer["data"]["message"]
 
 
-def test_an_import_that_fails_is_told_with_its_last_lines(
+def test_a_failed_import_is_reported_with_the_end_of_its_log(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
     answer = machine.run("launch", write_environment(IMPORT_FAILS), "--name", "sample")
@@ -85,7 +85,7 @@ def test_an_environment_that_exits_at_once_fails_at_once(
     assert "no licence" in answer.err
 
 
-def test_an_environment_that_is_never_ready_is_given_up_with_its_last_words(
+def test_an_environment_that_is_never_ready_fails_with_the_end_of_its_log(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
     source = write_environment(NEVER_READY)
@@ -172,7 +172,7 @@ def test_bad_input_gets_a_clear_line_and_leaves_nothing(
         assert word in answer.err, answer.text
 
 
-def test_a_taken_name_says_where_it_runs(machine: Machine) -> None:
+def test_an_error_for_a_taken_name_has_its_address(machine: Machine) -> None:
     machine.ok("launch", "echo")
     answer = machine.run("launch", "echo")
     assert answer.code == 1, answer.text
@@ -180,7 +180,7 @@ def test_a_taken_name_says_where_it_runs(machine: Machine) -> None:
     assert "openenv down echo" in answer.err
 
 
-def test_a_taken_port_says_by_whom(machine: Machine) -> None:
+def test_an_error_for_a_taken_port_names_the_process(machine: Machine) -> None:
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
     port = address.rpartition(":")[2]
     answer = machine.run("launch", "echo", "--name", "other", "--port", port)

@@ -30,7 +30,7 @@ def test_the_table_fits_eighty_columns() -> None:
     assert "6.25 (2.75-9.75)" in lines[-1]
 
 
-def test_what_differs_between_batches_has_a_column() -> None:
+def test_values_that_differ_between_batches_have_a_column() -> None:
     lines = lines_of(Report([summary(mode="http"), summary(wait_seconds=0.5)]))
     assert lines[1] == "benchmark"
     assert lines[2].split()[:3] == ["mode", "wait", "sessions"]

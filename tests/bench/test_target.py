@@ -28,7 +28,7 @@ def test_an_address_is_read_as_it_is_written(url: str, host: str, port: int, pat
 
 
 @pytest.mark.parametrize("url", ["", "https://host", "http://host:port", "http://", "ftp://host"])
-def test_what_cannot_be_measured_is_refused(url: str) -> None:
+def test_an_address_that_cannot_be_measured_is_refused(url: str) -> None:
     with pytest.raises(InvalidPlan):
         target_of_url("it", url)
 

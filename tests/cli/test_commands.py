@@ -78,9 +78,7 @@ def test_launch_shows_the_log_and_prints_address_and_snippet(
     assert "preparing" not in answer.out
 
 
-def test_that_a_launch_is_ready_is_said_once(
-    command: Command, accepts: Callable[..., None]
-) -> None:
+def test_a_ready_launch_is_announced_once(command: Command, accepts: Callable[..., None]) -> None:
     told = "trial is ready at http://127.0.0.1:21000"
     accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{told} (0.3 s)\n")
     answer = command("launch", "echo", "--name", "trial")
@@ -134,7 +132,7 @@ def test_launch_sends_the_given_options_and_no_others(
     }
 
 
-def test_a_launch_that_fails_says_why_on_stderr(
+def test_a_failed_launch_prints_the_reason_on_stderr(
     command: Command, accepts: Callable[..., None]
 ) -> None:
     accepts(FAILED)
@@ -190,7 +188,7 @@ def test_a_wrong_command_line_is_json_too(command: Command, fake: FakeDaemon) ->
     assert "SOURCE" in answer.json["error"]["message"]
 
 
-def test_an_interrupted_launch_detaches_and_says_how_to_come_back(
+def test_an_interrupted_launch_detaches_and_prints_how_to_follow_it(
     process: Process, fake: FakeDaemon, accepts: Callable[..., None]
 ) -> None:
     accepts(READY)
@@ -243,7 +241,7 @@ def _hold_stream(fake: FakeDaemon) -> threading.Event:
 # status, requests, logs
 
 
-def test_status_json_is_what_the_daemon_says(command: Command, status: dict[str, Any]) -> None:
+def test_status_json_is_the_daemons_json(command: Command, status: dict[str, Any]) -> None:
     assert command("status", "--json").json == status
 
 
@@ -272,7 +270,7 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
 
 
-def test_status_of_a_name_tells_the_latest_failures_and_counts_the_others(
+def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(
     command: Command, fake: FakeDaemon
 ) -> None:
     failed = [
@@ -286,7 +284,7 @@ def test_status_of_a_name_tells_the_latest_failures_and_counts_the_others(
     assert "and 2 more: openenv requests --state failed" in out
 
 
-def test_status_of_nothing_says_what_to_try(command: Command, fake: FakeDaemon) -> None:
+def test_an_empty_status_suggests_a_command(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
     assert "openenv launch echo" in command("status").out
 
@@ -329,7 +327,7 @@ def test_a_misspelled_name_is_4_with_near_matches(
     assert "did you mean trial?" in answer.err
 
 
-def test_status_watch_tells_every_change_as_json_lines(
+def test_status_watch_prints_every_change_as_json_lines(
     process: Process, fake: FakeDaemon, status: dict[str, Any]
 ) -> None:
     more, done = threading.Event(), threading.Event()
@@ -354,7 +352,7 @@ def test_status_watch_tells_every_change_as_json_lines(
     assert watch.returncode == 130
 
 
-def test_requests_filters_and_tells(command: Command, fake: FakeDaemon) -> None:
+def test_requests_are_filtered_and_printed(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/requests", {"requests": [READY, FAILED]})
     answer = command("requests", "--state", "failed", "--json")
     assert [r["id"] for r in answer.json["requests"]] == [ID, ID]
@@ -362,7 +360,7 @@ def test_requests_filters_and_tells(command: Command, fake: FakeDaemon) -> None:
     assert "launch trial" in command("requests").out
 
 
-def test_logs_of_an_environment_end_with_why_it_is_not_well(
+def test_logs_of_a_degraded_environment_end_with_the_reason(
     command: Command, fake: FakeDaemon
 ) -> None:
     environment = new_environment(state="DEGRADED")
@@ -374,7 +372,7 @@ def test_logs_of_an_environment_end_with_why_it_is_not_well(
     assert "SIGKILL" in answer.err
 
 
-def test_logs_of_an_environment_without_one_are_its_launchs(
+def test_an_environment_without_a_log_shows_its_launchs_log(
     command: Command, fake: FakeDaemon
 ) -> None:
     fake.get("/v1/environments/trial", {"environment": new_environment()})
@@ -421,9 +419,7 @@ def test_wait_follows_a_request_that_runs(command: Command, fake: FakeDaemon) ->
     assert "SUCCEEDED" in answer.out
 
 
-def test_an_unknown_id_is_said_before_anything_is_waited_for(
-    command: Command, fake: FakeDaemon
-) -> None:
+def test_an_unknown_id_is_reported_before_any_wait(command: Command, fake: FakeDaemon) -> None:
     fake.ends(new_request("1"))
     assert command("wait", "1", "nobody").code == 4
     assert not [call for call in fake.calls if "events" in call[1]]
@@ -437,7 +433,7 @@ def test_cancel_reports_requests_that_had_ended_already(command: Command, fake: 
     assert "has already ended" in answer.out
 
 
-def test_down_waits_and_goes_on_past_an_unknown_name(command: Command, fake: FakeDaemon) -> None:
+def test_down_waits_and_continues_after_an_unknown_name(command: Command, fake: FakeDaemon) -> None:
     ended = new_request("9", operation="down", label="down trial")
 
     def submit(call: Call) -> None:
@@ -492,7 +488,7 @@ def test_prune_of_nothing_says_so(command: Command, fake: FakeDaemon) -> None:
     assert command("prune").out.startswith("nothing to remove")
 
 
-def test_up_tells_address_limits_and_plan(command: Command, fake: FakeDaemon) -> None:
+def test_up_prints_address_limits_and_plan(command: Command, fake: FakeDaemon) -> None:
     info = {
         "daemon": daemon_json(fake),
         "limits": {"cpus": 4.0, "memory_bytes": 2**34, "sources": {"memory": "machine"}},

@@ -61,18 +61,18 @@ def test_a_log_tail_that_was_just_seen_is_not_repeated() -> None:
     assert not any("weights" in line for line in lines)
 
 
-def test_a_cancelled_request_says_only_that() -> None:
+def test_a_cancelled_request_shows_only_its_state() -> None:
     lines = shown(failures.request_failure(new_request(state="CANCELLED")))
     assert lines == ["✗ launch trial  CANCELLED"]
 
 
-def test_a_replica_that_came_back_says_why_it_had_gone() -> None:
+def test_a_restarted_replica_shows_how_its_server_exited() -> None:
     environment = new_environment()
     environment["replicas"][0].update(restarts=1, message="was killed by SIGKILL")
     assert failures.environment_failure(environment) == ["  trial replica 0: was killed by SIGKILL"]
 
 
-def test_a_healthy_environment_has_nothing_to_tell() -> None:
+def test_a_healthy_environment_has_no_failure_lines() -> None:
     assert failures.environment_failure(new_environment()) == []
 
 

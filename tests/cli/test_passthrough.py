@@ -50,11 +50,11 @@ def test_help_lists_upstreams_commands_without_importing_it(
     assert "openenv" not in sys.modules
 
 
-def test_help_does_not_list_what_is_not_there(command: Command, absent: None) -> None:
+def test_help_lists_installed_commands_only(command: Command, absent: None) -> None:
     assert "Upstream's commands" not in command("--help").out
 
 
-def test_a_command_of_upstreams_says_where_it_comes_from(command: Command, absent: None) -> None:
+def test_a_missing_upstream_command_names_its_package(command: Command, absent: None) -> None:
     answer = command("init", "my_env")
     assert answer.code == 2
     assert "pip install openenv" in answer.err

@@ -55,7 +55,7 @@ def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.Monke
     assert "env" not in _payload(("echo",), {**NOTHING, "policy": "random"})
 
 
-def test_stages_are_sent_as_they_were_said() -> None:
+def test_stages_are_sent_unchanged() -> None:
     said = {"group": 4, "advantages": "leave-one-out", "filters": ("min-steps=3", "failed")}
     sent = _payload(("echo",), {**NOTHING, **said, "policy_timeout_seconds": 2.5})
     assert {key: sent[key] for key in said} == {**said, "filters": ["min-steps=3", "failed"]}
@@ -110,7 +110,7 @@ def test_the_summary_counts_dropped_episodes_and_their_groups() -> None:
     assert "  3 successful ones are left out with their groups\n" in text
 
 
-def test_a_rollout_that_was_cancelled_says_how_it_goes_on() -> None:
+def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     told, lines = _conclude({"state": "CANCELLED", "result": None})
     assert told == {"rollout": None}
     assert lines == ["  finished episodes are kept: the same command plays the missing ones"]

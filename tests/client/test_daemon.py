@@ -66,7 +66,7 @@ def test_a_daemon_of_another_version_is_named(fake: FakeDaemon) -> None:
     assert "openenv stop" in caught.value.hint
 
 
-def test_the_lock_says_whether_a_daemon_lives(fake: FakeDaemon) -> None:
+def test_the_lock_shows_whether_a_daemon_runs(fake: FakeDaemon) -> None:
     assert daemon.is_running(fake.paths)
 
 
@@ -75,7 +75,7 @@ def test_a_lock_file_that_is_not_locked_is_no_daemon(paths: Paths) -> None:
     assert not daemon.is_running(paths)
 
 
-def test_a_daemon_that_says_why_it_cannot_start_is_quoted(paths: Paths, program: Program) -> None:
+def test_the_daemons_reason_for_not_starting_is_quoted(paths: Paths, program: Program) -> None:
     error = {"kind": "port_in_use", "message": "port 1 is taken", "hint": "another"}
     program(
         f"os.write(ready, json.dumps({{'ready': False, 'error': {error!r}}}).encode() + b'\\n')"
@@ -138,7 +138,7 @@ def test_settings_reach_the_daemon(paths: Paths, program: Program) -> None:
         daemon.connect(paths, settings={"port": 0})
 
 
-def test_the_daemons_command_has_flags_for_what_was_said_alone() -> None:
+def test_the_daemons_command_has_flags_for_given_settings_only() -> None:
     command = daemon.server_command({"port": 0, "max_long_workers": None}, "--ready-fd", "3")
     assert command[1:] == ["-P", "-m", "openenvd.server", "--ready-fd", "3", "--port=0"]
 

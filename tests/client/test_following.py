@@ -79,7 +79,7 @@ def test_an_end_that_was_missed_is_found_with_the_rest_of_the_log(
     assert names == ["state", "log", "state"]
 
 
-def test_a_daemon_that_does_not_come_back_is_said_with_the_way_on(
+def test_a_daemon_that_does_not_return_is_reported_with_a_hint(
     fake: FakeDaemon, client: DaemonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stream(call: Call) -> None:
@@ -99,7 +99,7 @@ def test_an_unknown_request_is_refused_and_not_waited_for(client: DaemonClient) 
         following.wait(client, "nobody")
 
 
-def test_run_raises_what_the_request_failed_of(fake: FakeDaemon, client: DaemonClient) -> None:
+def test_run_raises_the_requests_error(fake: FakeDaemon, client: DaemonClient) -> None:
     error = {"kind": "operation_error", "message": "no such thing", "hint": "another"}
     failed = new_request("1", state="FAILED", error=error)
     fake.post("/v1/requests", (202, {"request_id": "1", "request": RUNNING}))

@@ -12,7 +12,7 @@ from openenvd.client.http import HttpClient, parse_events
 from .fake_daemon import Call, FakeDaemon, new_request
 
 
-def test_a_submission_carries_only_what_was_said(fake: FakeDaemon, client: DaemonClient) -> None:
+def test_a_submission_carries_given_options_only(fake: FakeDaemon, client: DaemonClient) -> None:
     fake.post("/v1/requests", (202, {"request_id": "1", "request": new_request("1")}))
     client.submit("launch", {"name": "x"}, priority=None, timeout_seconds=5.0)
     [(_, _, body)] = fake.calls
@@ -76,7 +76,7 @@ def test_a_chunked_log_comes_as_text_with_characters_whole(
     assert fake.calls[0][1] == "/v1/requests/1/logs?tail=3&follow=true"
 
 
-def test_keep_alives_are_no_events() -> None:
+def test_keep_alives_are_not_events() -> None:
     lines = [b": still here\n", b"\n", b"id: 4:2\n", b"event: log\n", b'data: {"text": "a"}\n']
     [event] = parse_events(iter([*lines, b"\n"]))
     assert (event.id, event.name, event.data) == ("4:2", "log", {"text": "a"})

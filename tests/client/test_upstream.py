@@ -83,7 +83,7 @@ def test_a_launch_that_fails_raises_its_message(fake: FakeDaemon) -> None:
     assert len([call for call in fake.calls if call[0] == "POST"]) == 1
 
 
-def test_what_is_not_started_is_said(fake: FakeDaemon) -> None:
+def test_a_provider_that_was_not_started_is_an_error(fake: FakeDaemon) -> None:
     provider = OpenEnvdProvider()
     with pytest.raises(RuntimeError, match="not been started"):
         provider.wait_for_ready()

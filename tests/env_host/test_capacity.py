@@ -142,7 +142,7 @@ def _steps(seen: Json) -> int:
     return sum(shard["totals"]["steps"] for shard in seen["shards"])
 
 
-def test_the_shim_is_told_when_something_has_changed(start: StartHost) -> None:
+def test_the_shim_is_notified_of_changes(start: StartHost) -> None:
     host = start(shards=2, max_sessions=6)
     host.ready()
     while (told := (host.note() or {}).get("capacity")) is None:
@@ -177,7 +177,7 @@ def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
     until(lambda: capacity(host)["shards"][1]["state"] == "alive")
 
 
-def test_the_longest_blocked_shard_says_for_how_long(scoreboard: Scoreboard) -> None:
+def test_the_longest_blocked_shard_gives_the_duration(scoreboard: Scoreboard) -> None:
     wedged = list(LoopState).index(LoopState.WEDGED)
     serving(scoreboard[0], LOOP_STATE=wedged, HEARTBEAT=NOW - 12 * MICROSECONDS)
     serving(scoreboard[1], WATCHDOG=NOW - 6 * MICROSECONDS, HEARTBEAT=NOW - 7 * MICROSECONDS)

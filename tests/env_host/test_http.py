@@ -25,7 +25,7 @@ def rpc(host: Host, method: str, **params: Any) -> Any:
     return host.http("POST", "/mcp", request)[1]
 
 
-def test_health_says_healthy(echo: Host) -> None:
+def test_health_answers_healthy(echo: Host) -> None:
     assert echo.http("GET", "/health") == (200, {"status": "healthy"})
 
 

@@ -122,7 +122,7 @@ def test_a_session_whose_environment_cannot_be_created_gets_the_reason(start: St
             assert client.receive()["data"]["code"] == "FACTORY_ERROR"
 
 
-def test_a_handshake_is_refused_when_its_process_dies_first(start: StartHost) -> None:
+def test_a_handshake_is_refused_when_its_process_exits_first(start: StartHost) -> None:
     host = start(isolate=True, max_sessions=2, env={"FAIL_SESSIONS": "1"})
     host.ready()
     with pytest.raises(InvalidStatus) as refused, host.open():
@@ -156,7 +156,7 @@ def test_http_is_answered_by_the_front(start: StartHost) -> None:
     assert host.http("POST", "/reset", {})[0] == 200
 
 
-def test_stopping_ends_isolated_sessions_and_says_why(start: StartHost) -> None:
+def test_stopping_ends_isolated_sessions_with_a_reason(start: StartHost) -> None:
     host = start("Single", max_sessions=3)
     host.ready()
     with ExitStack() as stack:
@@ -167,7 +167,7 @@ def test_stopping_ends_isolated_sessions_and_says_why(start: StartHost) -> None:
     assert not [process for process in processes if process.is_running()]
 
 
-def test_when_the_front_dies_the_isolated_sessions_go_on(start: StartHost) -> None:
+def test_isolated_sessions_continue_when_the_front_exits(start: StartHost) -> None:
     host = start("Single", max_sessions=2)
     host.ready()
     (front,) = shards(host)

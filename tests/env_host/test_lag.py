@@ -177,7 +177,7 @@ def hold_until_told(told: Told) -> str:
     return told.lines.get(timeout=60)
 
 
-async def test_the_stack_of_what_holds_the_loop_is_logged(told: Told) -> None:
+async def test_the_stack_of_the_code_that_blocks_the_loop_is_logged(told: Told) -> None:
     with EventLoopLagMonitor("collector", stall_seconds=0.05):
         line = hold_until_told(told)
     assert line.startswith("collector is blocked for 0.")
@@ -185,7 +185,7 @@ async def test_the_stack_of_what_holds_the_loop_is_logged(told: Told) -> None:
     assert "thread MainThread" in line
 
 
-async def test_the_end_of_a_stall_is_logged_and_the_next_one_is_told_again(told: Told) -> None:
+async def test_the_end_of_a_stall_and_the_next_stall_are_logged(told: Told) -> None:
     with EventLoopLagMonitor("collector", stall_seconds=0.05):
         hold_until_told(told)
         over = await asyncio.to_thread(told.lines.get, timeout=60)
@@ -193,7 +193,7 @@ async def test_the_end_of_a_stall_is_logged_and_the_next_one_is_told_again(told:
         assert "is blocked for" in hold_until_told(told)
 
 
-async def test_heartbeats_come_while_the_loop_is_held() -> None:
+async def test_heartbeats_continue_while_the_loop_is_blocked() -> None:
     beats: SimpleQueue[LagSnapshot] = SimpleQueue()
     with EventLoopLagMonitor(stall_seconds=0.05, on_heartbeat=beats.put):
         while beats.get(timeout=60).state is not LoopState.WEDGED:
@@ -210,7 +210,7 @@ async def test_a_heartbeat_that_raises_ends_nothing(told: Told) -> None:
         assert any("is blocked for" in line for line in lines)
 
 
-def test_a_loop_that_has_ended_is_dead() -> None:
+def test_an_ended_loop_is_reported_dead() -> None:
     monitor = EventLoopLagMonitor()
 
     async def start() -> None:
@@ -245,7 +245,7 @@ def test_a_thread_that_has_ended_is_named_all_the_same() -> None:
     assert "has ended" in held_by(-1)
 
 
-def test_it_stands_alone(child: Callable[[str], str]) -> None:
+def test_the_module_imports_the_standard_library_only(child: Callable[[str], str]) -> None:
     modules = child("import openenvd.system.loop_lag, sys; print(*sys.modules)")
     assert not {"pydantic", "uvicorn", "fastapi", "psutil"} & set(modules.split())
 

@@ -88,7 +88,7 @@ def test_arguments_reach_a_reset_that_takes_any(start: StartHost) -> None:
         ('{"type":"step","data":{"what":"raise"}}', "EXECUTION_ERROR"),
     ],
 )
-def test_a_bad_frame_is_answered_and_the_session_goes_on(
+def test_a_bad_frame_is_answered_and_the_session_continues(
     start: StartHost, sent: str, code: str
 ) -> None:
     host = start()

@@ -133,7 +133,7 @@ def test_the_connection_that_waited_longest_in_any_shard_goes_first() -> None:
         (b"", Head()),
     ],
 )
-def test_a_request_head_says_what_its_connection_asks_for(head: bytes, meaning: Head) -> None:
+def test_a_request_head_determines_where_its_connection_goes(head: bytes, meaning: Head) -> None:
     assert read_head(head) == meaning
 
 

@@ -47,7 +47,7 @@ def last_word(client: Client) -> tuple[dict[str, Any], int]:
     return answer, closed.value.rcvd.code
 
 
-def test_ready_says_how_many_shards_there_are(start: StartHost) -> None:
+def test_ready_has_the_number_of_shards(start: StartHost) -> None:
     host = start(shards=3, max_sessions=12)
     assert host.ready().items() >= {"max_sessions": 12, "shards": 3, "isolate": False}.items()
     assert len(shards(host)) == 3
@@ -77,7 +77,7 @@ def test_http_is_answered_while_all_slots_are_taken(start: StartHost) -> None:
         assert host.http("GET", "/health") == (200, {"status": "healthy"})
 
 
-def test_the_shim_is_told_the_number_of_sessions_of_all_shards(start: StartHost) -> None:
+def test_the_number_of_sessions_of_all_shards_is_reported_to_the_shim(start: StartHost) -> None:
     host = start(shards=2, max_sessions=4)
     host.ready()
     with ExitStack() as stack:

@@ -107,7 +107,7 @@ def kill(state: StateProcess) -> int:
 # What a call carries
 
 
-async def test_what_a_method_returns_is_what_the_call_returns(world: StateProxy) -> None:
+async def test_a_call_returns_the_methods_result(world: StateProxy) -> None:
     assert await world.nothing() is None
     assert await world.echo(a=1, b=[None, "ü", {"c": 0.5}]) == {
         "a": 1,
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_too_large_fails_its_own_call(world: StateProxy)
     assert await world.echo(a=1) == {"a": 1}
 
 
-async def test_what_a_method_raises_reaches_its_caller_alone(world: StateProxy) -> None:
+async def test_an_exception_of_a_method_reaches_its_caller_alone(world: StateProxy) -> None:
     calls: list[Any] = [world.fail(), world.echo(a=1)]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert str(found[0]) == "world.fail: LookupError: there is nothing"
@@ -192,7 +192,7 @@ async def test_no_two_sessions_have_the_same_number(state: StateProcess) -> None
         await link.close()
 
 
-async def test_the_reply_to_a_call_that_was_given_up_reaches_no_other_call(
+async def test_the_reply_to_an_abandoned_call_reaches_no_other_call(
     world: StateProxy,
 ) -> None:
     given_up = asyncio.ensure_future(world.hold(token="first"))
@@ -223,7 +223,7 @@ async def test_the_next_process_of_a_killed_shard_gets_none_of_its_replies(
 # Sessions that end
 
 
-async def test_the_state_is_told_once_when_a_session_leaves(link: StateLink) -> None:
+async def test_session_ended_is_called_once_when_a_session_ends(link: StateLink) -> None:
     stays, leaves, never_called = (
         StateProxy(link),
         StateProxy(link),
@@ -277,7 +277,7 @@ async def test_an_environment_has_its_world_before_its_constructor_runs(link: St
 # The state process dies
 
 
-async def test_all_calls_in_flight_fail_at_once_when_the_state_dies(
+async def test_all_calls_in_flight_fail_at_once_when_the_state_process_exits(
     state: StateProcess, link: StateLink
 ) -> None:
     world = StateProxy(link)
@@ -325,7 +325,7 @@ def test_early_exits_of_the_state_process_delay_its_restart(
     assert restart_delay_seconds(lived, early_exits) == pytest.approx(wanted)
 
 
-async def test_a_call_without_a_state_process_fails_and_says_so(
+async def test_a_call_without_a_state_process_fails_with_a_reason(
     state: StateProcess, link: StateLink
 ) -> None:
     state.record_exit(kill(state))
@@ -335,7 +335,7 @@ async def test_a_call_without_a_state_process_fails_and_says_so(
         await StateProxy(link).within(0.05).nothing()
 
 
-def test_a_state_that_cannot_be_created_says_why() -> None:
+def test_a_failed_create_state_is_reported_with_its_reason() -> None:
     class Broken:
         SHARED_STATE = True
 
@@ -347,7 +347,7 @@ def test_a_state_that_cannot_be_created_says_why() -> None:
         start_state_process(Broken)
 
 
-def test_a_class_without_create_state_says_so() -> None:
+def test_a_class_without_create_state_is_refused() -> None:
     with pytest.raises(StateFailed, match="has no create_state"):
         start_state_process(State)
     assert not shares_state(State)
@@ -465,7 +465,7 @@ async def test_a_call_that_waits_too_long_is_not_sent(world: StateProxy, limited
     await held
 
 
-async def test_calls_that_were_given_up_count_until_they_are_answered(
+async def test_abandoned_calls_count_until_they_are_answered(
     state: StateProcess, limited: Connect
 ) -> None:
     link = await limited(max_calls=3)
@@ -494,7 +494,7 @@ async def test_too_many_waiting_calls_are_refused_at_once(
         call.cancel()
 
 
-async def test_closing_the_link_fails_what_waits(link: StateLink) -> None:
+async def test_closing_the_link_fails_waiting_calls(link: StateLink) -> None:
     world = StateProxy(link)
     held = asyncio.ensure_future(world.hold())
     await world.held(at_least=1)

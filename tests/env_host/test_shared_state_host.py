@@ -177,7 +177,7 @@ def test_a_host_that_cannot_fork_starts_its_state_process_as_a_program(
     ("line", "text"),
     [("fail", "world.fail: LookupError: no chalk"), ("late", "in time")],
 )
-def test_a_failed_call_fails_its_step_and_the_session_goes_on(
+def test_a_failed_call_fails_its_step_and_the_session_continues(
     worlds: StartHost, stack: ExitStack, line: str, text: str
 ) -> None:
     host = worlds("Writer", shards=1, max_sessions=8)
@@ -210,7 +210,7 @@ def test_when_the_state_process_is_killed_every_session_gets_the_reason_and_the_
     assert again["state_pid"] != state_pid
 
 
-def test_when_a_shard_dies_the_state_forgets_its_sessions_and_keeps_the_rest(
+def test_the_state_forgets_the_sessions_of_an_exited_shard_only(
     worlds: StartHost, stack: ExitStack
 ) -> None:
     host = worlds("Writer", shards=2, max_sessions=8)
@@ -225,7 +225,7 @@ def test_when_a_shard_dies_the_state_forgets_its_sessions_and_keeps_the_rest(
     assert "last words" in seen["lines"]
 
 
-def test_the_state_is_told_when_a_session_ends(worlds: StartHost, stack: ExitStack) -> None:
+def test_the_state_is_notified_when_a_session_ends(worlds: StartHost, stack: ExitStack) -> None:
     host = worlds("SyncWriter", shards=1, max_sessions=8)
     host.ready()
     stays = stack.enter_context(host.open())

@@ -79,7 +79,7 @@ def test_ready_reports_the_maximum_of_sessions(start: StartHost) -> None:
     }
 
 
-def test_it_starts_without_upstreams_package(start: StartHost) -> None:
+def test_the_host_starts_without_upstreams_package(start: StartHost) -> None:
     host = start(ECHO)
     host.ready()
     assert host.stop() == 0
@@ -196,7 +196,7 @@ def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstr
     assert host.http("GET", "/health") == (200, "the project")
 
 
-def test_serving_as_it_is_leaves_the_projects_app_alone(start: StartHost, upstream: Path) -> None:
+def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     host = start(None, app_candidates=("app:app",), serve_as_is=True)
     assert host.ready()["serving"] == "as_is"

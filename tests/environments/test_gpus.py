@@ -47,7 +47,7 @@ def test_device_files_are_counted_without_their_companions(tmp_path: Path) -> No
     assert find_gpus(NOBODY, tmp_path) == ("0", "1", "2")
 
 
-def test_the_program_is_asked_where_the_driver_says_nothing(
+def test_nvidia_smi_is_asked_where_the_driver_lists_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"

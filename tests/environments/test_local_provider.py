@@ -208,7 +208,7 @@ def test_a_missing_class_fails_with_one_line(home: Path, tmp_path: Path) -> None
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_import_that_fails_says_of_what(home: Path, tmp_path: Path) -> None:
+def test_a_failed_import_is_reported_with_its_reason(home: Path, tmp_path: Path) -> None:
     source = write_class(tmp_path, "import a_module_that_nobody_has\n")
     replicas = start(home, source, cwd=tmp_path)
     with pytest.raises(ReplicaFailed, match="a_module_that_nobody_has") as caught:

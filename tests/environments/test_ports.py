@@ -21,7 +21,7 @@ def test_without_a_port_a_free_one_of_the_range_is_taken() -> None:
     assert all(FIRST_PORT <= port <= LAST_PORT for port in ports)
 
 
-def test_a_taken_port_names_who_has_it() -> None:
+def test_an_error_for_a_taken_port_names_its_process() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse) as caught:

@@ -43,7 +43,7 @@ def project(folder: Path, packaging: str = "", manifest: str = "name: my-env\n")
 @pytest.mark.parametrize(
     ("packaging", "package"), [(MAPPED, "the_thing"), (SCRIPT, "the_thing"), ("", "my_env")]
 )
-def test_the_package_is_what_the_packaging_says(
+def test_the_package_name_is_read_from_the_packaging(
     tmp_path: Path, packaging: str, package: str
 ) -> None:
     assert package_of(project(tmp_path / "p", packaging)) == package
@@ -129,7 +129,7 @@ def test_serve_options_reach_the_host(tmp_path: Path) -> None:
         assert config.step_timeout_seconds == 7.0
 
 
-def test_a_step_timeout_that_was_said_wins_over_the_manifests() -> None:
+def test_a_given_step_timeout_overrides_the_manifests() -> None:
     resources = ResourceRequest(episode_timeout_seconds=7.0)
     spec = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0).with_manifest(resources)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0

@@ -112,14 +112,16 @@ def test_a_project_with_requirements_alone_is_served_too(tmp_path: Path, layout:
     assert version_seen_by(project_python(project, layout, lambda _: None)) == "2.0"
 
 
-def test_a_project_that_says_nothing_runs_in_our_own_python(tmp_path: Path, layout: Layout) -> None:
+def test_a_project_without_requirements_runs_in_our_own_python(
+    tmp_path: Path, layout: Layout
+) -> None:
     project = make_project(tmp_path / "p")
     (project.folder / "pyproject.toml").unlink()
     assert project_python(project, layout, lambda _: None) is None
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_failure_tells_uvs_last_lines_and_is_no_hindrance_later(
+def test_a_failure_shows_uvs_last_lines_and_does_not_prevent_a_retry(
     tmp_path: Path, layout: Layout
 ) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["other-thing"]')

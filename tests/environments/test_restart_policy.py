@@ -34,7 +34,7 @@ def test_the_pause_never_exceeds_its_bound() -> None:
     assert pause_seconds(1_000_000) == LONGEST_PAUSE_SECONDS
 
 
-def test_one_exit_beyond_the_budget_gives_up_and_says_why() -> None:
+def test_an_exit_beyond_the_budget_ends_restarts_with_a_reason() -> None:
     decision = restart_decision(exits(BUDGET_EXITS + 1), ready_since=NOW - 1, now=NOW)
     assert decision == GiveUp("it exited 6 times within 10 minutes")
 
@@ -44,7 +44,7 @@ def test_exits_before_the_window_do_not_count() -> None:
     assert restart_decision([*old, NOW], ready_since=None, now=NOW) == RestartAfter(0.5)
 
 
-def test_a_healthy_minute_forgives_what_came_before() -> None:
+def test_earlier_exits_do_not_count_after_a_healthy_minute() -> None:
     decision = restart_decision(exits(50), ready_since=NOW - HEALTHY_SECONDS, now=NOW)
     assert decision == RestartAfter(FIRST_PAUSE_SECONDS, forgiven=True)
 

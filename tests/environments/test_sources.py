@@ -35,7 +35,7 @@ def test_a_class_is_looked_for_from_where_the_user_is(tmp_path: Path) -> None:
     assert resolve("pkg.module:Class", tmp_path) == ClassSource("pkg.module:Class", tmp_path)
 
 
-def test_an_unknown_name_says_what_is_near_and_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_name_is_answered_with_similar_and_bundled_names(tmp_path: Path) -> None:
     with pytest.raises(UnknownSource) as caught:
         resolve("ehco", tmp_path)
     assert caught.value.near == ["echo"]
@@ -43,7 +43,7 @@ def test_an_unknown_name_says_what_is_near_and_what_there_is(tmp_path: Path) -> 
     assert "openenv.yaml" in str(caught.value.hint)
 
 
-def test_a_folder_without_a_manifest_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownSource, match=r"has no openenv\.yaml"):
         resolve(".", tmp_path)
 

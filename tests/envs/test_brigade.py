@@ -63,7 +63,7 @@ def gain(singers: int) -> float:
 # The codec
 
 
-def test_a_voice_comes_out_as_it_went_in() -> None:
+def test_encoding_and_decoding_preserve_a_voice() -> None:
     voice = tone(220)
     frames = Encoder().encode(voice.tobytes())
     heard = np.frombuffer(Decoder().decode(frames), np.int16)
@@ -82,7 +82,7 @@ def test_a_singer_costs_no_threads() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0", b"garbage" * 10, b"\xff" * 100])
-def test_what_is_no_frame_of_ours_is_refused(frame: bytes) -> None:
+def test_an_invalid_packet_is_refused(frame: bytes) -> None:
     decoder = Decoder()
     with pytest.raises(NotOpus):
         decoder.decode([frame])
@@ -104,7 +104,7 @@ def test_frames_are_packed_and_unpacked() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 10])
-def test_a_packet_of_another_length_than_it_says_is_refused(cut: int) -> None:
+def test_a_packet_with_a_wrong_length_field_is_refused(cut: int) -> None:
     packet = pack([b"12345", b"678"])
     for broken in (packet[:-cut], packet + bytes(cut)):
         with pytest.raises(NotOpus):
@@ -114,7 +114,7 @@ def test_a_packet_of_another_length_than_it_says_is_refused(cut: int) -> None:
 # The mixing buffer
 
 
-def test_what_is_sung_is_heard_at_its_position_only() -> None:
+def test_audio_is_heard_at_its_position_only() -> None:
     buffer, voice = MixingBuffer(100_000), np.full(1000, 100, np.int16)
     buffer.write(5000, voice, now=10_000)
     heard, most = buffer.read(4500, 2000, now=10_000)
@@ -132,7 +132,7 @@ def test_voices_are_added_and_the_more_the_softer() -> None:
     assert most == 4
 
 
-def test_what_is_too_loud_is_cut_off_not_wrapped_around() -> None:
+def test_too_loud_audio_is_clipped_not_wrapped_around() -> None:
     buffer = MixingBuffer(100_000)
     for _ in range(10):
         buffer.write(0, np.full(10, 32_000, np.int16), now=10)
@@ -149,7 +149,7 @@ def test_a_span_may_lie_across_the_end_of_the_ring(position: int) -> None:
     np.testing.assert_allclose(heard, voice * gain(1), atol=1)
 
 
-def test_nothing_is_heard_of_what_was_sung_a_round_ago() -> None:
+def test_audio_of_the_previous_round_is_not_heard() -> None:
     buffer, loud = MixingBuffer(100_000), np.full(100, 5000, np.int16)
     for position in range(0, 100_000, 10_000):
         buffer.write(position, loud, now=position + 100)
@@ -209,7 +209,7 @@ def mix_of(observation: BrigadeObservation) -> Pcm:
     return np.frombuffer(Decoder().decode(unpack(base64.b64decode(observation.audio))), np.int16)
 
 
-async def test_who_follows_hears_who_leads(links: list[StateLink]) -> None:
+async def test_followers_hear_the_leader(links: list[StateLink]) -> None:
     leader, follower = (singer(link) for link in links)
     await begin(leader, at=-200_000)
     voice = tone(220)
@@ -222,7 +222,7 @@ async def test_who_follows_hears_who_leads(links: list[StateLink]) -> None:
     assert likeness(twice_delayed[:20_000], voice[:20_000]) > 0.98
 
 
-async def test_who_leads_does_not_hear_who_follows(links: list[StateLink]) -> None:
+async def test_the_leader_does_not_hear_followers(links: list[StateLink]) -> None:
     leader, follower = (singer(link) for link in links)
     await begin(leader, at=-400_000)
     ahead = await leader.step_async(BrigadeAction(read_at=-100_000, frames=FRAMES))
@@ -231,7 +231,7 @@ async def test_who_leads_does_not_hear_who_follows(links: list[StateLink]) -> No
     assert (ahead.heard, behind.heard) == (0, 1)  # only by reading the place again
 
 
-async def test_everybody_in_the_chain_hears_all_those_ahead(links: list[StateLink]) -> None:
+async def test_each_singer_in_the_chain_hears_all_those_ahead(links: list[StateLink]) -> None:
     singers = [singer(links[n % 2]) for n in range(6)]
     await begin(singers[0], at=-200_000)
     heard = [(await sing(env, tone(200), at=-150_000)).heard for env in singers]
@@ -244,7 +244,7 @@ async def test_places_are_given_out_in_order(links: list[StateLink]) -> None:
     assert (await singer(links[0]).reset_async(place=4)).delay == 4 * DELAY_SAMPLES
 
 
-async def test_only_who_leads_begins_and_ends_the_song(links: list[StateLink]) -> None:
+async def test_only_the_leader_begins_and_ends_the_song(links: list[StateLink]) -> None:
     leader, other = (singer(link) for link in links)
     await begin(leader)
     await other.reset_async()
@@ -293,13 +293,13 @@ async def test_a_position_that_was_overwritten_is_an_error(links: list[StateLink
         await sing(env, tone(220), at=-(10**9))
 
 
-def test_without_a_shared_state_it_says_what_it_needs() -> None:
+def test_a_brigade_without_shared_state_is_refused_with_a_reason() -> None:
     with pytest.raises(RuntimeError, match="served by openenvd"):
         BrigadeEnvironment()
 
 
 @pytest.mark.parametrize("missing", ["numpy", "av"])
-def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+def test_a_missing_extra_is_named_with_its_install_command(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import openenvd.envs.brigade.environment"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "pip install 'openenvd[brigade]'" in ran.stderr.splitlines()[-1]

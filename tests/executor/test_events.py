@@ -41,7 +41,7 @@ def test_an_event_of_another_thread_comes_before_what_a_worker_says_after_it() -
     assert delivered == [started, progressed]
 
 
-def test_room_is_told_once_and_after_the_outcomes_that_made_it() -> None:
+def test_free_room_is_reported_once_after_the_outcomes_that_freed_it() -> None:
     delivered: list[ExecutorEvent] = []
     events = EventBuffer(delivered.append)
     outcomes = [Cancelled("a", 1.0), Cancelled("b", 1.0)]
@@ -133,7 +133,7 @@ def test_an_exit_under_a_cancelled_task_is_its_cancellation(worker: PooledWorker
     assert isinstance(exit_of(worker, Evidence(7, 9)), Cancelled)
 
 
-def test_what_the_watchdog_killed_it_for_is_the_peak_and_the_limit(worker: PooledWorker) -> None:
+def test_a_watchdog_kill_reports_the_peak_and_the_limit(worker: PooledWorker) -> None:
     worker.exited = Exited(7, 9, peak_bytes=MB)
     worker.limit_violation = LimitViolation("long-1", 80 * MB, 64 * MB, "over its limit")
     reason = exit_of(worker, Evidence(7, 9)).exit

@@ -51,7 +51,7 @@ def either(request: pytest.FixtureRequest, make_bench: MakeBench) -> Bench:
 # ---------------------------------------------------------------------- it ends by itself
 
 
-def test_a_result_comes_back_as_it_was_returned(either: Bench) -> None:
+def test_a_result_is_returned_unchanged(either: Bench) -> None:
     outcome = either.run("echo", {"deep": [1, None, "ü", {"x": 1.5}]})
     assert isinstance(outcome, Succeeded)
     assert outcome.result == {"deep": [1, None, "ü", {"x": 1.5}]}
@@ -89,7 +89,7 @@ def test_everything_printed_is_in_the_log(bench: Bench) -> None:
     ]
 
 
-def test_a_raising_operation_leaves_its_worker_alive(either: Bench) -> None:
+def test_a_worker_survives_an_operation_that_raises(either: Bench) -> None:
     pid = either.run("context").result["pid"]
     outcome = either.run("fail")
     assert isinstance(outcome, Raised)

@@ -52,7 +52,7 @@ def test_a_plan_sets_no_more_aside_than_its_budget(memory_mb: int, cpus: float) 
     assert made.budget_bytes + made.reserve_bytes + 90 * MB == memory_mb * MB
 
 
-def test_below_the_floor_the_message_says_what_is_needed() -> None:
+def test_a_plan_for_too_little_memory_fails_with_the_amount_needed() -> None:
     with pytest.raises(PlanError) as caught:
         plan(Machine(1, 200 * MB))
     assert "200 MB of memory are too few" in caught.value.message

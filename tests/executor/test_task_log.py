@@ -56,7 +56,7 @@ def test_a_childs_output_survives_the_exit_of_the_worker(bench: Bench) -> None:
     assert bench.log(outcome.task_id) == "from a child\n"
 
 
-def test_a_second_attempt_goes_on_in_the_log_of_the_first(bench: Bench) -> None:
+def test_a_second_attempt_appends_to_the_log_of_the_first(bench: Bench) -> None:
     (bench.home / "task-0.log").write_text("the first attempt\n")
     task_id = bench.run("print_lines").task_id
     assert bench.log(task_id).splitlines() == [

@@ -53,7 +53,7 @@ def test_a_peer_whose_port_is_taken_gets_another() -> None:
         assert need(peer).is_healthy
 
 
-def test_one_killed_worker_takes_a_whole_pool_along() -> None:
+def test_one_killed_worker_breaks_a_whole_pool() -> None:
     from load_tests.peers.pool_peer import one_death
 
     death = one_death("kill -9")

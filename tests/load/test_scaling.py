@@ -87,7 +87,7 @@ def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> No
     assert all(path.read_bytes().startswith(PNG) for path in tmp_path.glob("*.png"))
 
 
-def test_without_matplotlib_it_says_so_and_writes_the_rest(
+def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
     limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("openenvd.bench.figures.find_spec", lambda _: None)

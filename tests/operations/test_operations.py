@@ -79,7 +79,7 @@ def test_a_launch_writes_its_log_and_reports_each_replica(
     run("down", name="trial")
 
 
-def test_a_launch_that_runs_again_replaces_what_its_first_attempt_left(
+def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
     run: Run, layout: Layout
 ) -> None:
     first = run("launch", source="echo")["environment"]["replicas"][0]
@@ -99,7 +99,7 @@ def test_a_launch_that_runs_again_replaces_what_its_first_attempt_left(
     ],
     ids=["import fails", "exits", "never ready"],
 )
-def test_a_launch_that_fails_says_why_and_leaves_nothing(
+def test_a_failed_launch_gives_the_reason_and_leaves_nothing_behind(
     run: Run, layout: Layout, tmp_path: Path, code: str, kind: str, words: list[str]
 ) -> None:
     source = write_class(tmp_path, code)
@@ -194,7 +194,7 @@ def test_check_reports_what_the_machine_offers(run: Run) -> None:
     assert found["disk"]["free_bytes"] > 0
 
 
-def test_check_says_what_is_missing_and_what_to_do() -> None:
+def test_check_reports_missing_parts_with_hints() -> None:
     found = {
         "cgroups": {"available": False, "why_not": "read-only"},
         "uv": {"path": None, "why_not": "uv is not there"},

@@ -142,7 +142,7 @@ def test_invalid_stages_are_refused_with_the_valid_ones(wrong: dict[str, Any], t
     assert error["loc"][0] in wrong  # the field is named
 
 
-def test_episodes_of_a_group_begin_with_the_same_seed_where_none_is_said() -> None:
+def test_episodes_of_a_group_share_a_seed_by_default() -> None:
     said = {"name": "echo", "out": "/out", "group": 8, "filters": ["min-reward=-1.5"]}
     order = RolloutPayload.model_validate(said).run_config({"echo": "http://h:1"})
     assert (order.seed, order.stages.size) == (0, 8)

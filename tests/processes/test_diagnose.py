@@ -169,7 +169,7 @@ def test_kernel_log_line_with_brackets_in_the_name_is_read() -> None:
     assert killed_process("python invoked oom-killer: gfp_mask=0xcc0") is None
 
 
-def test_line_about_the_process_itself_tells_more_than_a_later_one() -> None:
+def test_a_log_line_about_the_process_itself_outweighs_a_later_one() -> None:
     lines = [ITSELF["kernel_log_line"], ANOTHER["kernel_log_line"]]
     assert telling_line(lines, PID) == lines[0]
     assert telling_line(lines, 5) == lines[1]

@@ -76,7 +76,7 @@ def test_every_setting_is_documented() -> None:
         assert setting.help in text
 
 
-def test_the_commands_page_is_what_the_commands_say() -> None:
+def test_the_commands_page_matches_the_commands() -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("commands_page.py")), "--print"],
         capture_output=True,

@@ -64,7 +64,7 @@ def test_a_pydantic_model_shows_its_core_schema_and_serializer() -> None:
     assert Model.__pydantic_serializer__.to_json(Model(x=1), exclude=set()) == b'{"x":1}'
 
 
-def test_a_compiled_statement_tells_the_order_of_its_parameters() -> None:
+def test_a_compiled_statement_has_the_order_of_its_parameters() -> None:
     table = sqlalchemy.table("t", sqlalchemy.column("a"), sqlalchemy.column("b"))
     statement = table.update().where(table.c.a == sqlalchemy.bindparam("given"))
     compiled: Any = statement.compile(

@@ -123,7 +123,7 @@ def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(
     assert "ix_requests_unfinished" in plan_of(writer, statements.RUNNING_REQUESTS)
 
 
-def test_started_says_which_worker_runs_the_request(
+def test_started_records_the_worker_of_the_request(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
     request = make_request(RequestState.RUNNING)

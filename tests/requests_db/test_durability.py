@@ -78,7 +78,7 @@ def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
     writer.close()
 
 
-def test_a_claim_outlives_the_connection_that_made_it(
+def test_a_claim_survives_the_end_of_its_connection(
     make_request: Callable[..., Request], dispatch: DispatchStore, path: Path
 ) -> None:
     request = make_request(RequestState.RUNNING)

@@ -129,7 +129,7 @@ async def test_a_cancelled_read_disturbs_no_other(reader: Reader) -> None:
     assert isinstance(results[1], asyncio.CancelledError)
 
 
-async def test_a_path_may_hold_what_an_address_gives_a_meaning(tmp_path: Path) -> None:
+async def test_a_path_may_contain_url_metacharacters(tmp_path: Path) -> None:
     file = tmp_path / "a?b#c%20d" / "requests.db"
     file.parent.mkdir()
     sqlite3.connect(file).close()

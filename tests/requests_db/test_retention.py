@@ -42,7 +42,7 @@ def test_unfinished_requests_always_stay(make_request: Make, dispatch: DispatchS
     assert dispatch.collect(NOW, 0, 0.0) == []
 
 
-async def test_the_events_of_collected_requests_go_and_their_numbers_are_not_given_again(
+async def test_events_of_collected_requests_are_removed_and_their_numbers_not_reused(
     make_request: Make, dispatch: DispatchStore, store: AsyncStore
 ) -> None:
     request = make_request(RequestState.SUCCEEDED, ended_at=LONG_AGO)

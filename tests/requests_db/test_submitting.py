@@ -215,7 +215,7 @@ async def test_cancelling_an_ended_request_changes_nothing(
         )
 
 
-async def test_cancelling_an_unknown_request_says_so(store: AsyncStore) -> None:
+async def test_cancelling_an_unknown_request_is_not_found(store: AsyncStore) -> None:
     assert await store.write(submitting.cancel, "0" * 16, 400.5) is None
 
 

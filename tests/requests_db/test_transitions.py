@@ -56,7 +56,7 @@ def test_the_sql_moves_a_request_exactly_where_the_table_allows(
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=NAMES)
-def test_check_transition_refuses_what_the_table_does_not_list(
+def test_check_transition_refuses_unlisted_transitions(
     before: RequestState, after: RequestState
 ) -> None:
     if after in REQUEST_TRANSITIONS[before]:

@@ -18,7 +18,7 @@ def frame(kind: str, **data: Any) -> bytes:
     return json.dumps({"type": kind, "data": data}).encode()
 
 
-def test_the_observation_stays_the_text_it_came_as() -> None:
+def test_the_observation_stays_the_received_text() -> None:
     text = b'{"type":"observation","data":{"observation":{"a" : [1.50, "\xc3\xa9"]},"reward":1}}'
     answer = answer_of(text)
     assert answer.observation_json == b'{"a" : [1.50, "\xc3\xa9"]}'

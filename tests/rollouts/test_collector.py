@@ -53,7 +53,7 @@ async def test_each_episode_comes_back_once_with_its_steps_and_reward(serve: Ser
         )
 
 
-async def test_batches_come_in_their_size_and_the_last_is_what_is_left(serve: Serve) -> None:
+async def test_batches_have_their_size_and_the_last_has_the_rest(serve: Serve) -> None:
     collector = RolloutCollector(address_of(serve()), go, concurrency=4)
     sizes = [len(batch) async for batch in collector.batches(4, episodes=10)]
     assert sizes == [4, 4, 2]

@@ -34,7 +34,7 @@ def test_texts_are_written_unchanged(tmp_path: Path) -> None:
     assert observations(tmp_path, *texts) == [text.decode() for text in texts]
 
 
-def test_numbers_that_json_does_not_have_stay_what_they_are(tmp_path: Path) -> None:
+def test_nan_and_infinities_are_preserved(tmp_path: Path) -> None:
     [text] = observations(tmp_path, b'[NaN, Infinity, -Infinity, "\\ud83d"]')
     nan, most, least, half = json.loads(text)
     assert (math.isnan(nan), most, least, half) == (True, math.inf, -math.inf, "\ud83d")

@@ -305,7 +305,7 @@ def test_a_crash_at_any_point_leaves_each_episode_once_or_never(tmp_path: Path, 
         assert bytes(row.arrays["image"].data) == bytes([ord(name)]) * 100
 
 
-def test_no_reader_sees_what_a_crash_left_half_done(tmp_path: Path) -> None:
+def test_no_reader_sees_episodes_that_a_crash_left_unfinished(tmp_path: Path) -> None:
     """Also before anybody has mended it: what a wildcard finds is finished."""
     for at in range(0, 60, 7):
         folder = tmp_path / str(at)

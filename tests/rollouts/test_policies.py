@@ -269,7 +269,7 @@ async def test_an_endpoint_that_refuses_fails_the_episode(serve: Serve, endpoint
         ('I choose {"a": 1} now', {"a": 1}),
     ],
 )
-def test_an_action_is_found_in_what_a_model_says(text: str, action: Any) -> None:
+def test_an_action_is_found_in_a_models_answer(text: str, action: Any) -> None:
     assert action_of(text, {}) == action
 
 
@@ -321,7 +321,7 @@ async def test_a_policys_exception_fails_only_its_episode(serve: Serve, policy: 
     assert [e.failure and e.failure.reason for e in episodes] == [FailureReason.POLICY_ERROR] * 3
 
 
-async def test_what_a_plain_function_returns_may_be_awaitable(serve: Serve) -> None:
+async def test_a_plain_function_may_return_an_awaitable(serve: Serve) -> None:
     async def act() -> dict[str, str]:
         return {"what": "go"}
 

@@ -228,7 +228,7 @@ def only_step(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_observation_that_nobody_asks_for_is_not_parsed(
+def test_an_unused_observation_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     counted, row = only_step(tmp_path, monkeypatch, form)
@@ -391,7 +391,7 @@ def test_an_unreadable_file_is_an_output_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "form"), [("numpy", "jsonl"), ("pyarrow", "arrow"), ("pyarrow.parquet", "parquet")]
 )
-def test_a_missing_extra_says_how_it_is_installed(
+def test_a_missing_extra_is_reported_with_its_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, form: str
 ) -> None:
     write(tmp_path, form)
