@@ -65,7 +65,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..processes.resources.memory import anonymous_bytes
@@ -74,7 +73,7 @@ from .messages import LONG, EventSink, ExecutorStatus, Started, Task, WorkerStat
 from .policy.admission import FreeMemory
 from .policy.plan import Plan
 from .policy.timing import Timing
-from .spawning.source import FORK_IS_SAFE, SourceFactory, WorkerSource
+from .spawning.source import FORK_IS_SAFE, WorkerSource
 from .spawning.subprocess_source import SubprocessSource
 from .spawning.zygote_client import ZygoteClient
 from .supervisor.loop import Supervisor
@@ -151,7 +150,7 @@ class BurstableExecutor:
         self._death_pipe = os.pipe() if first is None else first.death_pipe
         self._supervisor = Supervisor(
             self._pools,
-            make_source=self._source_factory(self._death_pipe[0]),
+            make_source=self._make_source,
             plan=self._plan,
             timing=self._timing,
             use_cgroups=self._use_cgroups,
@@ -251,22 +250,15 @@ class BurstableExecutor:
         for end in self._death_pipe:
             os.close(end)
 
-    def _source_factory(self, death_pipe: int) -> SourceFactory:
-        if self._use_zygote:
-            return partial(self._make_zygote, death_pipe)
-        return partial(self._make_subprocesses, death_pipe)
-
-    def _make_zygote(self, death_pipe: int, may_preload: bool, may_fork: bool) -> WorkerSource:
-        if not may_fork:
-            return self._make_subprocesses(death_pipe)
+    def _make_source(self, may_preload: bool, may_fork: bool) -> WorkerSource:
+        death_pipe = self._death_pipe[0]
+        if not (may_fork and self._use_zygote):
+            return SubprocessSource(death_pipe=death_pipe, home=self._home)
         first, self._preforked_zygote = self._preforked_zygote, None
         if first is not None:
             return ZygoteClient.adopt(first)
         preload = self._preload if may_preload else ()
         return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
-
-    def _make_subprocesses(self, death_pipe: int, *_may: bool) -> WorkerSource:
-        return SubprocessSource(death_pipe=death_pipe, home=self._home)
 
 
 def _with_memory(worker: WorkerStatus) -> WorkerStatus:

@@ -77,22 +77,16 @@ class FrameReader:
         Raises:
             FrameError: the other end sent something else.
         """
-        self._buffer += data
-        frames = []
-        while (body := self._next_body()) is not None:
+        buffer, frames = self._buffer, []
+        buffer += data
+        while len(buffer) >= HEADER_BYTES:
+            end = HEADER_BYTES + body_length(buffer)
+            if len(buffer) < end:
+                break
+            body = bytes(buffer[HEADER_BYTES:end])
+            del buffer[:end]
             frames.append(parse_body(body))
         return frames
-
-    def _next_body(self) -> bytes | None:
-        buffer = self._buffer
-        if len(buffer) < HEADER_BYTES:
-            return None
-        end = HEADER_BYTES + body_length(buffer)
-        if len(buffer) < end:
-            return None
-        body = bytes(buffer[HEADER_BYTES:end])
-        del buffer[:end]
-        return body
 
 
 def parse_body(body: bytes) -> Any:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...system.descriptors import Message, receive_message, send_message
 from ...system.json_lines import Json
@@ -28,28 +28,12 @@ if TYPE_CHECKING:
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
 
-class ZygoteProcess(Protocol):
-    """A child that is a zygote: `subprocess.Popen`, or one that was forked."""
-
-    @property
-    def pid(self) -> int:
-        """The zygote's pid."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: it lives on.
-        """
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-
 class ZygoteClient:
     """A running zygote, as a `WorkerSource`."""
 
-    def __init__(self, process: ZygoteProcess, control: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes] | _ForkedProcess, control: socket.socket
+    ) -> None:
         control.setblocking(False)
         self._process = process
         self._socket = control
@@ -132,7 +116,7 @@ class ZygoteClient:
 
 
 class _ForkedProcess:
-    """A child that `os.fork` made; nothing else reaps it."""
+    """A child that `os.fork` made, as `subprocess.Popen` shows one; nothing else reaps it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

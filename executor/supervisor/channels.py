@@ -131,7 +131,7 @@ class Channels:
     def write_rest(self, worker: PooledWorker) -> None:
         """Go on writing a frame that did not fit."""
         with self._lock:
-            done = worker.send_rest()
+            done = worker.send()
         if done:
             self._watch_pipe(worker, selectors.EVENT_READ)
 

@@ -67,7 +67,7 @@ class Lifecycle:
         self._timing = timing
         self._grace_seconds = grace_seconds
         self.starter = WorkerStarter(
-            pools, wake_up, selector, make_source, tasks, timing, on_readable=self._on_source
+            pools, wake_up, selector, make_source, tasks, timing, self._on_source
         )
 
     # ------------------------------------------------------------------ what has become readable

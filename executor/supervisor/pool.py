@@ -95,26 +95,15 @@ class PooledWorker:
     limit_violation: LimitViolation | None = None  # for which the watchdog killed it
     exited: Exited | None = None
 
-    def send(self, frame: bytes) -> bool:
-        """Write without waiting; False when some of the frame has to wait for room in the pipe."""
-        try:
-            sent = 0 if self.unsent else self.pipe.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # the worker exits, which is noticed elsewhere
-            return True
-        if sent < len(frame):
-            self.unsent += memoryview(frame)[sent:]
-        return not self.unsent
-
-    def send_rest(self) -> bool:
-        """Go on writing; True when everything is written."""
+    def send(self, frame: bytes = b"") -> bool:
+        """Write what is unsent and the frame, without waiting; True when everything is written."""
+        self.unsent += frame
         try:
             sent = self.pipe.send(self.unsent)
             del self.unsent[:sent]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError:  # the worker exits, which is noticed elsewhere
             self.unsent.clear()
         return not self.unsent
 

@@ -19,6 +19,7 @@ import logging
 import math
 import selectors
 import time
+from dataclasses import dataclass
 
 from ...processes.resources.memory import anonymous_bytes
 from ...system.process_identity import ProcessIdentity
@@ -40,31 +41,21 @@ from .tasks import Tasks
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class WorkerStarter:
     """Owns the source of workers, and the back-off between its restarts."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        wake_up: WakeUp,
-        selector: selectors.BaseSelector,
-        make_source: SourceFactory,
-        tasks: Tasks,
-        timing: Timing,
-        *,
-        on_readable: Handler,
-    ) -> None:
-        self._pools = pools
-        self._wake_up = wake_up
-        self._selector = selector
-        self._make_source = make_source
-        self._tasks = tasks
-        self._timing = timing
-        self._on_readable = on_readable
-        self._source: WorkerSource | None = None
-        self._may_fork = True
-        self._next_start = 0.0
-        self._answer_by = math.inf  # finite while the source owes an answer
+    _pools: Pools
+    _wake_up: WakeUp
+    _selector: selectors.BaseSelector
+    _make_source: SourceFactory
+    _tasks: Tasks
+    _timing: Timing
+    _on_readable: Handler
+    _source: WorkerSource | None = None
+    _may_fork: bool = True
+    _next_start: float = 0.0
+    _answer_by: float = math.inf  # finite while the source owes an answer
 
     def start(self) -> None:
         """Start a source.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass
 
 from ..messages import LONG, SHORT, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
 from ..policy.scaling import reason_to_recycle
@@ -36,26 +37,17 @@ from .pool import Pool, PooledWorker, Pools, Run, Stage
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Tasks:
     """The tasks that wait, run and end."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        wake_up: WakeUp,
-        channels: Channels,
-        memory: WorkerMemory,
-        events: EventBuffer,
-        timing: Timing,
-        log_tail_lines: int,
-    ) -> None:
-        self._pools = pools
-        self._wake_up = wake_up
-        self._channels = channels
-        self._memory = memory
-        self._events = events
-        self._timing = timing
-        self._log_tail_lines = log_tail_lines
+    _pools: Pools
+    _wake_up: WakeUp
+    _channels: Channels
+    _memory: WorkerMemory
+    _events: EventBuffer
+    _timing: Timing
+    _log_tail_lines: int
 
     # ------------------------------------------------------------------ any thread, under the lock
 

@@ -59,12 +59,12 @@ def read_limits(
     """
     prefix = "" if root == Path("/") else str(root)
     machine_cpus = _machine_cpus(prefix)
-    memory = machine_memory_bytes or _machine_memory_bytes(prefix)
+    memory = machine_memory_bytes or _machine_memory_bytes(prefix, "MemTotal")
     cpus = _smallest(
         _Found(machine_cpus, "machine"), _affinity(prefix, affinity), *_cpu_quotas(prefix)
     )
     least = _smallest(_Found(memory, "machine"), *_memory_limits(prefix))
-    pids = _smallest_or_none(*_pids_limits(prefix))
+    pids = min(_pids_limits(prefix), key=lambda found: found.value, default=None)
     sources = {"cpus": cpus.source, "memory_bytes": least.source}
     if pids is not None:
         sources["pids"] = pids.source
@@ -87,7 +87,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     own = locate("memory", prefix)
     levels = own.outside_ours().levels() if own is not None else []
     left = [left for level in levels if (left := _left_of(level)) is not None]
-    return min([_machine_available_bytes(prefix), *left])
+    return min([_machine_memory_bytes(prefix, "MemAvailable"), *left])
 
 
 def _left_of(level: Location) -> int | None:
@@ -107,28 +107,18 @@ def _left_of(level: Location) -> int | None:
     return max(0, min(limits) - used + cached)
 
 
-def _machine_available_bytes(prefix: str) -> int:
-    kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemAvailable:")
-    if kilobytes is not None:
-        return kilobytes * 1024
-    return macos.machine_memory_bytes()[1]
-
-
-def _second_column(path: str, key: str) -> int | None:
-    """The number in the second column of the line that begins with `key`."""
-    for line in (read_text(path) or "").splitlines():
-        if line.startswith(key):
-            return int(line.split()[1])
-    return None
+def _machine_memory_bytes(prefix: str, key: str) -> int:
+    """The machine's `MemTotal` or `MemAvailable`."""
+    for line in (read_text(f"{prefix}/proc/meminfo") or "").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    total, available = macos.machine_memory_bytes()
+    return total if key == "MemTotal" else available
 
 
 def _smallest(first: _Found, *others: _Found | None) -> _Found:
     """The smallest; among equals the one named first."""
     return min([first, *(o for o in others if o is not None)], key=lambda found: found.value)
-
-
-def _smallest_or_none(*found: _Found) -> _Found | None:
-    return min(found, key=lambda each: each.value, default=None)
 
 
 def _machine_cpus(prefix: str) -> int:
@@ -145,13 +135,6 @@ def _affinity(prefix: str, affinity: int | None) -> _Found | None:
     if prefix or not hasattr(os, "sched_getaffinity"):
         return None
     return _Found(len(os.sched_getaffinity(0)), "sched_getaffinity")
-
-
-def _machine_memory_bytes(prefix: str) -> int:
-    kilobytes = _second_column(f"{prefix}/proc/meminfo", "MemTotal:")
-    if kilobytes is not None:
-        return kilobytes * 1024
-    return macos.machine_memory_bytes()[0]
 
 
 def _cpu_quotas(prefix: str) -> Iterator[_Found]:
