@@ -24,7 +24,9 @@ from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_fi
 
 Json = dict[str, Any]
 
-RUN_FILE_VERSION = 1
+# What a server needs to be started again, its program and configuration, is of this version. Those
+# of earlier ones are adopted while they run, and stopped, but not started again.
+RUN_FILE_VERSION = 2
 GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
 _MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
 
@@ -54,6 +56,11 @@ class RunFile:
         """When it was written: another attempt of the same launch writes another."""
         return float(self.data.get("created_at", 0.0))
 
+    @property
+    def is_restartable(self) -> bool:
+        """Whether this version of openenvd can start its server again."""
+        return bool(self.data.get("version") == RUN_FILE_VERSION)
+
     @classmethod
     def of(cls, run_dir: Path, data: Json) -> RunFile:
         """The replica that `data` describes."""
@@ -64,7 +71,7 @@ class RunFile:
 def read(run_dir: Path) -> RunFile | None:
     """The replica of a folder; None when there is none, or none that can be read."""
     data = read_run_file(run_dir)
-    if data is None or data.get("version") != RUN_FILE_VERSION:
+    if data is None or data.get("version") not in range(1, RUN_FILE_VERSION + 1):
         return None
     return RunFile.of(Path(run_dir), data)
 

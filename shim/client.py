@@ -258,7 +258,7 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
     ended: list[int] = []
-    shim = status.get("shim") or run.get("shim")
+    shim = status.get("shim") or run.get("shim") or status.get("keeper")  # of run files' version 1
     if shim:
         identity = ProcessIdentity(shim["pid"], shim["started_at"])
         ended += stop_tree(identity, grace_seconds=grace_seconds)

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
+_OF_ANOTHER_VERSION = GiveUp("another version of openenvd had started it")
+_ANOTHER_VERSION_HINT = "launch it again"
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
@@ -188,7 +190,9 @@ class ReplicaWatch:
         await self.responsibility.until_ours(self.replica.environment)
         now = time.monotonic()
         self._exits.append(now)
-        decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
+        decision: RestartAfter | GiveUp = _OF_ANOTHER_VERSION
+        if self._run_file.is_restartable:
+            decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
         self._ready_since = None
         match decision:
             case RestartAfter(seconds=seconds, forgiven=forgiven):
@@ -204,7 +208,8 @@ class ReplicaWatch:
                 )
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
-                error = replace(error, message=message, hint=_GIVEN_UP_HINT)
+                hint = _GIVEN_UP_HINT if self._run_file.is_restartable else _ANOTHER_VERSION_HINT
+                error = replace(error, message=message, hint=hint)
                 await self.on_give_up(self.replica, error)
 
     async def _start_again(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from openenvd.environments.layout import Layout
+from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.venv import cleanup
 from openenvd.environments.venv.cleanup import LAUNCH_SECONDS, Venv, in_use, prune, unused, venvs_of
 from openenvd.environments.venv.project_venv import COMPLETE, note_use
@@ -42,7 +43,12 @@ def make_venv(layout: Layout, key: str, *, days: float = 1.0, half_made: bool = 
 def write_run_file(layout: Layout, python: Path) -> None:
     folder = layout.run_dir("my_env-0-0123")
     folder.mkdir(parents=True)
-    told = {"version": 1, "environment": "my_env", "replica_id": "my_env-0-0123", "ordinal": 0}
+    told = {
+        "version": RUN_FILE_VERSION,
+        "environment": "my_env",
+        "replica_id": "my_env-0-0123",
+        "ordinal": 0,
+    }
     (folder / "replica.json").write_text(json.dumps({**told, "argv": [str(python), "-m", "x"]}))
 
 

@@ -357,6 +357,27 @@ async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     assert (await world.replica()).pid != first
 
 
+async def test_a_replica_of_another_version_is_adopted_but_not_started_again(world: World) -> None:
+    """Its program and its configuration are of that version, and may not exist any more."""
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch, version=1)
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+    os.kill(shim_pid(server), signal.SIGKILL)
+
+    async def explained() -> bool:
+        return (await world.environment()).error is not None
+
+    await until(world.bus, explained)
+    environment = await world.environment()
+    assert environment.state is S.FAILED
+    assert environment.error is not None
+    assert "another version of openenvd had started it" in environment.error.message
+    assert environment.error.hint == "launch it again"
+    assert not is_running(server)
+
+
 async def test_a_shim_killed_during_its_launch_is_not_polled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

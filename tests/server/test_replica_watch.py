@@ -14,7 +14,7 @@ import pytest
 
 from openenvd.environments import run_files
 from openenvd.environments.restart_policy import GiveUp, RestartAfter
-from openenvd.environments.run_files import RunFile
+from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
@@ -54,7 +54,8 @@ class CountingResponsibility(Responsibility):
 def run_file(tmp_path: Path) -> RunFile:
     status = {"state": "starting", "pid": 1, "exit": None}
     (tmp_path / "status.json").write_text(json.dumps(status))
-    data = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
+    identity = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
+    data = {"version": RUN_FILE_VERSION, **identity}
     return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
 from openenvd.shim.fork_server_client import stop_fork_servers
 from openenvd.system.cgroups import CgroupManager
@@ -121,7 +122,7 @@ class Replica:
         words = changes.pop("words", [])
         self.listen_fd = changes.pop("listen_fd", None)
         self.run_file: dict[str, Any] = {
-            "version": 1,
+            "version": RUN_FILE_VERSION,
             "replica_id": f"echo-0-{uuid.uuid4().hex[:8]}",
             "environment": "echo",
             "ordinal": 0,
