@@ -65,7 +65,7 @@ class Request:
     peak_bytes: int | None = None
     result: Any = None
     error: RequestError | None = None
-    seq: int = 0  # the order of arrival, and the place in a list that is read page by page
+    seq: int = 0  # the order of arrival
     retry_oom: bool = False
     memory_bytes: int | None = None  # what its next attempt is given, once one was killed
 

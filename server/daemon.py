@@ -60,16 +60,10 @@ VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 def run(
     paths: Paths, settings: Settings, ready_fd: int | None, zygote: PreforkedZygote | None = None
 ) -> int:
-    """Run the daemon until it is stopped.
+    """Run the daemon until it is stopped; returns the process's exit code.
 
-    Args:
-        paths: its home.
-        settings: those in force.
-        ready_fd: where one line says that the daemon answers, or why it does not; None for nowhere.
-        zygote: the workers' fork server, when it was forked already.
-
-    Returns:
-        The process's exit code.
+    One line to `ready_fd` says that it answers, or why it does not. The zygote is the workers' fork
+    server, when it was forked already.
     """
     try:
         with (

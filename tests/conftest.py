@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +60,16 @@ def pids_group() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no control group of processes can be made here: {exc}")
     yield group
-    for pid in (group / "cgroup.procs").read_text().split():
-        (group.parent / "cgroup.procs").write_text(pid)
-    group.rmdir()
+    deadline = time.monotonic() + 5.0
+    while True:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (group.parent / "cgroup.procs").write_text(pid)
+        try:
+            group.rmdir()
+        except OSError as exc:  # a process that has exited may hold it for a moment yet
+            if exc.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return

@@ -28,7 +28,6 @@ _HEX = frozenset("0123456789abcdef")
 R = TypeVar("R", covariant=True)
 
 _newest_requests = cache(statements.newest_requests)
-_events_after = cache(statements.events_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +65,17 @@ def list_requests(
     operation: str | None = None,
     environment: str | None = None,
     limit: int = 100,
-    before_seq: int | None = None,
 ) -> Query[list[Request]]:
-    """Requests, newest first; those before `before_seq` (a `Request.seq`) for a next page."""
-    given = _given(of_operation=operation, of_environment=environment, before_seq=before_seq)
+    """Requests, newest first."""
+    given = _given(of_operation=operation, of_environment=environment)
     statement = _newest_requests(frozenset(states or ()), frozenset(given))
     return Query(statement, {**given, "up_to": limit}, REQUESTS.read_all)
 
 
-def events_after(
-    seq: int, request_id: str | None = None, environment: str | None = None, limit: int = 1000
-) -> Query[list[Event]]:
+def events_after(seq: int, request_id: str | None = None, limit: int = 1000) -> Query[list[Event]]:
     """The next events after number `seq`, oldest first."""
-    given = _given(of_request=request_id, of_environment=environment)
-    statement = _events_after(frozenset(given))
+    given = _given(of_request=request_id)
+    statement = statements.EVENTS_OF_AFTER if given else statements.EVENTS_AFTER
     return Query(statement, {**given, "after_seq": seq, "up_to": limit}, EVENTS.read_all)
 
 

@@ -143,11 +143,9 @@ DELETE_OLD_ESTIMATES = delete(expectations).where(_x.updated_at < bindparam("bef
 
 
 def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
-    """Requests, newest first; in any of `states` (none: all), with a condition for each parameter.
+    """Requests, newest first; in any of `states` (none: all).
 
-    Args:
-        states: the states to find; all when there are none.
-        given: the names of the parameters, of `of_operation`, `of_environment` and `before_seq`.
+    There is a condition for each parameter given, of `of_operation` and `of_environment`.
     """
     query = select(*REQUESTS.columns)
     if states:
@@ -158,8 +156,6 @@ def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
         query = query.where(_r.operation == bindparam("of_operation"))
     if "of_environment" in given:
         query = query.where(_r.environment == bindparam("of_environment"))
-    if "before_seq" in given:
-        query = query.where(_r.seq < bindparam("before_seq"))
     return query.order_by(_r.seq.desc()).limit(bindparam("up_to"))
 
 
@@ -184,17 +180,10 @@ PENDING_OF = (
 LAST_EVENT = select(_t.last_event)
 INSERT_EVENT = insert(events)
 
-
-def events_after(given: Set[str]) -> Select[Any]:
-    """Events in their order, with a condition for each of `of_request`, `of_environment` given."""
-    query = select(*EVENTS.columns).where(_v.seq > bindparam("after_seq"))
-    if "of_request" in given:
-        seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
-        query = query.where(_v.request_seq == seq)
-    if "of_environment" in given:
-        query = query.where(_v.environment == bindparam("of_environment"))
-    return query.order_by(_v.seq).limit(bindparam("up_to"))
-
+_after = select(*EVENTS.columns).where(_v.seq > bindparam("after_seq"))
+EVENTS_AFTER = _after.order_by(_v.seq).limit(bindparam("up_to"))
+_request_seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
+EVENTS_OF_AFTER = EVENTS_AFTER.where(_v.request_seq == _request_seq)
 
 # Environments and replicas.
 

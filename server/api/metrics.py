@@ -6,14 +6,13 @@ All values are read at scrape time; nothing is counted twice. Names begin with `
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Json
 from ...system.loop_lag import LagSnapshot
 from ...system.prometheus import metric_family
+from ..dispatch.dispatcher import Dispatcher
 
 # Name, key in what a replica says of itself, help, kind.
 _OF_REPLICAS = (
@@ -38,25 +37,16 @@ _OF_REPLICAS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCounts:
-    """What the executor and the dispatcher count."""
-
-    executor: ExecutorStatus
-    kills: Counter[tuple[str, str]]  # by operation and detector
-    retries: Counter[str]  # by operation
-    waiting: int
-
-
 def render_metrics(
     counts: Mapping[str, int],
     environments: Sequence[Json],
-    memory: MemoryCounts,
-    lag: LagSnapshot,
     live: Mapping[str, Json],
+    executor: ExecutorStatus,
+    dispatcher: Dispatcher,
+    lag: LagSnapshot,
 ) -> str:
     """The whole page; `live` is the last status of each replica."""
-    workers = memory.executor.workers
+    workers = executor.workers
     replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
     served = [
         ({"environment": name, "replica": replica["id"]}, capacity)
@@ -95,7 +85,7 @@ def render_metrics(
             [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
         ),
         *_capacity_families(served),
-        *_memory_families(memory),
+        *_memory_families(executor, dispatcher),
         *_loop_families(lag),
     ]
     return "".join(families)
@@ -120,36 +110,35 @@ def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[st
     return [*families, metric_family("openenvd_replica_shards", "Shards by state.", states)]
 
 
-def _memory_families(memory: MemoryCounts) -> list[str]:
+def _memory_families(executor: ExecutorStatus, dispatcher: Dispatcher) -> list[str]:
+    kills = sorted(dispatcher.recorder.kills.copy().items())  # by operation and detector
+    retries = sorted(dispatcher.recorder.retries.copy().items())
     return [
         metric_family(
             "openenvd_free_burst_bytes",
             "Memory that burst workers may still be expected to need.",
-            [({}, memory.executor.free_burst_bytes)],
+            [({}, executor.free_burst_bytes)],
         ),
         metric_family(
             "openenvd_available_bytes",
             "Memory the machine would still give, less the reserve.",
-            [({}, memory.executor.available_bytes)],
+            [({}, executor.available_bytes)],
         ),
         metric_family(
             "openenvd_requests_waiting_for_memory",
             "Requests at the head of the queue that wait for memory.",
-            [({}, memory.waiting)],
+            [({}, len(dispatcher.claimer.shortages))],
         ),
         metric_family(
             "openenvd_out_of_memory_total",
             "Requests killed for memory, since the daemon started.",
-            [
-                ({"operation": operation, "detector": detector}, count)
-                for (operation, detector), count in sorted(memory.kills.copy().items())
-            ],
+            [({"operation": name, "detector": detector}, n) for (name, detector), n in kills],
             "counter",
         ),
         metric_family(
             "openenvd_out_of_memory_retries_total",
             "Of these, requests that run again with more, since the daemon started.",
-            [({"operation": name}, count) for name, count in sorted(memory.retries.copy().items())],
+            [({"operation": name}, count) for name, count in retries],
             "counter",
         ),
     ]

@@ -14,7 +14,7 @@ from ...requests_db.records import Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from .dependencies import Dependencies, Injected
-from .metrics import MemoryCounts, render_metrics
+from .metrics import render_metrics
 from .pending_reasons import reasons
 from .routes_environments import environment_views
 from .views import daemon_view, request_view
@@ -94,10 +94,9 @@ async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
     counts = await deps.store.read(queries.counts())
     environments = await environment_views(deps)
-    recorder, shortages = deps.dispatcher.recorder, deps.dispatcher.claimer.shortages
-    memory = MemoryCounts(deps.executor.status(), recorder.kills, recorder.retries, len(shortages))
-    live = deps.reconciler.replicas.live
-    page = render_metrics(counts, environments, memory, deps.lag.snapshot(), live)
+    live, executor = deps.reconciler.replicas.live, deps.executor.status()
+    lag = deps.lag.snapshot()
+    page = render_metrics(counts, environments, live, executor, deps.dispatcher, lag)
     return PlainTextResponse(page)
 
 

@@ -92,9 +92,7 @@ class Dispatcher:
                 self._janitor.tidy()
             except DatabaseError as exc:
                 log.error("the queue cannot be written, trying again: %s", exc)
-                self.claimer.note_pending(
-                    *Schedule
-                )  # the claim that failed may have been the only one
+                self.claimer.note_pending(*Schedule)  # that claim may have been the only one
                 self._stopping.wait(self._retry_seconds)
                 self._wake.set()
         self.recorder.write_estimates()

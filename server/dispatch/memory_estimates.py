@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...requests_db.records import MemoryEstimate, PeakSample, Request
 from ...system.units import MB
@@ -24,6 +24,8 @@ LEAST_BYTES = 8 * MB
 UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
 UNKNOWN_AT_ONCE = 4
 
+Key = tuple[str, str]  # an operation, and what the environment is made from
+
 _QUANTILE = 0.9
 _DECAY = 0.9  # each later run makes one count so much less
 # Above that quantile: the spread of the peaks and a little, at most this much; the most while there
@@ -32,13 +34,6 @@ _MOST_MARGIN = 0.15
 _LEAST_MARGIN = 0.04
 _FEW_RUNS = 3
 _KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
-
-
-class Key(NamedTuple):
-    """The key of an estimate."""
-
-    operation: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ class MemoryEstimates:
         self._declared = dict(declared or {})
         self._most_bytes = most_bytes
         self._samples: dict[Key, tuple[PeakSample, ...]] = {}
-        self._estimates: dict[tuple[str, str], int] = {}  # by Key
+        self._estimates: dict[Key, int] = {}
         self._largest: dict[str, int] = {}
         self.accept(known)
 
@@ -134,12 +129,9 @@ class MemoryEstimates:
     def largest(self, schedule: str) -> int:
         """The most that any request of `schedule` is expected to need, replicas left out."""
         if schedule not in self._largest:
-            sizes = [
-                size
-                for key, size in self._estimates.items()
-                if self._schedule_of(key) in (schedule, None)
-            ]
-            sizes += [d.bytes for d in self._declared.values() if d.schedule == schedule]
+            others = {name for name, d in self._declared.items() if d.schedule != schedule}
+            sizes = [size for key, size in self._estimates.items() if key[0] not in others]
+            sizes += [d.bytes for name, d in self._declared.items() if name not in others]
             self._largest[schedule] = max(sizes, default=LEAST_BYTES)
         return self._largest[schedule]
 
@@ -163,7 +155,7 @@ class MemoryEstimates:
 
     def peaks_of(self, request: Request) -> list[int]:
         """The peaks of the latest runs that were not killed, oldest first."""
-        samples = self._samples.get(Key(request.operation, source_of(request)), ())
+        samples = self._samples.get((request.operation, source_of(request)), ())
         return [sample.peak_bytes for sample in samples if not sample.killed]
 
     def learned(
@@ -172,7 +164,7 @@ class MemoryEstimates:
         """What these teach, to be written down; nothing changes until it is `accept`ed."""
         found: dict[Key, tuple[PeakSample, ...]] = {}
         for request, sample in samples:
-            key = Key(request.operation, source_of(request))
+            key = (request.operation, source_of(request))
             before = found.get(key) or self._samples.get(key, ())
             found[key] = (*before, sample)[-MOST_SAMPLES:]
         return [MemoryEstimate(*key, kept, now) for key, kept in found.items()]
@@ -180,13 +172,10 @@ class MemoryEstimates:
     def accept(self, expectations: Iterable[MemoryEstimate]) -> None:
         """These are known from now on."""
         for each in expectations:
-            key = Key(each.operation, each.source)
+            key = (each.operation, each.source)
             self._samples[key] = each.samples
-            expected = estimate(
-                each.samples,
-                default_bytes=self._default_of(key),
-                most_bytes=self._most_bytes,
-            )
+            default = self._default_of(key)
+            expected = estimate(each.samples, default_bytes=default, most_bytes=self._most_bytes)
             if self._estimates.get(key) != expected:
                 self._estimates[key] = expected
                 self._largest = {}
@@ -194,7 +183,7 @@ class MemoryEstimates:
     def to_json(self) -> dict[str, Any]:
         """For `openenv info`: `{"launch echo": {"expected_bytes", …}}`."""
         return {
-            f"{key.operation} {key.source}".rstrip(): {
+            " ".join(key).rstrip(): {
                 "expected_bytes": self._of(key),
                 "highest_peak_bytes": max(sample.peak_bytes for sample in samples),
                 "runs": len(samples),
@@ -204,11 +193,11 @@ class MemoryEstimates:
             if samples
         }
 
-    def _of(self, key: tuple[str, str]) -> int:
+    def _of(self, key: Key) -> int:
         known = self._estimates.get(key)
         return min(self._default_of(key), self._most_bytes) if known is None else known
 
-    def _default_of(self, key: tuple[str, str]) -> int:
+    def _default_of(self, key: Key) -> int:
         declared = self._declared.get(key[0])
         if declared is None:
             return LEAST_BYTES
@@ -217,10 +206,6 @@ class MemoryEstimates:
         # What a new environment holds is unknown: few at once, until one was measured.
         unknown = min(UNKNOWN_BYTES, self._most_bytes // UNKNOWN_AT_ONCE)
         return max(unknown, declared.bytes + declared.leaves_bytes)
-
-    def _schedule_of(self, key: tuple[str, str]) -> str | None:
-        declared = self._declared.get(key[0])
-        return None if declared is None else declared.schedule
 
 
 def asked_bytes(request: Request) -> int | None:

@@ -44,9 +44,8 @@ def reason_of(event: object) -> ExitReason | None:
         case Died():
             return event.exit
         case Raised() if event.error.evidence is not None:
-            with contextlib.suppress(
-                KeyError, TypeError, ValueError
-            ):  # a foreign error's may look alike
+            # A foreign error's evidence may look alike.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
                 return ExitReason.from_json(event.error.evidence)
     return None
 

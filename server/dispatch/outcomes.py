@@ -36,41 +36,21 @@ def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcom
     """The final state, and the error if any, of the request that `event` ended."""
     match event:
         case Succeeded():
-            return Outcome(
-                event.task_id,
-                RequestState.SUCCEEDED,
-                event.at,
-                result=event.result,
-                peak_bytes=event.peak_bytes,
-            )
+            state, result, error = RequestState.SUCCEEDED, event.result, None
         case Raised():
-            return _failed(event, _error_raised(event, known))
+            state, result, error = RequestState.FAILED, None, _error_raised(event, known)
         case Died():
-            return _failed(event, _error_of_death(event, known))
+            state, result, error = RequestState.FAILED, None, _error_of_death(event, known)
         case Cancelled():
             return Outcome(event.task_id, RequestState.CANCELLED, event.at)
+    return Outcome(event.task_id, state, event.at, result, error, event.peak_bytes)
 
 
 def error_of_exit(subject: str, reason: ExitReason, log_tail: tuple[str, ...]) -> RequestError:
     """Describe the exit of a worker, or of a replica."""
     kind = _KIND_OF_EXIT.get(reason.kind, ErrorKind.WORKER_LOST)
-    return RequestError(
-        kind=kind,
-        message=f"{subject} {reason.sentence()}",
-        hint=_HINT_OF_KIND[kind],
-        evidence=reason.to_json(),
-        log_tail=log_tail,
-    )
-
-
-def _failed(event: Raised | Died, error: RequestError) -> Outcome:
-    return Outcome(
-        event.task_id,
-        RequestState.FAILED,
-        event.at,
-        error=error,
-        peak_bytes=event.peak_bytes,
-    )
+    message = f"{subject} {reason.sentence()}"
+    return RequestError(kind, message, _HINT_OF_KIND[kind], reason.to_json(), log_tail)
 
 
 def _error_raised(event: Raised, known: FailureContext | None) -> RequestError:

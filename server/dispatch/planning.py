@@ -7,17 +7,14 @@ Light: a daemon that is too large for its machine has to find out before it has 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
+from ...processes.resources.limits import Limits
+from ...processes.resources.pids_limit import ProcessRoom
 from ...system.units import MB
 from ..errors import DaemonError
 from ..settings import Settings
-
-if TYPE_CHECKING:
-    from ...processes.resources.limits import Limits
-    from ...processes.resources.pids_limit import ProcessRoom
 
 DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle worker
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,

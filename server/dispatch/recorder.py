@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...executor.messages import (
@@ -72,8 +72,7 @@ class Recorder:
         self._started: list[ExecutorEvent] = []  # not yet written
         self._started_due = math.inf
         self._unwritten: dict[tuple[str, str], MemoryEstimate] = {}  # by operation and source
-        self._unwritten_due = math.inf
-        self._estimates_written_at = -math.inf
+        self._estimates_due = -math.inf  # when those may be written
         self._ended = Ended()
 
     def deliver(self, event: ExecutorEvent) -> None:
@@ -88,7 +87,9 @@ class Recorder:
 
     def due_at(self) -> float:
         """When `record` has something to write, on the monotonic clock."""
-        return -math.inf if self._inbox else min(self._started_due, self._unwritten_due)
+        if self._inbox:
+            return -math.inf
+        return min(self._started_due, self._estimates_due if self._unwritten else math.inf)
 
     def record(self) -> Ended:
         """Write what was reported.
@@ -116,33 +117,28 @@ class Recorder:
             self._write(batch)
         except DatabaseError:
             raise
-        except Exception:
-            log.exception("%d events cannot be written together; writing one by one", len(batch))
-            for event in batch:
-                self._write_one(event)
-
-    def _write_one(self, event: ExecutorEvent) -> None:
-        try:
-            self._write([event])
-        except DatabaseError:
-            raise
         except Exception as exc:
-            if not isinstance(event, FinalEvent):
-                log.exception("%s cannot be written", type(event).__name__)
+            if len(batch) > 1:
+                log.exception("%d events cannot be written together; one by one", len(batch))
+                for event in batch:
+                    self._write_all([event])
                 return
-            extra = {"request_id": event.task_id}
-            log.exception(
-                "%s of %s cannot be written", type(event).__name__, event.task_id, extra=extra
-            )
-            error = TaskError(type(exc).__name__, f"its outcome cannot be written: {exc}")
-            self._write([Raised(event.task_id, error, None, event.at)])
+            [event] = batch
+            extra = {"request_id": getattr(event, "task_id", None)}
+            log.exception("%s cannot be written", type(event).__name__, extra=extra)
+            if isinstance(event, FinalEvent):
+                error = TaskError(type(exc).__name__, f"its outcome cannot be written: {exc}")
+                self._write([Raised(event.task_id, error, None, event.at)])
 
     def _write(self, batch: list[ExecutorEvent]) -> None:
         started = [e for e in batch if isinstance(e, Started)]
         progressed = [e for e in batch if isinstance(e, Progressed)]
         endings = [self._ending(e) for e in batch if isinstance(e, FinalEvent)]
         learned = self.estimates.learned(_samples(endings), time.time())
-        estimates = self._estimates_to_write(learned, has_died=any(e.reason for e in endings))
+        unwritten = self._unwritten | {(each.operation, each.source): each for each in learned}
+        # Of quick requests not each on its own.
+        is_due = any(e.reason for e in endings) or time.monotonic() >= self._estimates_due
+        estimates = list(unwritten.values()) if is_due else []
         if not (started or progressed or endings or estimates):
             return  # a worker became free, no more
         for ending in endings:
@@ -157,7 +153,9 @@ class Recorder:
         # Only now: a failed write is tried again with the same batch.
         self._context.publish(events)
         self.estimates.accept(learned)
-        self._estimates_were_written(learned, estimates)
+        self._unwritten = {} if is_due else unwritten
+        if estimates:
+            self._estimates_due = time.monotonic() + self._context.timing.learned_seconds
         for event in started:
             self._log_start(event)
         for ending in endings:
@@ -212,25 +210,6 @@ class Recorder:
                 level, text, request.id, label_of(request), event.worker, event.pid, extra=extra
             )
 
-    def _estimates_to_write(
-        self, learned: Sequence[MemoryEstimate], *, has_died: bool
-    ) -> list[MemoryEstimate]:
-        """Those to write now: of quick requests not each on its own."""
-        earliest = self._estimates_written_at + self._context.timing.learned_seconds
-        if has_died or time.monotonic() >= min(self._unwritten_due, earliest):
-            return list((self._unwritten | _by_key(learned)).values())
-        return []
-
-    def _estimates_were_written(
-        self, learned: Sequence[MemoryEstimate], written: Sequence[MemoryEstimate]
-    ) -> None:
-        if written:
-            self._unwritten, self._unwritten_due = {}, math.inf
-            self._estimates_written_at = time.monotonic()
-        elif learned:
-            self._unwritten |= _by_key(learned)
-            self._unwritten_due = self._estimates_written_at + self._context.timing.learned_seconds
-
 
 def _level_of(request: Request) -> int:
     """SHORT requests are too many for the daemon's log."""
@@ -276,7 +255,3 @@ def sample_of(event: FinalEvent) -> PeakSample | None:
         return None
     known = [size for size in (reason.peak_bytes, reason.limit_bytes) if size is not None]
     return PeakSample(event.at, max(known), killed=True) if known else None
-
-
-def _by_key(learned: Iterable[MemoryEstimate]) -> dict[tuple[str, str], MemoryEstimate]:
-    return {(each.operation, each.source): each for each in learned}

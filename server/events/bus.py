@@ -25,22 +25,15 @@ MAX_WAITING_EVENTS = 10_000
 class Subscription:
     """The events that one waiter has not taken yet. `wake` is set when there are any."""
 
-    def __init__(self, request_id: str | None, environment: str | None) -> None:
-        self.request_id = request_id
-        self.environment = environment
+    def __init__(self, most_waiting: int) -> None:
         self.wake = asyncio.Event()
         self.lagged = False
         self._events: deque[Event] = deque()
-
-    def wants(self, event: Event) -> bool:
-        """Whether the event concerns this waiter."""
-        if self.request_id is not None:
-            return event.request_id == self.request_id
-        return self.environment is None or event.environment == self.environment
+        self._most_waiting = most_waiting
 
     def put(self, event: Event) -> None:
         """Keep the event for the waiter, unless it has stopped reading."""
-        if len(self._events) >= MAX_WAITING_EVENTS:
+        if len(self._events) >= self._most_waiting:
             self.lagged = True
         else:
             self._events.append(event)
@@ -62,17 +55,18 @@ class Subscription:
 class EventBus:
     """Hands every event to the subscriptions that want it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, most_waiting: int = MAX_WAITING_EVENTS
+    ) -> None:
         self._loop = loop
+        self._most_waiting = most_waiting  # events of one subscription
         # By request id for the many short-lived waiters; None holds all others.
         self._subscriptions: dict[str | None, list[Subscription]] = {None: []}
 
     @contextmanager
-    def subscribe(
-        self, *, request_id: str | None = None, environment: str | None = None
-    ) -> Iterator[Subscription]:
-        """A subscription to one request, one environment, or everything."""
-        subscription = Subscription(request_id, environment)
+    def subscribe(self, *, request_id: str | None = None) -> Iterator[Subscription]:
+        """A subscription to one request, or to everything."""
+        subscription = Subscription(self._most_waiting)
         self._subscriptions.setdefault(request_id, []).append(subscription)
         try:
             yield subscription
@@ -87,8 +81,7 @@ class EventBus:
         for event in events:
             for key in {event.request_id, None}:
                 for subscription in self._subscriptions.get(key, ()):
-                    if subscription.wants(event):
-                        subscription.put(event)
+                    subscription.put(event)
 
     def wake_all(self) -> None:
         """Wake every subscription: the daemon stops."""

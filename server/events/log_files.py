@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
-_TAIL_BLOCK_BYTES = 64 * 1024
+TAIL_BLOCK_BYTES = 64 * 1024
 
 
 class LogFile:
@@ -60,7 +60,7 @@ class LogFile:
             yield text
 
 
-def offset_of_last_lines(path: Path, count: int) -> int:
+def offset_of_last_lines(path: Path, count: int, block_bytes: int = TAIL_BLOCK_BYTES) -> int:
     """Find the offset in bytes of the last `count` lines; blocks while it reads them."""
     try:
         with path.open("rb") as file:
@@ -70,9 +70,10 @@ def offset_of_last_lines(path: Path, count: int) -> int:
             file.seek(size - 1)
             # The newline that ends the last line does not start another.
             missing = count + 1 if file.read(1) == b"\n" else count
-            for start in range(_last_block(size), -1, -_TAIL_BLOCK_BYTES):
+            last_block = (size - 1) // block_bytes * block_bytes
+            for start in range(last_block, -1, -block_bytes):
                 file.seek(start)
-                block = file.read(min(_TAIL_BLOCK_BYTES, size - start))
+                block = file.read(min(block_bytes, size - start))
                 found = block.count(b"\n")
                 if found >= missing:
                     return start + _newline_from_the_end(block, missing) + 1
@@ -80,10 +81,6 @@ def offset_of_last_lines(path: Path, count: int) -> int:
             return 0
     except FileNotFoundError:
         return 0
-
-
-def _last_block(size: int) -> int:
-    return (size - 1) // _TAIL_BLOCK_BYTES * _TAIL_BLOCK_BYTES
 
 
 def _newline_from_the_end(block: bytes, number: int) -> int:

@@ -46,13 +46,12 @@ async def test_a_text_that_cannot_be_an_id_is_not_found(
         assert await store.read(queries.get(text)) == ()
 
 
-async def test_requests_are_listed_newest_first_and_page_by_page(
+async def test_requests_are_listed_newest_first_up_to_a_limit(
     store: AsyncStore, make_request: Make
 ) -> None:
     made = [make_request() for _ in range(5)]
     first = await store.read(queries.list_requests(limit=2))
-    second = await store.read(queries.list_requests(limit=2, before_seq=first[-1].seq))
-    assert [*first, *second] == list(reversed(made))[:4]
+    assert first == list(reversed(made))[:2]
 
 
 async def test_requests_are_listed_by_state_operation_and_environment(
@@ -99,17 +98,12 @@ async def test_events_resume_after_a_number(store: AsyncStore, make_request: Mak
     assert await store.read(queries.events_after(last)) == []
 
 
-async def test_events_of_one_request_or_environment_alone(
-    store: AsyncStore, make_request: Make
-) -> None:
+async def test_events_of_one_request_alone(store: AsyncStore, make_request: Make) -> None:
     first = make_request(environment="a")
-    second = make_request(environment="b")
+    make_request(environment="b")
     assert [
         e.request_id for e in await store.read(queries.events_after(0, request_id=first.id))
     ] == [first.id]
-    assert [e.request_id for e in await store.read(queries.events_after(0, environment="b"))] == [
-        second.id
-    ]
 
 
 async def test_a_new_database_has_no_events(store: AsyncStore) -> None:

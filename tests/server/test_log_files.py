@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.events import log_files
 from openenvd.server.events.log_files import LogFile, LogWatcher, offset_of_last_lines
 
 
@@ -51,14 +50,13 @@ def test_no_lines_means_the_end(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
 def test_last_lines_across_blocks_are_those_that_splitting_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, ending: bytes
+    tmp_path: Path, count: int, ending: bytes
 ) -> None:
-    monkeypatch.setattr(log_files, "_TAIL_BLOCK_BYTES", 4)
     path = tmp_path / "log"
     content = b"\n".join([b"", b"a", b"bcd", b"efghij", b"", b"k", b"lmnopqrs", b"t"]) + ending
     path.write_bytes(content)
     expected = b"".join(content.splitlines(keepends=True)[-count:])
-    assert content[offset_of_last_lines(path, count) :] == expected
+    assert content[offset_of_last_lines(path, count, block_bytes=4) :] == expected
 
 
 def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from openenvd.requests_db.states import (
     Schedule,
 )
 from openenvd.requests_db.transactions import observing, submitting
-from openenvd.server.events import bus as bus_module
 from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch
 from openenvd.server.reconcile.reconciler import Reconciler
@@ -580,7 +579,7 @@ async def test_everything_is_reconciled_after_events_were_dropped(
     await world.reconcile()
     launch = await world.launch()
     await asyncio.to_thread(world.start, launch)
-    monkeypatch.setattr(bus_module, "MAX_WAITING_EVENTS", 1)
+    monkeypatch.setattr(world.bus, "_most_waiting", 1)
     noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
     world.bus.publish(noise)  # and no turn of the loop before:
     outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})

@@ -118,7 +118,7 @@ async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
     submitter: Submitter, store: AsyncStore, bus: EventBus
 ) -> None:
     launch = await submit(submitter, "launch", source="echo")
-    with bus.subscribe(environment="echo") as subscription:
+    with bus.subscribe() as subscription:
         await submit(submitter, "down", name="echo")
     assert await state_of(store, "echo") is EnvironmentState.STOPPING
     assert (await submitter.find(launch.id)).state is RequestState.CANCELLED

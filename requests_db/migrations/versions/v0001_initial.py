@@ -65,38 +65,28 @@ def _create_requests() -> None:
         sa.CheckConstraint("error IS NULL OR state = 'FAILED'", name="ck_requests_error"),
         sqlite_autoincrement=True,
     )
-    _create_index("ix_requests_id", ["id"], unique=True)
-    _create_index(
+    op.create_index("ix_requests_id", "requests", ["id"], unique=True)
+    op.create_index(
         "ix_requests_idempotency_key",
+        "requests",
         ["idempotency_key"],
         unique=True,
-        where="idempotency_key IS NOT NULL",
+        sqlite_where=sa.text("idempotency_key IS NOT NULL"),
     )
-    _create_index(
-        "ix_requests_claim",
-        ["schedule", sa.text("priority DESC"), "seq"],
-        where="state = 'PENDING'",
-    )
-    _create_index("ix_requests_unfinished", ["seq"], where="finished_at IS NULL")
-    _create_index(
-        "ix_requests_environment", ["environment", "seq"], where="environment IS NOT NULL"
-    )
-
-
-def _create_index(
-    name: str,
-    columns: list[str | sa.TextClause],
-    *,
-    unique: bool = False,
-    where: str | None = None,
-) -> None:
-    condition = None if where is None else sa.text(where)
     op.create_index(
-        name,
+        "ix_requests_claim",
         "requests",
-        columns,
-        unique=unique,
-        sqlite_where=condition,
+        ["schedule", sa.text("priority DESC"), "seq"],
+        sqlite_where=sa.text("state = 'PENDING'"),
+    )
+    op.create_index(
+        "ix_requests_unfinished", "requests", ["seq"], sqlite_where=sa.text("finished_at IS NULL")
+    )
+    op.create_index(
+        "ix_requests_environment",
+        "requests",
+        ["environment", "seq"],
+        sqlite_where=sa.text("environment IS NOT NULL"),
     )
 
 
