@@ -191,7 +191,7 @@ class ReplicaWatch:
         now = time.monotonic()
         self._exits.append(now)
         decision: RestartAfter | GiveUp = _OF_ANOTHER_VERSION
-        if self._run_file.is_restartable:
+        if self.run_file.is_restartable:
             decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
         self._ready_since = None
         match decision:
@@ -208,7 +208,7 @@ class ReplicaWatch:
                 )
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
-                hint = _GIVEN_UP_HINT if self._run_file.is_restartable else _ANOTHER_VERSION_HINT
+                hint = _GIVEN_UP_HINT if self.run_file.is_restartable else _ANOTHER_VERSION_HINT
                 error = replace(error, message=message, hint=hint)
                 await self.on_give_up(self.replica, error)
 
