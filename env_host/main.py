@@ -260,8 +260,8 @@ async def _run_child(
     if own.state_address is None:
         await kind(config, definition, own, scoreboard, make_server).run(head)
         return
+    from .shared_state.connection import connect_state
     from .shared_state.proxy import ProxyFactory
-    from .shared_state.reconnect import connect_state
 
     name = f"shard {own.index}.{own.generation}"
     link = await connect_state(own.state_address, name)

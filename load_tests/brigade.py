@@ -29,9 +29,9 @@ from load_tests.peers import brigade_state, sleep_polled_memory
 from load_tests.peers.brigade_servers import Trial, serve, sing
 from load_tests.peers.brigade_singers import PACKET_SAMPLES
 from load_tests.shared.report import Measure, Report, parse_arguments, share
+from openenvd.env_host.shared_state.connection import connect_state
 from openenvd.env_host.shared_state.process import start_state_process
 from openenvd.env_host.shared_state.proxy import StateProxy
-from openenvd.env_host.shared_state.reconnect import connect_state
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 TARGET = 1000  # singers, of the state process alone

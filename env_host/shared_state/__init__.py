@@ -31,7 +31,6 @@ What fails, and how it shows:
 
     frames.py      frames, encoded and decoded      methods.py       what may be called
     process.py     the state process               proxy.py         `self.world`
-    server.py      connections, in that process    limits.py        bounds, deadlines
-    reconnect.py   a shard's link to it            write_buffer.py  one write an iteration
-    connection.py  calls in flight                 errors.py        what can go wrong
+    server.py      connections, in that process    connection.py    a shard's link to it
+    errors.py      what can go wrong
 """

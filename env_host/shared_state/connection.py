@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection of a shard to one epoch of the state process: many calls in flight.
+"""A shard's connection to one epoch of the state process, and its link to whichever there is.
 
     World.call ─▶ Pending ─▶ _queue ─(room?)─▶ _sent ─▶ socket
                     ▲                            │
@@ -19,6 +19,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 from . import frames as wire
@@ -31,10 +32,8 @@ from .errors import (
     WorldLost,
     WorldTimeout,
 )
-from .frames import Frame, Kind
-from .limits import Limits
+from .frames import DEFAULT_LIMITS, Frame, Kind, Limits, WriteBuffer
 from .methods import EXPIRED, decode_result
-from .write_buffer import WriteBuffer
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -255,7 +254,12 @@ class Connection(asyncio.BufferedProtocol):
         self._timer, self._timer_at = None, float("inf")
         for pending, _ in self._sent.values():
             if pending.deadline <= now:
-                pending.fail(WorldTimeout(_no_reply(pending.method)))
+                pending.fail(
+                    WorldTimeout(
+                        f"world.{pending.method} was not answered in time; whether it had effects "
+                        "is not known."
+                    )
+                )
         for pending in self._queue:
             if pending.deadline <= now:
                 pending.fail(WorldBusy(_no_room(pending.method, len(self._sent), self._bytes)))
@@ -291,6 +295,102 @@ async def open_connection(
     return connection
 
 
+class StateLink:
+    """The connection of a shard to the current state process, for the shard's whole life.
+
+    It connects again when the state process was replaced. A `StateProxy` is bound to the connection
+    of its first call, and never to a later one: what its session did is in the state that is gone.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        shard: str,
+        on_lost: Callable[[WorldLost], None] = lambda lost: None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._address = address
+        self._shard = shard
+        self.on_lost = on_lost
+        self.connection: Connection | None = None  # if there is one now
+        self._changed = asyncio.Event()  # a new one with each connection
+        self._again: asyncio.Task[None] | None = None
+        self._closed = False
+        self.loop = asyncio.get_running_loop()
+
+    async def connect(self) -> None:
+        """Connect for the first time; no state process is not waited for long: sessions do that."""
+        self._connect_again()
+        with suppress(WorldError):
+            await self.current(time.monotonic() + self._limits.connect_seconds)
+
+    async def current(self, deadline: float) -> Connection:
+        """Return the connection, or wait for the next one.
+
+        Raises:
+            WorldError: There was none before the deadline.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                while self.connection is None and not self._closed:
+                    await self._changed.wait()
+        if self.connection is None:
+            raise WorldError("The process that holds the shared state cannot be reached.")
+        return self.connection
+
+    async def close(self) -> None:
+        """Close the connection, and do not connect again."""
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+            await asyncio.wait({self._again})
+        if self.connection is not None:
+            self.connection.close()
+            await self.connection.closed.wait()
+        self._announce()
+
+    def _connect_again(self) -> None:
+        self._again = self.loop.create_task(self._reconnect(), name="shared-state-connect")
+
+    async def _reconnect(self) -> None:
+        while not self._closed:
+            try:
+                self.connection = await open_connection(
+                    self._address, self._shard, self._lost, self._limits
+                )
+            except (OSError, TimeoutError, WorldLost) as exc:
+                log.debug("shared state: not connected: %s", exc)
+                await asyncio.sleep(self._limits.retry_seconds)
+            else:
+                self._announce()
+                return
+
+    def _lost(self, lost: WorldLost) -> None:
+        if self.connection is None:  # it was never welcomed: `_reconnect` is at it
+            return
+        self.connection = None
+        if not self._closed:
+            self._connect_again()
+            self.on_lost(lost)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+async def connect_state(
+    address: str,
+    shard: str,
+    on_lost: Callable[[WorldLost], None] = lambda lost: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> StateLink:
+    """Connect a shard to the state process; `on_lost` is called each time a connection is lost."""
+    link = StateLink(address, shard, on_lost, limits)
+    await link.connect()
+    return link
+
+
 def socket_name(address: str) -> str:
     """Return the kernel's form of an address; `@…` has no file (unix(7), abstract)."""
     return "\0" + address[1:] if address.startswith("@") else address
@@ -301,10 +401,6 @@ def _failure(method: str, value: Any) -> WorldError:
     if facts.get("type") == EXPIRED:
         return WorldTimeout(f"world.{method} did not finish in time: {facts.get('message')}.")
     return WorldCallFailed(method, str(facts.get("type")), str(facts.get("message")))
-
-
-def _no_reply(method: str) -> str:
-    return f"world.{method} was not answered in time; whether it had effects is not known."
 
 
 def _no_room(method: str, calls: int, in_flight_bytes: int) -> str:

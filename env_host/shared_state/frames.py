@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames between a shard and the state process, encoded and decoded without I/O.
+"""The frames between a shard and the state process, how many may be in flight, and their writer.
 
     header (40 bytes, little-endian) │ method name │ value, as JSON │ body, raw
 
@@ -9,8 +9,10 @@ the kind and the limits distinguish a frame from garbage.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -21,12 +23,34 @@ HEADER = struct.Struct("<IBBHIIIIQQ")
 MAX_VALUE_BYTES = 16 * MB  # of JSON in one frame
 MAX_BODY_BYTES = 256 * MB  # of one body; a WebSocket message of 100 MB fits
 READ_BYTES = 256 * 1024  # most bytes of one read
+_JOIN_BYTES = 16 * 1024  # larger frames are written as they are, uncopied
 
 # Flags. Plain ints: an `IntFlag` costs a microsecond at each use.
 HAS_BODY = 1
 HAS_VALUE = 2
 
 Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one shard's connection."""
+
+    max_calls: int = 1024  # sent and not answered; the others wait in the shard
+    max_bytes: int = 32 * MB  # of bodies in those; a larger body goes alone
+    max_waiting: int = 65_536  # calls that wait to be sent; one more is refused at once
+    connect_seconds: float = 10.0  # for the first connection
+    greeting_seconds: float = 5.0  # between connect and HELLO, or HELLO and WELCOME
+    retry_seconds: float = 0.05  # between two attempts to connect again
+
+    def has_room(self, calls: int, in_flight_bytes: int, body_bytes: int) -> bool:
+        """Return whether a call with such a body may be sent now."""
+        if calls == 0:
+            return True
+        return calls < self.max_calls and in_flight_bytes + body_bytes <= self.max_bytes
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class Kind(IntEnum):
@@ -160,6 +184,53 @@ class Incoming:
         self._buffer = bytearray(max(size, len(unfinished) + READ_BYTES))
         self._buffer[: len(unfinished)] = unfinished
         self._start, self._end = 0, len(unfinished)
+
+
+class WriteBuffer:
+    """Sends the frames of one iteration of the loop in one write, a small call's largest cost.
+
+    It sends none before `attach` and after `detach`.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """Send to this transport from now on."""
+        self._transport = transport
+
+    def detach(self) -> None:
+        """Drop all frames: the connection is gone."""
+        self._transport = None
+        self._frames.clear()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame with all others of this iteration."""
+        if self._transport is None:
+            return
+        if not self._frames:
+            self._loop.call_soon(self._flush)
+        self._frames.append(frame)
+
+    def _flush(self) -> None:
+        frames, self._frames = self._frames, []
+        if self._transport is None:
+            return
+        small: list[bytes] = []
+        for frame in frames:
+            if len(frame) <= _JOIN_BYTES:
+                small.append(frame)
+                continue
+            self._write(small)
+            small = []
+            self._transport.write(frame)
+        self._write(small)
+
+    def _write(self, frames: list[bytes]) -> None:
+        if frames and self._transport is not None:
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
 
 def _checked_length(header: tuple[int, ...]) -> int:

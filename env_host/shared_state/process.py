@@ -34,7 +34,7 @@ from ...system.exit_status import signal_name, split_wait_status
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
-from .limits import DEFAULT_LIMITS, Limits
+from .frames import DEFAULT_LIMITS, Limits
 from .server import StateServer
 
 BACKLOG = 128  # shards that connect at the same time

@@ -17,9 +17,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from .connection import Connection
+from .connection import Connection, StateLink
 from .frames import Buffer, encode_value
-from .reconnect import StateLink
 
 CALL_SECONDS = 10.0  # of one call, its wait included, unless the caller says otherwise
 
@@ -41,13 +40,13 @@ class StateProxy:
         return self._connection.epoch if self._connection else None
 
     @property
-    def blocking(self) -> BlockingProxy:
-        """The proxy for synchronous environments, whose calls run on a thread of the session."""
-        return BlockingProxy(self)
+    def blocking(self) -> Methods:
+        """The methods for synchronous environments; never to be called on the event loop."""
+        return Methods(lambda *args, **kwargs: self.wait_for(self.call(*args, **kwargs)))
 
-    def within(self, seconds: float) -> DeadlineProxy:
-        """Return a proxy whose calls have another deadline."""
-        return DeadlineProxy(self, seconds)
+    def within(self, seconds: float) -> Methods:
+        """Return the methods with another deadline."""
+        return Methods(functools.partial(self.call, within_seconds=seconds))
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
@@ -95,32 +94,16 @@ class StateProxy:
         return self._connection
 
 
-class DeadlineProxy:
-    """The proxy that `StateProxy.within` returns."""
+class Methods:
+    """The methods of the state, each called as `call(its name, …)`."""
 
-    def __init__(self, world: StateProxy, seconds: float) -> None:
-        self._world = world
-        self._seconds = seconds
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):
-            raise AttributeError(method)
-        return functools.partial(self._world.call, method, within_seconds=self._seconds)
-
-
-class BlockingProxy:
-    """The proxy that `StateProxy.blocking` returns; never to be used on the event loop."""
-
-    def __init__(self, world: StateProxy) -> None:
-        self._world = world
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
             raise AttributeError(method)
-        return functools.partial(self._wait, method)
-
-    def _wait(self, method: str, body: Buffer | None = None, /, **arguments: Any) -> Any:
-        return self._world.wait_for(self._world.call(method, body, **arguments))
+        return functools.partial(self._call, method)
 
 
 class ProxyFactory:

@@ -26,10 +26,8 @@ from typing import Any, cast
 
 from . import frames as wire
 from .errors import BodyTooLarge, WireError
-from .frames import Frame, Kind
-from .limits import Limits
+from .frames import Frame, Kind, Limits, WriteBuffer
 from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
-from .write_buffer import WriteBuffer
 
 SESSIONS_PER_CONNECTION = 2**32
 _CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid

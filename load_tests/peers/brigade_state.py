@@ -23,9 +23,9 @@ import uvloop
 
 from load_tests.peers.brigade_singers import PACKET_SAMPLES, PACKET_SECONDS
 from load_tests.shared.report import percentile
+from openenvd.env_host.shared_state.connection import StateLink, connect_state
 from openenvd.env_host.shared_state.process import start_state_process
 from openenvd.env_host.shared_state.proxy import StateProxy
-from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 from openenvd.envs.brigade.opus import SAMPLE_RATE

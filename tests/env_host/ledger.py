@@ -107,7 +107,7 @@ class LedgerWorld:
 
 _SHARD = """
 import asyncio, json, sys
-from openenvd.env_host.shared_state.reconnect import connect_state
+from openenvd.env_host.shared_state.connection import connect_state
 from openenvd.env_host.shared_state.proxy import StateProxy
 
 def say(**facts):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from openenvd.env_host.environment.interfaces import State
-from openenvd.env_host.shared_state.connection import socket_name
+from openenvd.env_host.shared_state.connection import StateLink, connect_state, socket_name
 from openenvd.env_host.shared_state.errors import (
     BodyTooLarge,
     StateFailed,
@@ -27,8 +27,7 @@ from openenvd.env_host.shared_state.errors import (
     WorldLost,
     WorldTimeout,
 )
-from openenvd.env_host.shared_state.frames import READ_BYTES
-from openenvd.env_host.shared_state.limits import Limits
+from openenvd.env_host.shared_state.frames import READ_BYTES, Limits
 from openenvd.env_host.shared_state.process import (
     StateProcess,
     restart_delay_seconds,
@@ -36,7 +35,6 @@ from openenvd.env_host.shared_state.process import (
     start_state_process,
 )
 from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
-from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
 from .ledger import ROOT, LedgerWorld, ShardProcess
 

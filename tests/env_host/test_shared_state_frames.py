@@ -9,8 +9,7 @@ import pytest
 
 from openenvd.env_host.shared_state import frames as wire
 from openenvd.env_host.shared_state.errors import BodyTooLarge, WireError
-from openenvd.env_host.shared_state.frames import Incoming, Kind
-from openenvd.env_host.shared_state.limits import Limits
+from openenvd.env_host.shared_state.frames import Incoming, Kind, Limits
 
 
 def call(number: int, body: bytes | None) -> bytes:

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state.connection import socket_name
+from openenvd.env_host.shared_state.connection import StateLink, connect_state, socket_name
 from openenvd.env_host.shared_state.errors import WorldError, WorldLost
-from openenvd.env_host.shared_state.frames import Kind
-from openenvd.env_host.shared_state.limits import Limits
+from openenvd.env_host.shared_state.frames import Kind, Limits
 from openenvd.env_host.shared_state.process import StateProcess, start_state_process
 from openenvd.env_host.shared_state.proxy import StateProxy
-from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 
 from .ledger import LedgerWorld
 

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
+from openenvd.env_host.shared_state.connection import StateLink, connect_state
 from openenvd.env_host.shared_state.errors import WorldCallFailed
 from openenvd.env_host.shared_state.process import StateProcess, start_state_process
 from openenvd.env_host.shared_state.proxy import ProxyFactory
-from openenvd.env_host.shared_state.reconnect import StateLink, connect_state
 from openenvd.envs.brigade.environment import (
     BrigadeAction,
     BrigadeEnvironment,
