@@ -61,11 +61,8 @@ class ExitEvidence:
     ) -> Json:
         """Return the server's `ExitReason` as JSON.
 
-        Args:
-            pid: the server's.
-            ended: its wait status and its most resident bytes; None when it was not reaped.
-            stopped_by_us: whether its stop was requested.
-            failed: why it gave up, in its own words.
+        `ended` is its wait status and most resident bytes; None when it was not reaped. `failed` is
+        why it gave up, in its own words.
         """
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None

@@ -114,12 +114,7 @@ class ServerStateMachine:
     ) -> None:
         """Make one without a server yet.
 
-        Args:
-            run: the run file.
-            groups: makes the servers' cgroups; None where there are none.
-            selector: the loop's, which watches the notify pipe.
-            changed: called after every change, with whether it must be written to disk.
-            is_forked: whether the shim was, by the fork server.
+        `changed` is called after every change, with whether it must be written to disk.
         """
         self._changed = changed
         self._log_path = run["log_path"]

@@ -48,11 +48,6 @@ class Cgroup:
     def __repr__(self) -> str:
         return f"Cgroup({self.name!r})"
 
-    @property
-    def path(self) -> str:
-        """The folder of the group."""
-        return self.directory
-
     def add(self, pid: int) -> None:
         """Move a process in; what it forks from then on starts inside.
 
@@ -84,12 +79,6 @@ class Cgroup:
         _write(memory, str(value))
         with contextlib.suppress(OSError):  # no swap accounting
             _write(memory_and_swap, str(value))
-
-    def limit_bytes(self) -> int | None:
-        """The group's own cap; None when it has none."""
-        name = "memory.limit_in_bytes" if self.version == V1 else "memory.max"
-        value = self._number(name)
-        return None if value is None or value >= 1 << 60 else value
 
     def oom_kills(self) -> int:
         """How many processes of the group the kernel has killed for memory, ever."""

@@ -50,11 +50,8 @@ TAKEN_OVER = (
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     """Import modules whose pages forked processes are to share, and keep the collector from them.
 
-    A module that cannot be imported is left to the process that needs it, which reports it.
-
-    Args:
-        modules: their names.
-        collect: free what importing left as garbage, which takes some tens of milliseconds.
+    A module that cannot be imported is left to the process that needs it, which reports it. To
+    `collect` what importing left as garbage takes some tens of milliseconds.
     """
     gc.disable()  # what imports allocate stays: nothing to collect, much to look through
     for module in modules:
@@ -104,13 +101,7 @@ def fork() -> int:
 
 
 def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
-    """Become a process of its own after `fork`, which is killed when its parent dies.
-
-    Args:
-        parent: the process that forked this one.
-        name: of this process, in `top`.
-        to_close: descriptors that are the parent's alone.
-    """
+    """Become a process of its own after `fork`, called `name`, which is killed with its parent."""
     die_with_parent(parent)
     close_all(to_close)
     set_thread_name(name)

@@ -187,7 +187,10 @@ class EventLoopLagMonitor:
         self._interval_seconds = interval_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._thread: _Watchdog | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._tell_at_seconds = stall_seconds  # doubled each time, so that a long stall is not spam
+        self._held_seconds = 0.0
 
     def start(self) -> None:
         """Begin, on the running loop. A second call does nothing."""
@@ -196,8 +199,12 @@ class EventLoopLagMonitor:
         self._loop = asyncio.get_running_loop()
         self._window = self._make_window(self._clock())
         self._timer = self._loop.call_later(self._interval_seconds, self._beat)
-        thread = _Watchdog(
-            self.name, threading.get_ident(), self._stall_seconds, self._look, self._on_heartbeat
+        self._ended = threading.Event()
+        thread = threading.Thread(
+            target=self._watch,
+            args=(threading.get_ident(), self._ended),
+            name=f"{self.name}-watchdog",
+            daemon=True,
         )
         thread.start()
         self._thread = thread  # not when there is no room for it: then nothing is to be stopped
@@ -208,7 +215,9 @@ class EventLoopLagMonitor:
             self._timer.cancel()
             self._timer = None
         if self._thread is not None:
-            self._thread.stop()
+            self._ended.set()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
             self._thread = None
 
     def snapshot(self) -> LagSnapshot:
@@ -230,68 +239,29 @@ class EventLoopLagMonitor:
         assert self._loop is not None
         self._timer = self._loop.call_later(self._window.beat(now) - now, self._beat)
 
-    def _look(self) -> tuple[float, LagSnapshot]:
-        return self._window.overdue_seconds(self._clock()), self.snapshot()
+    # On the watchdog's thread
 
-
-class _Watchdog:
-    """The OS thread that looks whether the loop turns, and at what it does when it does not."""
-
-    def __init__(
-        self,
-        name: str,
-        watched: int,
-        stall_seconds: float,
-        look: Callable[[], tuple[float, LagSnapshot]],
-        on_heartbeat: Callable[[LagSnapshot], None] | None,
-    ) -> None:
-        self._name = name
-        self._watched = watched
-        self._stall_seconds = stall_seconds
-        self._look = look
-        self._on_heartbeat = on_heartbeat
-        self._tell_at_seconds = stall_seconds  # doubled each time, so that a long stall is not spam
-        self._held_seconds = 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{name}-watchdog", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return when the thread has ended."""
-        self._ended.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def _watch(self, watched: int, ended: threading.Event) -> None:
         pause = min(HEARTBEAT_SECONDS, self._stall_seconds / 2)
         beat_at = 0.0
-        while not self._ended.wait(pause):
-            overdue, snapshot = self._look()
-            self._tell_stall(overdue)
-            if self._on_heartbeat is not None and time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + HEARTBEAT_SECONDS - pause / 2
-                self._beat(snapshot)
+        while not ended.wait(pause):
+            self._tell_stall(self._window.overdue_seconds(self._clock()), watched)
+            if self._on_heartbeat is None or time.monotonic() < beat_at:
+                continue
+            beat_at = time.monotonic() + HEARTBEAT_SECONDS - pause / 2
+            try:
+                self._on_heartbeat(self.snapshot())
+            except Exception:
+                log.exception("the heartbeat of %s", self.name)
 
-    def _tell_stall(self, overdue: float) -> None:
+    def _tell_stall(self, overdue: float, watched: int) -> None:
         if overdue >= self._tell_at_seconds:
             self._tell_at_seconds = 2 * overdue
-            log.warning(
-                "%s is blocked for %.1f s by:\n%s", self._name, overdue, held_by(self._watched)
-            )
+            log.warning("%s is blocked for %.1f s by:\n%s", self.name, overdue, held_by(watched))
         elif overdue < self._held_seconds and self._tell_at_seconds > self._stall_seconds:
-            log.warning("%s runs again after more than %.1f s", self._name, self._held_seconds)
+            log.warning("%s runs again after more than %.1f s", self.name, self._held_seconds)
             self._tell_at_seconds = self._stall_seconds
         self._held_seconds = overdue
-
-    def _beat(self, snapshot: LagSnapshot) -> None:
-        assert self._on_heartbeat is not None
-        try:
-            self._on_heartbeat(snapshot)
-        except Exception:
-            log.exception("the heartbeat of %s", self._name)
 
 
 def held_by(watched: int) -> str:

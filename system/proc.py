@@ -106,31 +106,20 @@ def rollup_bytes(pid: int, *names: str) -> int | None:
 
 
 def set_oom_score_adj(pid: int, value: int) -> bool:
-    """Tell the kernel how soon to pick a process when memory runs out; best effort.
+    """Tell the kernel how soon to pick a process when memory runs out; False if it could not be.
 
-    Args:
-        pid: the process.
-        value: from -1000, never, to 1000, first. Lowering it needs privilege.
-
-    Returns:
-        False when it was not possible.
+    The value is from -1000, never, to 1000, first. Lowering it needs privilege.
     """
     return _write(f"/proc/{pid}/oom_score_adj", value)
 
 
 def prefer_own_session(nice: int, file: str = OWN_SESSION) -> bool:
-    """Give the session of this process another niceness; best effort.
+    """Give the session of this process another niceness; False if it could not be.
 
     With autogroups (sched(7), the default of desktops and of many servers) each session has one
     share of the processors: a hundred launches are a hundred competitors for a daemon that is one,
     and `nice` counts only within a session. What counts between them is the session's niceness.
-
-    Args:
-        nice: -20 is most preferred; lowering it needs privilege.
-        file: of the autogroup.
-
-    Returns:
-        False when it was not possible, or there are no autogroups.
+    Lowering it needs privilege.
     """
     return _write(file, nice)
 

@@ -30,6 +30,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
+from .app import HostApp
 from .mcp_websocket import McpSocket
 from .ws_session import SessionService, SessionSocket
 
@@ -41,13 +42,13 @@ HttpFactory = Callable[[], Any]
 
 
 class HostServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with a watch over the sessions."""
+    """uvicorn without its signal handlers."""
 
-    def __init__(self, app: Any, *, on_ready: Callable[[], None]) -> None:
-        self._service: SessionService | None = getattr(app, "session_service", None)
-        super().__init__(_config(app, self._service))
+    def __init__(
+        self, app: Any, service: SessionService | None, on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__(_config(app, service))
         self._on_ready = on_ready
-        self._watching: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,20 +56,10 @@ class HostServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, the listeners and the watch; then call `on_ready`."""
+        """Start the application and the listeners; then call `on_ready`."""
         await super().startup(sockets)
-        if not self.started:
-            return
-        if self._service is not None:
-            watch = SessionWatch(self._service.table)
-            self._watching = asyncio.create_task(watch.run(), name="session-watch")
-        self._on_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the watch, then all that uvicorn has started."""
-        if self._watching is not None:
-            self._watching.cancel()
-        await super().shutdown(sockets)
+        if self.started:
+            self._on_ready()
 
 
 class Server(HostServer):
@@ -79,9 +70,10 @@ class Server(HostServer):
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(app, on_ready=lambda: None)
-        self._ticking: asyncio.Task[None] | None = None
+    def __init__(self, app: HostApp) -> None:
+        self._service = app.session_service
+        super().__init__(app, self._service, on_ready=lambda: None)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start the application (its lifespan); from then on connections can be served."""
@@ -89,7 +81,10 @@ class Server(HostServer):
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[])
         await self.on_tick(0)
-        self._ticking = asyncio.create_task(self._tick(), name="http-date")
+        self._tasks.append(asyncio.create_task(self._tick(), name="http-date"))
+        if self._service is not None:
+            watch = SessionWatch(self._service.table)
+            self._tasks.append(asyncio.create_task(watch.run(), name="session-watch"))
 
     def make_protocol(self) -> asyncio.Protocol:
         """Make the protocol of one accepted connection: HTTP, or a WebSocket on request."""
@@ -103,8 +98,8 @@ class Server(HostServer):
 
     async def stop(self) -> None:
         """Let the current requests finish, close every connection, stop the application."""
-        if self._ticking is not None:
-            self._ticking.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.shutdown(sockets=[])
 
     async def _tick(self) -> None:
@@ -115,7 +110,7 @@ class Server(HostServer):
 
 async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve a project's own app as it is, until SIGTERM or SIGINT."""
-    server = HostServer(app, on_ready=on_ready)
+    server = HostServer(app, None, on_ready)
 
     def stop() -> None:
         server.should_exit = True
@@ -198,11 +193,11 @@ class ProtocolSwitch(asyncio.Protocol):
         http.data_received(self._head)
 
 
-class UpgradeSwitch(asyncio.Protocol):
+class UpgradeSwitch:
     """A connection that uvicorn has read a WebSocket's handshake from.
 
     uvicorn makes it the transport's protocol only after it was given the head, so it cannot put
-    another in its own place; it forwards each call to that instead.
+    another in its own place; it forwards each call but `data_received` to that instead.
     """
 
     def __init__(
@@ -231,22 +226,8 @@ class UpgradeSwitch(asyncio.Protocol):
         self._real.connection_made(self._transport)
         self._real.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        """Forward it."""
-        result: bool | None = self._real.eof_received()
-        return result
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forward it."""
-        self._real.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Forward it."""
-        self._real.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Forward it."""
-        self._real.resume_writing()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
 
 def open_session(

@@ -272,7 +272,7 @@ class SessionSocket(WebSocketProtocol):
         session = self._ready()
         calls = session.ready_calls
         if calls.signature.step_is_async:
-            self._send_state(calls.env.state)
+            self.send_text(b'{"type":"state","data":%b}' % state_data(calls.env.state))
         else:  # on the session's thread, as its step is
             self._submit("state", lambda: calls.env.state, self._stated)
 
@@ -332,9 +332,6 @@ class SessionSocket(WebSocketProtocol):
 
     def _stated(self, state: Any, error: BaseException | None) -> None:
         self._answer(b'{"type":"state","data":%b}', state_data, state, error)
-
-    def _send_state(self, state: Any) -> None:
-        self.send_text(b'{"type":"state","data":%b}' % state_data(state))
 
     def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
         self._answer(b'{"type":"mcp","data":%b}', messages.encode, response, error)

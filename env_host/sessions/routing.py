@@ -26,6 +26,7 @@ import functools
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SessionError
@@ -40,35 +41,19 @@ _HEAD = (
 _END_OF_HEAD = b"\r\n\r\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Siblings:
     """The other shards of the replica, for requests. Within a running loop."""
 
-    def __init__(
-        self,
-        *,
-        owner_of: Callable[[str], int | None],
-        roomier: Callable[[], int | None],
-        hand_over: Callable[[int, int], None],
-        isolate: GetReady | None = None,
-    ) -> None:
-        """Take the functions of the shard.
-
-        Args:
-            owner_of: the other shard that has a session; None: this shard, or none.
-            roomier: a shard with room for a new session when this one has none; otherwise None.
-            hand_over: gives shard `index` a connection's descriptor, and closes it here.
-            isolate: where new sessions have processes of their own; waits for room for one, and
-                returns what gives that process a connection's descriptor, and closes it here.
-        """
-        self.owner_of = owner_of
-        self.roomier = roomier
-        self._hand_over = hand_over
-        self._isolate = isolate
+    owner_of: Callable[[str], int | None]  # the other shard that has a session
+    roomier: Callable[[], int | None]  # one with room for a session, when this shard has none
+    hand_over: Callable[[int, int], None]  # gives shard `index` a descriptor, and closes it here
+    isolate: GetReady | None = None  # waits for room, where new sessions have processes
 
     @property
     def isolates(self) -> bool:
         """Whether each session has a process of its own, so that none begins here."""
-        return self._isolate is not None
+        return self.isolate is not None
 
     async def ask_new(self, request: Json) -> Json:
         """Send a request to the process of a new session, and return its answer.
@@ -77,8 +62,8 @@ class Siblings:
             CapacityReached: there is no room for a session.
             SessionError: the process ended before it had answered.
         """
-        assert self._isolate is not None
-        return await _ask(request, self._isolate, "The process of the new session")
+        assert self.isolate is not None
+        return await _ask(request, self.isolate, "The process of the new session")
 
     async def ask(self, index: int, request: Json) -> Json:
         """Send a JSON-RPC request to shard `index`, and return its answer.
@@ -88,7 +73,7 @@ class Siblings:
         """
 
         async def get_ready() -> Callable[[int], None]:
-            return functools.partial(self._hand_over, index)
+            return functools.partial(self.hand_over, index)
 
         return await _ask(request, get_ready, f"Shard {index}, which has this session,")
 

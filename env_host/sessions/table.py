@@ -91,7 +91,7 @@ class SessionTable:
         self._admission = admission
         self._sessions: dict[str, Session] = {}
         self.counts = Counts()
-        self._taken = 0
+        self.taken = 0  # slots; a session whose environment is closing may still take one
         self._closing = 0
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
@@ -106,14 +106,9 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    @property
-    def taken(self) -> int:
-        """How many slots are taken; a session whose environment is closing may still take one."""
-        return self._taken
-
     def take(self, socket: Attached) -> Session | None:
         """Reserve a slot if that needs no waiting; otherwise None."""
-        if self._stopping or self._taken >= self.max_sessions:
+        if self._stopping or self.taken >= self.max_sessions:
             return None
         if not self._admission.take_promise():
             return None
@@ -132,8 +127,8 @@ class SessionTable:
             raise self._stopping
         if not is_admitted:
             raise CapacityReached(*self._admission.totals)
-        if self._taken >= self.max_sessions:
-            raise CapacityReached(self._taken, self.max_sessions)
+        if self.taken >= self.max_sessions:
+            raise CapacityReached(self.taken, self.max_sessions)
         return self._begin(socket)
 
     async def open(self) -> Session:
@@ -204,7 +199,7 @@ class SessionTable:
             return None
         self._closing += 1
         if not self._exclusive:
-            self._taken -= 1
+            self.taken -= 1
         self._hooks.on_change(len(self._sessions))
         self._detach(session)
         if abandoned:
@@ -247,7 +242,7 @@ class SessionTable:
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
 
     def _has_room(self) -> bool:
-        return self._taken < self.max_sessions
+        return self.taken < self.max_sessions
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
@@ -262,7 +257,7 @@ class SessionTable:
         return Session(self._hooks.new_id(), self.definition, self._factory, self._threads)
 
     def _begin(self, socket: Attached | None) -> Session:
-        self._taken += 1
+        self.taken += 1
         self.counts.begun += 1
         session = self._new()
         self._sessions[session.id] = session
@@ -285,9 +280,10 @@ class SessionTable:
         self._closing -= 1
         session.release_thread()
         if self._exclusive:
-            self._taken -= 1
+            self.taken -= 1
             self._hooks.on_change(len(self._sessions))
-        self._notify_change()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _warn_of_abandoned(self, session: Session) -> None:
         what, seconds = "its creation", session.age
@@ -297,13 +293,9 @@ class SessionTable:
         text = "session %s ended while %s was still running, after %.1f s"
         log.warning(text, session.id, what, seconds, extra={"session": session.id})
 
-    def _notify_change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def _wait_for_closing(self) -> None:
         """Wait for a slot whose session has ended but whose environment is still closing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
-                while self._taken >= self.max_sessions and self._exclusive and self._closing:
+                while self.taken >= self.max_sessions and self._exclusive and self._closing:
                     await self._changed.wait()

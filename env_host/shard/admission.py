@@ -57,14 +57,8 @@ class Admission:
     ) -> None:
         """Wait for `changed` and for timers.
 
-        Args:
-            scoreboard: Where the room of all shards is read.
-            index: This shard's row.
-            timeout_seconds: How long a connection may wait.
-            serve: Serves a connection here.
-            refuse: Answers a connection that gets no slot; given where sessions run in other
-                processes: then a served connection counts at once, and no slot is promised.
-            hand_over: Sends a connection to another shard.
+        `refuse` answers a connection that gets no slot; it is given where sessions run in other
+        processes: then a served connection counts at once, and no slot is promised.
         """
         self._scoreboard = scoreboard
         self._counters = scoreboard[index]

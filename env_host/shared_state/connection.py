@@ -18,9 +18,9 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from . import frames as wire
 from .errors import (
@@ -32,7 +32,7 @@ from .errors import (
     WorldLost,
     WorldTimeout,
 )
-from .frames import DEFAULT_LIMITS, Frame, Kind, Limits, WriteBuffer
+from .frames import DEFAULT_LIMITS, Frame, Kind, Limits
 from .methods import EXPIRED, decode_result
 
 log = logging.getLogger("openenvd.env_host")
@@ -65,16 +65,13 @@ class Pending:
             self.future.set_exception(error)
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(wire.WireProtocol):
     """One connection to one epoch of the state process."""
 
     def __init__(self, on_lost: Callable[[WorldLost], None], limits: Limits) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._on_lost = on_lost
         self._limits = limits
-        self._incoming = wire.Incoming()
-        self._transport: asyncio.Transport | None = None
-        self._outgoing = WriteBuffer()
         self._queue: deque[Pending] = deque()
         self._sent: dict[int, tuple[Pending, int]] = {}  # by request id; and the body's bytes
         self._bytes = 0
@@ -126,30 +123,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def leave(self, session: int) -> None:
         """Tell the state process that a session is over."""
-        self._outgoing.send(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
-
-    def close(self) -> None:
-        """Close the connection; all calls in flight fail."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Attach the transport; HELLO was sent before there was one."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._outgoing.attach(self._transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer to read into."""
-        return self._incoming.room()
+        self.send(wire.encode(Kind.LEAVE, epoch=self.epoch, session=session))
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle every frame that is complete."""
-        self._take(self._incoming.frames(nbytes))
+        """Handle every frame that is complete, and send the calls that there is room for then."""
+        super().buffer_updated(nbytes)
+        self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all calls at once; none is sent again."""
-        self._transport = None
-        self._outgoing.detach()
+        super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
         reason = f": {self._fault or exc}" if self._fault or exc else ""
@@ -186,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last_id += 1
         self._sent[self._last_id] = (pending, size)
         self._bytes += size
-        self._outgoing.send(
+        self.send(
             wire.encode(
                 Kind.CALL,
                 epoch=self.epoch,
@@ -200,15 +183,9 @@ class Connection(asyncio.BufferedProtocol):
         )
         pending.body = None  # from here on it is the socket's
 
-    def _take(self, frames: Iterable[Frame]) -> None:
-        try:
-            for frame in frames:
-                self._handle(frame)
-        except WireError as exc:
-            log.warning("shared state: %s; the connection is closed", exc)
-            self._fault = exc
-            self.close()
-        self._pump()
+    def _note_fault(self, exc: WireError) -> None:
+        log.warning("shared state: %s; the connection is closed", exc)
+        self._fault = exc
 
     def _handle(self, frame: Frame) -> None:
         if not self.welcomed.done():
@@ -320,10 +297,9 @@ class StateLink:
         self.loop = asyncio.get_running_loop()
 
     async def connect(self) -> None:
-        """Connect for the first time; no state process is not waited for long: sessions do that."""
+        """Connect for the first time; raises `WorldError` when there is no state process."""
         self._connect_again()
-        with suppress(WorldError):
-            await self.current(time.monotonic() + self._limits.connect_seconds)
+        await self.current(time.monotonic() + self._limits.connect_seconds)
 
     async def current(self, deadline: float) -> Connection:
         """Return the connection, or wait for the next one.
@@ -385,9 +361,13 @@ async def connect_state(
     on_lost: Callable[[WorldLost], None] = lambda lost: None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> StateLink:
-    """Connect a shard to the state process; `on_lost` is called each time a connection is lost."""
+    """Connect a shard to the state process; `on_lost` is called each time a connection is lost.
+
+    When there is no state process now, it is not waited for long: sessions wait for it.
+    """
     link = StateLink(address, shard, on_lost, limits)
-    await link.connect()
+    with suppress(WorldError):
+        await link.connect()
     return link
 
 

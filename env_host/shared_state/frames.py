@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames between a shard and the state process, how many may be in flight, and their writer.
+"""The frames between a shard and the state process, how many may be in flight, and both ends.
 
     header (40 bytes, little-endian) │ method name │ value, as JSON │ body, raw
 
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...system.units import MB
 from .errors import BodyTooLarge, WireError
@@ -157,12 +157,6 @@ class Incoming:
         while (frame := self._next()) is not None:
             yield frame
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Return the frames that are complete with bytes that were read elsewhere."""
-        room = self.room()
-        room[: len(data)] = data
-        return self.frames(len(data))
-
     def _next(self) -> Frame | None:
         start, available = self._start, self._end - self._start
         if available < HEADER.size:
@@ -186,25 +180,18 @@ class Incoming:
         self._start, self._end = 0, len(unfinished)
 
 
-class WriteBuffer:
-    """Sends the frames of one iteration of the loop in one write, a small call's largest cost.
+class WireProtocol(asyncio.BufferedProtocol):
+    """One end of a connection: frames come to `_handle`, and leave by `send`.
 
-    It sends none before `attach` and after `detach`.
+    The frames of one iteration of the loop leave in one write: a system call is the largest part of
+    the cost of a small call. None leaves before the connection is made and after it is lost.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._incoming = Incoming()
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes] = []
-
-    def attach(self, transport: asyncio.Transport) -> None:
-        """Send to this transport from now on."""
-        self._transport = transport
-
-    def detach(self) -> None:
-        """Drop all frames: the connection is gone."""
-        self._transport = None
-        self._frames.clear()
 
     def send(self, frame: bytes) -> None:
         """Send a frame with all others of this iteration."""
@@ -213,6 +200,41 @@ class WriteBuffer:
         if not self._frames:
             self._loop.call_soon(self._flush)
         self._frames.append(frame)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer to read into."""
+        return self._incoming.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle every frame that is complete; a peer that breaks the protocol is left."""
+        try:
+            for frame in self._incoming.frames(nbytes):
+                if self._transport is None:
+                    return
+                self._handle(frame)
+        except WireError as exc:
+            self._note_fault(exc)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Drop all frames."""
+        self._transport = None
+        self._frames.clear()
+
+    def _handle(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _note_fault(self, exc: WireError) -> None:
+        raise NotImplementedError
 
     def _flush(self) -> None:
         frames, self._frames = self._frames, []

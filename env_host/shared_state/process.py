@@ -30,7 +30,7 @@ from typing import Any, Never
 
 from ...system import forking
 from ...system.backoff import backoff_seconds
-from ...system.exit_status import signal_name, split_wait_status
+from ...system.exit_status import exit_sentence
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
@@ -71,8 +71,6 @@ class StateExit:
     pid: int
     epoch: int
     wait_status: int
-    exit_code: int | None  # None: by a signal
-    signal_name: str | None
     seconds: float
     restart_in_seconds: float
     peak_bytes: int | None = None
@@ -80,10 +78,9 @@ class StateExit:
     @property
     def sentence(self) -> str:
         """The exit as a sentence for people."""
-        how = f"killed by {self.signal_name}" if self.signal_name else f"exit {self.exit_code}"
         return (
-            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) exited "
-            f"after {self.seconds:.1f} s: {how}; its sessions have ended"
+            f"the process that held the shared state (pid {self.pid}, epoch {self.epoch}) "
+            f"{exit_sentence(self.wait_status)} after {self.seconds:.1f} s; its sessions have ended"
         )
 
 
@@ -178,13 +175,10 @@ class StateProcess:
         assert self.pid is not None
         lived = time.monotonic() - self._started_at
         self._early_exits = 0 if lived >= LONG_LIFE_SECONDS else self._early_exits + 1
-        code, number = split_wait_status(status)
         found = StateExit(
             pid=self.pid,
             epoch=self.epoch,
             wait_status=status,
-            exit_code=code,
-            signal_name=None if number is None else signal_name(number),
             seconds=round(lived, 3),
             restart_in_seconds=restart_delay_seconds(lived, self._early_exits),
             peak_bytes=peak_bytes,
@@ -225,11 +219,7 @@ def start_state_process(
 ) -> StateProcess:
     """Start the state process before the shards; return when it is ready.
 
-    Args:
-        env_class: A class that declares `SHARED_STATE = True`.
-        fds_to_close: Returns the descriptors that the state process must not keep.
-        spawn: Starts it as a new program, where a fork is not safe.
-        limits: How long it waits for the greeting of a shard.
+    It must not keep `fds_to_close()`. `spawn` starts it as a program, where a fork is not safe.
 
     Raises:
         StateFailed: There is no `create_state`, or it raised.

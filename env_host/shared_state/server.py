@@ -21,12 +21,12 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from . import frames as wire
 from .errors import BodyTooLarge, WireError
-from .frames import Frame, Kind, Limits, WriteBuffer
+from .frames import Frame, Kind, Limits
 from .methods import EXPIRED, SESSION_ENDED, Method, encode_result, methods_of
 
 SESSIONS_PER_CONNECTION = 2**32
@@ -74,36 +74,23 @@ class StateServer:
             log.debug("shared state: a connection ended at once: %r", exc)
 
 
-class StateConnection(asyncio.BufferedProtocol):
+class StateConnection(wire.WireProtocol):
     """The connection of one shard to the state process."""
 
     def __init__(self, server: StateServer, number: int) -> None:
+        super().__init__()
         self._server = server
         self._number = number
-        self._incoming = wire.Incoming()
-        self._transport: asyncio.Transport | None = None
-        self._outgoing = WriteBuffer()
         self._greeted = False
         self._shard = "?"
         self._running: dict[asyncio.Task[None], int] = {}  # and the session each is for
         self._sessions: set[int] = set()
         self._leaving: set[int] = set()  # of those, which end with their last call
-        self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the shard some seconds to send HELLO."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._outgoing.attach(self._transport)
-        loop = asyncio.get_running_loop()
-        self._greeting = loop.call_later(self._server.greeting_seconds, self._transport.abort)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer to read into."""
-        return self._incoming.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Handle every frame that is complete."""
-        self._take(self._incoming.frames(nbytes))
+        super().connection_made(transport)
+        self._greeting = self._loop.call_later(self._server.greeting_seconds, self.close)
 
     def pause_writing(self) -> None:
         """Stop reading from a shard that does not read its replies."""
@@ -117,24 +104,13 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the shard's sessions, once their running calls have finished."""
-        self._lost = True
-        self._transport = None
-        self._outgoing.detach()
+        super().connection_lost(exc)
         self._greeting.cancel()
         self._end_sessions()
 
-    def _take(self, frames: Iterable[Frame]) -> None:
-        try:
-            for frame in frames:
-                if self._lost:
-                    return
-                self._handle(frame)
-        except WireError as exc:
-            fields = {"shard": self._shard, "generation": self._server.epoch}
-            text = "shared state: connection of %s closed: %s"
-            log.warning(text, self._shard, exc, extra=fields)
-            if self._transport is not None:
-                self._transport.abort()
+    def _note_fault(self, exc: WireError) -> None:
+        fields = {"shard": self._shard, "generation": self._server.epoch}
+        log.warning("shared state: connection of %s closed: %s", self._shard, exc, extra=fields)
 
     def _handle(self, frame: Frame) -> None:
         if not self._greeted:
@@ -155,7 +131,7 @@ class StateConnection(asyncio.BufferedProtocol):
         self._greeting.cancel()
         self._shard = frame.name
         value = wire.encode_value({"pid": os.getpid()})
-        self._outgoing.send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
+        self.send(wire.encode(Kind.WELCOME, epoch=self._server.epoch, value=value))
 
     def _call(self, frame: Frame) -> None:
         if frame.value is not None and not isinstance(frame.value, dict):
@@ -195,7 +171,7 @@ class StateConnection(asyncio.BufferedProtocol):
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         session = self._running.pop(task)
-        if self._lost:
+        if self._transport is None:
             self._end_sessions()
         elif session in self._leaving:
             self._leave(session)
@@ -204,8 +180,6 @@ class StateConnection(asyncio.BufferedProtocol):
         value, body, flags = encode_result(result)
         if body is not None and len(body) > wire.MAX_BODY_BYTES:
             raise BodyTooLarge(f"it returned {len(body)} bytes, more than {wire.MAX_BODY_BYTES}")
-        if self._lost:
-            return
         head = wire.encode(
             Kind.REPLY,
             epoch=self._server.epoch,
@@ -215,7 +189,7 @@ class StateConnection(asyncio.BufferedProtocol):
             body=body,
             flags=flags,
         )
-        self._outgoing.send(head)
+        self.send(head)
 
     def _raised(self, frame: Frame, exc: Exception) -> None:
         log.debug("shared state: %s raised", frame.name, exc_info=exc)
@@ -229,7 +203,7 @@ class StateConnection(asyncio.BufferedProtocol):
             request_id=frame.request_id,
             value=wire.encode_value({"type": kind, "message": message}),
         )
-        self._outgoing.send(failure)
+        self.send(failure)
 
     def _session_of(self, frame: Frame) -> int:
         return self._number * SESSIONS_PER_CONNECTION + frame.session

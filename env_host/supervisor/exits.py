@@ -78,11 +78,7 @@ def exit_of(
 ) -> ChildExit:
     """Collect what is known of an exit, before the memory cgroup and socket copies are removed.
 
-    Args:
-        child: The child that has exited.
-        wait_status: What `os.wait4` returned.
-        peak_bytes: The most memory of the process; its cgroup, if it has one, knows better.
-        limit_bytes: The cap of isolated sessions.
+    The cgroup, if there is one, knows better than `peak_bytes`.
     """
     out_of_memory = child.killed_for
     if child.group is not None:

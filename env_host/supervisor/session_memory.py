@@ -27,27 +27,17 @@ CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
 _SESSION = re.compile(r"session-(\d+)-\d+")
 
 
-class SessionGroups:
+class SessionGroups(GroupsBelow):
     """Makes the cgroups of sessions; opened in the supervisor before its first fork."""
 
     def __init__(self) -> None:
-        self._below = GroupsBelow()
-        self.why_not = self._below.why_not
-        if self.are_available:
-            _remove_abandoned(self._below.directory)
+        super().__init__()
+        if self.available:
+            _remove_abandoned(self.directory)
 
-    @property
-    def are_available(self) -> bool:
-        """Whether sessions can have cgroups here."""
-        return self._below.available
-
-    def create(self, number: int, limit_bytes: int) -> Cgroup:
-        """Make the cgroup of one session.
-
-        Raises:
-            OSError: It cannot be made.
-        """
-        return self._below.create(f"session-{os.getpid()}-{number}", limit_bytes)
+    def create_for(self, number: int, limit_bytes: int) -> Cgroup:
+        """Make the cgroup of one session; raises `OSError` when it cannot be made."""
+        return self.create(f"session-{os.getpid()}-{number}", limit_bytes)
 
 
 class MemoryWatchdog:

@@ -58,14 +58,8 @@ class Spawner:
     ) -> None:
         """Prepare the inboxes of all shards.
 
-        Args:
-            config: The configuration of the environment.
-            plan: How many shards and sessions there are.
-            scoreboard: Its rows are given to the children.
-            listener: The shared listening socket.
-            serve: Called in a forked child.
-            leave_supervisor: Called in a forked child: forgets what only the supervisor may do,
-                and returns the supervisor's descriptors.
+        A forked child calls `leave_supervisor`, which forgets what only the supervisor may do and
+        returns the supervisor's descriptors, then `serve`.
         """
         self._config = config
         self._plan = plan
@@ -101,11 +95,7 @@ class Spawner:
         gc.freeze()
 
     def shard(self, index: int, *, isolated: int) -> Child:
-        """Start a shard.
-
-        Args:
-            index: Which one.
-            isolated: How many sessions have processes of their own now.
+        """Start a shard, while `isolated` sessions have processes of their own.
 
         Raises:
             OSError: There is no room for another process.
@@ -201,7 +191,7 @@ class Spawner:
         if not (self._plan.isolates and self._config.session_memory_bytes):
             return
         self._groups = SessionGroups()
-        if not self._groups.are_available:
+        if not self._groups.available:
             log.warning(
                 "no memory cgroups for isolated sessions (%s); their memory is checked %d times "
                 "a second instead",
@@ -211,11 +201,11 @@ class Spawner:
 
     def _new_group(self) -> Cgroup | None:
         limit = self._config.session_memory_bytes
-        if limit is None or self._groups is None or not self._groups.are_available:
+        if limit is None or self._groups is None or not self._groups.available:
             return None
         self._number += 1
         try:
-            return self._groups.create(self._number, limit)
+            return self._groups.create_for(self._number, limit)
         except OSError as exc:
             log.warning("no memory cgroup for an isolated session: %s", exc)
             return None

@@ -81,14 +81,7 @@ class Supervisor:
     ) -> None:
         """Prepare; no process is started before `run`.
 
-        Args:
-            config: The configuration of the environment.
-            plan: How many shards and sessions there are.
-            listener: The shared listening socket.
-            notifier: The way to the shim.
-            serve: Called in each forked child.
-            max_fds: How many descriptors this process may have.
-            shared_class: The class of the environment, if its sessions share a state.
+        `serve` is called in each forked child; the sessions of a `shared_class` share a state.
         """
         self._config = config
         self._shared_class = shared_class

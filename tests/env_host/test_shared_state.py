@@ -308,7 +308,7 @@ async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: Sta
 def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None:
     pid = state.pid
     found = state.record_exit(kill(state))
-    assert (found.pid, found.epoch, found.signal_name) == (pid, 1, "SIGKILL")
+    assert (found.pid, found.epoch, found.wait_status) == (pid, 1, signal.SIGKILL)
     assert f"(pid {pid}, epoch 1)" in found.sentence
     assert "SIGKILL" in found.sentence
 
