@@ -222,10 +222,7 @@ class CgroupManager:
         """Remove the empty groups below, then the manager's own; False while some are in use."""
         if not self._directory:
             return True
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._directory) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    Cgroup(entry.path, entry.name, self._version).remove()
+        Cgroup(self._directory, self.name, self._version).remove_with_children()
         return self._remove_own()
 
     def _remove_own(self) -> bool:
@@ -257,14 +254,12 @@ class CgroupManager:
         base = own.directory if own.version == V1 else self._delegated(own)
         if base is None:
             return
-        _make(f"{base}/{TOP}")
-        directory = f"{base}/{TOP}/{self.name}"
-        if own.version == V2:
-            _hand_down(f"{base}/{TOP}")
-        _make(directory)
-        if own.version == V2:
-            _hand_down(directory)
-        self._directory = directory
+        levels = (f"{base}/{TOP}", f"{base}/{TOP}/{self.name}")
+        for directory in levels:
+            _make(directory)
+            if own.version == V2:
+                _hand_down(directory)
+        self._directory = levels[-1]
         self.available = True
         self.why_not = ""
 

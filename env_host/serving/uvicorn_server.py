@@ -20,7 +20,8 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import uvicorn
 from uvicorn.config import Config
@@ -37,8 +38,6 @@ from .ws_session import SessionService, SessionSocket
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
 _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?")
-
-HttpFactory = Callable[[], Any]
 
 
 class HostServer(uvicorn.Server):
@@ -121,10 +120,14 @@ async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], Non
 
 
 def _config(app: Any, service: SessionService | None) -> Config:
+    http: Any = AutoHTTPProtocol
+    ws: Any = WebSocketsSansIOProtocol
+    if service is not None:
+        http, ws = partial(ProtocolSwitch, service), partial(UpgradeSwitch, service)
     return Config(
         app,
-        http="auto" if service is None else cast(Any, http_protocol(service)),
-        ws=WebSocketsSansIOProtocol if service is None else cast(Any, websocket_protocol(service)),
+        http=http,
+        ws=ws,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="auto",
@@ -138,14 +141,13 @@ def _config(app: Any, service: SessionService | None) -> Config:
 class ProtocolSwitch(asyncio.Protocol):
     """A connection until the head of its first request has arrived."""
 
-    __slots__ = ("_connections", "_head", "_make_http", "_service", "_transport")
+    __slots__ = ("_connections", "_given", "_head", "_service", "_transport")
 
-    def __init__(
-        self, service: SessionService, make_http: HttpFactory, connections: set[Any]
-    ) -> None:
+    def __init__(self, service: SessionService, **given: Any) -> None:
+        """Take what uvicorn gives its HTTP protocol."""
         self._service = service
-        self._make_http = make_http
-        self._connections = connections
+        self._given = given
+        self._connections: set[Any] = given["server_state"].connections
         self._transport: Any = None
         self._head = b""
 
@@ -187,7 +189,7 @@ class ProtocolSwitch(asyncio.Protocol):
 
     def _leave_to_uvicorn(self) -> None:
         self._connections.discard(self)
-        http = self._make_http()
+        http: Any = AutoHTTPProtocol(**self._given)
         http.connection_made(self._transport)
         self._transport.set_protocol(http)
         http.data_received(self._head)
@@ -200,12 +202,10 @@ class UpgradeSwitch:
     another in its own place; it forwards each call but `data_received` to that instead.
     """
 
-    def __init__(
-        self, service: SessionService, make_other: HttpFactory, connections: set[Any]
-    ) -> None:
+    def __init__(self, service: SessionService, **given: Any) -> None:
+        """Take what uvicorn gives its WebSocket protocol."""
         self._service = service
-        self._make_other = make_other
-        self._connections = connections
+        self._given = given
         self._transport: Any = None
         self._real: Any = None
 
@@ -220,9 +220,10 @@ class UpgradeSwitch:
             return
         upgrade = parse_upgrade(data)
         if upgrade is not None and upgrade.path in self._service.paths:
-            self._real = open_session(self._service, upgrade, self._transport, self._connections)
+            connections = self._given["server_state"].connections
+            self._real = open_session(self._service, upgrade, self._transport, connections)
             return
-        self._real = self._make_other()
+        self._real = WebSocketsSansIOProtocol(**self._given)
         self._real.connection_made(self._transport)
         self._real.data_received(data)
 
@@ -240,23 +241,3 @@ def open_session(
     transport.write(acceptance(upgrade))
     socket.begin(upgrade.parameter("session_id"))
     return socket
-
-
-def http_protocol(service: SessionService) -> Callable[..., ProtocolSwitch]:
-    """Make what uvicorn takes for its HTTP protocol."""
-
-    def make(**given: Any) -> ProtocolSwitch:
-        connections = given["server_state"].connections
-        return ProtocolSwitch(service, lambda: AutoHTTPProtocol(**given), connections)
-
-    return make
-
-
-def websocket_protocol(service: SessionService) -> Callable[..., UpgradeSwitch]:
-    """Make what uvicorn takes for its WebSocket protocol."""
-
-    def make(**given: Any) -> UpgradeSwitch:
-        connections = given["server_state"].connections
-        return UpgradeSwitch(service, lambda: WebSocketsSansIOProtocol(**given), connections)
-
-    return make

@@ -35,14 +35,40 @@ Settle = Callable[[Any, BaseException | None], None]
 _Job = tuple[Settle, Callable[[], Any]]
 
 
-class SessionThread:
-    """Runs calls one after the other on a thread of its own. Used from the event loop only."""
+class Runner:
+    """Runs calls on threads. Used from the event loop only."""
 
-    __slots__ = ("_jobs", "_loop", "_started")
+    __slots__ = ("_loop",)
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
+
+    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
+        """Have `settle(result, error)` called on the loop when a thread has done `call`."""
+        raise NotImplementedError
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def unless_cancelled() -> Any:
+            return None if future.cancelled() else call(*args, **kwargs)
+
+        self.submit(functools.partial(futures.settle, future), unless_cancelled)
+        return future
+
+    def stop(self) -> None:
+        """End the session's own thread, if this is one."""
+
+
+class SessionThread(Runner):
+    """Runs calls one after the other on a thread of its own."""
+
+    __slots__ = ("_jobs", "_started")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._started = False
 
     def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
@@ -51,10 +77,6 @@ class SessionThread:
             self._started = True
             _start(self._work)
         self._jobs.put((settle, call))
-
-    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
-        return _future_of(self, self._loop, call, *args, **kwargs)
 
     def stop(self) -> None:
         """End the thread after the calls it was given; does not wait."""
@@ -66,16 +88,16 @@ class SessionThread:
             _do(self._loop, *job)
 
 
-class ThreadPool:
+class ThreadPool(Runner):
     """Runs calls of thread-safe environments, on at most `POOL_THREADS` threads."""
 
     def __init__(self, name: str, threads: int = POOL_THREADS) -> None:
+        super().__init__()
         self._name = name
         self._most = threads
         self._threads = 0
         self._under_way = 0
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._loop = asyncio.get_running_loop()
 
     def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
         """Have `settle(result, error)` called on the loop when a free thread has done `call`."""
@@ -86,13 +108,6 @@ class ThreadPool:
             threading.Thread(target=self._work, name=name, daemon=True).start()
         self._jobs.put((functools.partial(self._settle, settle), call))
 
-    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
-        return _future_of(self, self._loop, call, *args, **kwargs)
-
-    def stop(self) -> None:
-        """Do nothing: the threads are not the session's."""
-
     def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
         self._under_way -= 1
         settle(result, error)
@@ -100,25 +115,6 @@ class ThreadPool:
     def _work(self) -> None:
         while True:
             _do(self._loop, *self._jobs.get())
-
-
-Runner = SessionThread | ThreadPool
-
-
-def _future_of(
-    runner: Runner,
-    loop: asyncio.AbstractEventLoop,
-    call: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def unless_cancelled() -> Any:
-        return None if future.cancelled() else call(*args, **kwargs)
-
-    runner.submit(functools.partial(futures.settle, future), unless_cancelled)
-    return future
 
 
 def _do(loop: asyncio.AbstractEventLoop, settle: Settle, call: Callable[[], Any]) -> None:

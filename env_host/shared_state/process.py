@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import json
 import logging
 import os
 import secrets
@@ -31,6 +30,7 @@ from typing import Any, Never
 from ...system import forking
 from ...system.backoff import backoff_seconds
 from ...system.exit_status import exit_sentence
+from ...system.json_lines import decode_line, encode_line
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
@@ -200,7 +200,7 @@ class StateProcess:
     def _wait_until_ready(self, reading: int) -> None:
         with open(reading, "rb", closefd=False) as pipe:
             said = pipe.readline()
-        answer = json.loads(said) if said else {"failed": "it ended before it was ready"}
+        answer = decode_line(said) if said else {"failed": "it ended before it was ready"}
         if "failed" in answer:
             self.stop()
             raise StateFailed(f"the shared state could not be created: {answer['failed']}")
@@ -296,7 +296,7 @@ def _exit(code: int) -> Never:
 
 def _report(fd: int, line: dict[str, Any]) -> None:
     with suppress(OSError):
-        os.write(fd, json.dumps(line).encode() + b"\n")
+        os.write(fd, encode_line(line))
 
 
 def _stop(pid: int) -> None:

@@ -180,30 +180,30 @@ class StateConnection(wire.WireProtocol):
         value, body, flags = encode_result(result)
         if body is not None and len(body) > wire.MAX_BODY_BYTES:
             raise BodyTooLarge(f"it returned {len(body)} bytes, more than {wire.MAX_BODY_BYTES}")
-        head = wire.encode(
-            Kind.REPLY,
-            epoch=self._server.epoch,
-            session=frame.session,
-            request_id=frame.request_id,
-            value=value,
-            body=body,
-            flags=flags,
-        )
-        self.send(head)
+        self._answer(Kind.REPLY, frame, value, body, flags)
 
     def _raised(self, frame: Frame, exc: Exception) -> None:
         log.debug("shared state: %s raised", frame.name, exc_info=exc)
         self._fail(frame, type(exc).__name__, str(exc))
 
     def _fail(self, frame: Frame, kind: str, message: str) -> None:
-        failure = wire.encode(
-            Kind.FAILURE,
-            epoch=self._server.epoch,
-            session=frame.session,
-            request_id=frame.request_id,
-            value=wire.encode_value({"type": kind, "message": message}),
+        value = wire.encode_value({"type": kind, "message": message})
+        self._answer(Kind.FAILURE, frame, value)
+
+    def _answer(
+        self, kind: Kind, frame: Frame, value: bytes, body: bytes | None = None, flags: int = 0
+    ) -> None:
+        self.send(
+            wire.encode(
+                kind,
+                epoch=self._server.epoch,
+                session=frame.session,
+                request_id=frame.request_id,
+                value=value,
+                body=body,
+                flags=flags,
+            )
         )
-        self.send(failure)
 
     def _session_of(self, frame: Frame) -> int:
         return self._number * SESSIONS_PER_CONNECTION + frame.session
