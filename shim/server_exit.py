@@ -20,8 +20,8 @@ from typing import Any
 
 from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
 from ..system.cgroups import Cgroup
-from ..system.exit_status import split_wait_status
 from ..system.json_lines import Json
+from ..system.proc import split_wait_status
 
 EXIT_CANNOT_START = 127  # as a shell says it
 

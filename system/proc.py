@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a process's files below `/proc`: its stat line, its children, its memory.
+"""Reads a process's files below `/proc`, and puts into words how it exited (a wait status).
 
 Sizes are bytes. Light: a shim imports it.
 """
@@ -7,10 +7,12 @@ Sizes are bytes. Light: a shim imports it.
 from __future__ import annotations
 
 import os
+import signal
 from typing import NamedTuple
 
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _MOST_DEPTH = 16  # of a tree of processes
 
 
@@ -131,3 +133,25 @@ def _write(file: str, value: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def split_wait_status(wait_status: int) -> tuple[int | None, int | None]:
+    """Return a process's exit code and the signal that ended it; one of them is None."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` rather than 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
+
+
+def exit_sentence(wait_status: int) -> str:
+    """Return a clause for people, to stand after a subject: `was killed by SIGKILL`."""
+    code, number = split_wait_status(wait_status)
+    if number is None:
+        return f"exited with code {code}"
+    return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"

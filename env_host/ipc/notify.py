@@ -38,20 +38,17 @@ class Notifier:
         with contextlib.suppress(OSError):
             os.write(self.fd, encode_line({"capacity": summary}))  # whole or not at all
 
-    def sessions(self, count: int) -> bool:
-        """Report the number of sessions; False when the pipe is full."""
-        if self.fd is None or count == self.reported:
-            self.reported = count
-            return True
-        os.set_blocking(self.fd, False)
-        try:
-            os.write(self.fd, encode_line({"sessions": count}))  # whole or not at all: it is short
-        except BlockingIOError:
-            return False
-        except OSError:  # the shim is gone; the sessions need not be
-            self.fd = None
+    def sessions(self, count: int) -> None:
+        """Report the number of sessions, unless the pipe is full."""
+        if self.fd is not None and count != self.reported:
+            os.set_blocking(self.fd, False)
+            try:
+                os.write(self.fd, encode_line({"sessions": count}))  # whole or not at all
+            except BlockingIOError:
+                return
+            except OSError:  # the shim is gone; the sessions need not be
+                self.fd = None
         self.reported = count
-        return True
 
     def silence(self) -> None:
         """Write nothing from now on: this process is not the supervisor any more."""

@@ -144,10 +144,6 @@ class Scoreboard:
         """Return the counters of all shards but one."""
         return [counters for counters in self.shard_counters() if counters.index != index]
 
-    def total(self, field: Field) -> int:
-        """Return the sum of one counter over all rows."""
-        return sum(counters[field] for counters in self._rows)
-
 
 def now_microseconds() -> int:
     """Return the time on the scoreboard's clock."""

@@ -111,11 +111,6 @@ class Session:
         return self.calls
 
     @property
-    def age(self) -> float:
-        """Seconds since the session was last used, or began."""
-        return asyncio.get_running_loop().time() - self.last_used
-
-    @property
     def thread(self) -> Runner:
         """Where the session's synchronous calls run."""
         if self._thread is None:

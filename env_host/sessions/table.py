@@ -286,10 +286,10 @@ class SessionTable:
         changed.set()
 
     def _warn_of_abandoned(self, session: Session) -> None:
-        what, seconds = "its creation", session.age
+        what, since = "its creation", session.last_used
         if session.calls is not None:
-            what = f"its {session.call_name}"
-            seconds = asyncio.get_running_loop().time() - session.call_began
+            what, since = f"its {session.call_name}", session.call_began
+        seconds = asyncio.get_running_loop().time() - since
         text = "session %s ended while %s was still running, after %.1f s"
         log.warning(text, session.id, what, seconds, extra={"session": session.id})
 

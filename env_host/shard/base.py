@@ -166,10 +166,9 @@ class ServingProcess:
         self.admission.changed()
 
     def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(self._route, self._lost, counters=self._counters, data=data, since=since)
-
-    def _lost(self, arrival: Arrival) -> None:
-        self.admission.forget(arrival)
+        return Arrival(
+            self._route, self.admission.forget, counters=self._counters, data=data, since=since
+        )
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))

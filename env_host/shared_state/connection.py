@@ -86,16 +86,6 @@ class Connection(wire.WireProtocol):
         self.lost: WorldLost | None = None
         self.closed = asyncio.Event()
 
-    @property
-    def in_flight(self) -> int:
-        """The number of calls sent and not answered."""
-        return len(self._sent)
-
-    @property
-    def waiting(self) -> int:
-        """The number of calls that wait to be sent."""
-        return len(self._queue)
-
     def new_session(self) -> int:
         """Return a number that no other session of this connection has or had."""
         self._last_session += 1

@@ -29,8 +29,8 @@ from typing import Any, Never
 
 from ...system import forking
 from ...system.backoff import backoff_seconds
-from ...system.exit_status import exit_sentence
 from ...system.json_lines import decode_line, encode_line
+from ...system.proc import exit_sentence
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed

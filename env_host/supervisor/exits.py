@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...system.exit_status import exit_sentence
+from ...system.proc import exit_sentence
 from ..errors import ShardFailed
 from .children import Child
 from .session_memory import cap_sentence

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from ...system.exit_status import signal_name
+from ...system.proc import signal_name
 from ...system.units import MB
 
 

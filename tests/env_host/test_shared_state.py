@@ -428,9 +428,9 @@ async def test_more_calls_than_may_be_in_flight_wait_until_others_are_answered(
 ) -> None:
     link = await limited(max_calls=4)
     held = [asyncio.ensure_future(StateProxy(link).hold(token=n)) for n in range(10)]
-    while link.connection is None or link.connection.waiting < 6:
+    while link.connection is None or len(link.connection._queue) < 6:
         await asyncio.sleep(0)
-    assert link.connection.in_flight == 4
+    assert len(link.connection._sent) == 4
     found: list[Any] = []
     while len(found) < 10:
         await world.release()
@@ -444,9 +444,9 @@ async def test_more_bytes_than_may_be_in_flight_wait_until_others_are_answered(
 ) -> None:
     link = await limited(max_bytes=250_000)
     held = [asyncio.ensure_future(StateProxy(link).hold(bytes(100_000), token=n)) for n in range(5)]
-    while link.connection is None or link.connection.waiting < 3:
+    while link.connection is None or len(link.connection._queue) < 3:
         await asyncio.sleep(0)
-    assert link.connection.in_flight == 2
+    assert len(link.connection._sent) == 2
     while not all(call.done() for call in held):
         await world.release()
     assert [call.result() for call in held] == list(range(5))
@@ -475,7 +475,7 @@ async def test_abandoned_calls_count_until_they_are_answered(
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in found] == [WorldTimeout] * 3 + [WorldBusy] * 2
     assert link.connection is not None
-    assert link.connection.in_flight == 3
+    assert len(link.connection._sent) == 3
     os.kill(state.pid, signal.SIGCONT)
     assert await world.echo(a=1) == {"a": 1}
 

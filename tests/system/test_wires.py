@@ -13,8 +13,8 @@ import pytest
 
 from openenvd.system.backoff import backoff_seconds
 from openenvd.system.descriptors import Message, close_all, receive_message, send_message
-from openenvd.system.exit_status import exit_sentence, split_wait_status
 from openenvd.system.json_lines import LineBuffer
+from openenvd.system.proc import exit_sentence, split_wait_status
 from openenvd.system.signal_pipe import SignalPipe
 
 
