@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
         return _refuse(options.ready_fd, error, code=2)
     paths = Paths.from_environment()
-    _export_settings(settings)
+    for item in SETTINGS:  # for the processes below
+        os.environ[item.variable] = str(getattr(settings, item.name))
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     if options.ready_fd is not None:  # in the background; in the foreground it is the user's
         prefer_own_session(DAEMON_NICE)
@@ -131,12 +132,6 @@ def _refuse(ready_fd: int | None, error: DaemonError, *, code: int) -> int:
     if ready_fd is not None:
         os.write(ready_fd, json.dumps(error.to_json()).encode() + b"\n")
     return code
-
-
-def _export_settings(settings: Settings) -> None:
-    """Set the variables that the flags stand for, for the processes below."""
-    for item in SETTINGS:
-        os.environ[item.variable] = str(getattr(settings, item.name))
 
 
 def _parser() -> argparse.ArgumentParser:

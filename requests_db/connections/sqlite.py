@@ -25,13 +25,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.pool import NullPool
 
-from ..errors import (
-    DatabaseBusy,
-    DatabaseCorrupt,
-    DatabaseError,
-    DatabaseFull,
-    DatabaseUnwritable,
-)
+from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
 
 BUSY_TIMEOUT_SECONDS = 10.0
 DriverError = sqlite3.Error  # of statements that go straight to the driver (`prepared.py`)

@@ -41,7 +41,8 @@ def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recover
     if requeued:
         connection.execute(statements.REQUEUE, [{"of_id": request.id} for request in requeued])
     for request in ended:
-        prepared.rows(connection, statements.FINISH, _finish(request, now))
+        outcome = Outcome(request.id, request.state, now, error=request.error)
+        prepared.rows(connection, statements.FINISH, finish_values(outcome))
     return Recovery(
         requeued=requeued,
         failed=by_state[RequestState.FAILED],
@@ -52,14 +53,8 @@ def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recover
 
 def _after(request: Request, state: RequestState, now: float) -> Request:
     if state is RequestState.PENDING:
-        return replace(
-            request,
-            state=state,
-            started_at=None,
-            worker=None,
-            worker_pid=None,
-            worker_started_at=None,
-        )
+        request = replace(request, state=state, started_at=None)
+        return replace(request, worker=None, worker_pid=None, worker_started_at=None)
     error = _lost(request) if state is RequestState.FAILED else None
     return replace(request, state=state, finished_at=now, error=error)
 
@@ -70,7 +65,3 @@ def _lost(request: Request) -> RequestError:
         message += f"; it was attempt {request.attempts} of {request.max_attempts}"
     hint = "submit it again; its log ends with its last output"
     return RequestError(ErrorKind.WORKER_LOST, message, hint)
-
-
-def _finish(request: Request, now: float) -> dict[str, object]:
-    return finish_values(Outcome(request.id, request.state, now, error=request.error))

@@ -27,11 +27,7 @@ def collect(
         The ids of the removed requests.
     """
     bound = connection.execute(statements.COLLECT_UP_TO, {"keep": keep_requests}).scalar()
-    parameters = {
-        "finished_before": now - keep_seconds,
-        "up_to_seq": bound or 0,
-        "up_to": BATCH,
-    }
+    parameters = {"finished_before": now - keep_seconds, "up_to_seq": bound or 0, "up_to": BATCH}
     rows = connection.execute(statements.COLLECTABLE, parameters).all()
     if not rows:
         return []

@@ -33,16 +33,13 @@ async def get_environment(name: str, deps: Injected) -> Json:
     """One environment."""
     await deps.reconciler.queue.wait(name)
     environment = await deps.submitter.environment(name)
-    return {"environment": await _view(deps, environment)}
+    replicas = await deps.store.read(queries.replicas(name))
+    return {"environment": environment_view(environment, replicas, deps.reconciler.replicas.live)}
 
 
 @router.get("/environments/{name}/logs")
 async def environment_logs(
-    name: str,
-    deps: Injected,
-    tail: Tail = None,
-    follow: bool = False,
-    replica: str | None = None,
+    name: str, deps: Injected, tail: Tail = None, follow: bool = False, replica: str | None = None
 ) -> StreamingResponse:
     """What a replica prints, as text: the named one, or the youngest."""
     environment = await deps.submitter.environment(name)
@@ -60,11 +57,6 @@ async def environment_views(deps: Dependencies, *, include_stopped: bool = False
         replicas[replica.environment].append(replica)
     live = deps.reconciler.replicas.live
     return [environment_view(each, replicas[each.name], live) for each in found]
-
-
-async def _view(deps: Dependencies, environment: Environment) -> Json:
-    replicas = await deps.store.read(queries.replicas(environment.name))
-    return environment_view(environment, replicas, deps.reconciler.replicas.live)
 
 
 def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:

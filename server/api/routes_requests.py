@@ -83,10 +83,7 @@ async def cancel(request_id: str, deps: Injected) -> Json:
 
 @router.get("/requests/{request_id}/events")
 async def events(
-    request_id: str,
-    deps: Injected,
-    logs: bool = True,
-    last_event_id: LastEventId = None,
+    request_id: str, deps: Injected, logs: bool = True, last_event_id: LastEventId = None
 ) -> StreamingResponse:
     """Server-sent events of one request: `state`, `progress` and `log`, until it is final."""
     request = await deps.submitter.find(request_id)

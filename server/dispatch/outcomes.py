@@ -16,10 +16,7 @@ FinalEvent = Succeeded | Raised | Died | Cancelled
 
 MAX_TRACEBACK_LINES = 20
 
-_KIND_OF_EXIT = {
-    ExitKind.OOM_KILLED: ErrorKind.OOM_KILLED,
-    ExitKind.TIMED_OUT: ErrorKind.TIMED_OUT,
-}
+_KIND_OF_EXIT = {ExitKind.OOM_KILLED: ErrorKind.OOM_KILLED, ExitKind.TIMED_OUT: ErrorKind.TIMED_OUT}
 _HINT_OF_KIND = {
     ErrorKind.OOM_KILLED: "give it more with --memory, or run fewer at once: "
     "openenv up --max-long-workers N",

@@ -47,10 +47,8 @@ def held(folder: Path) -> Iterator[None]:
                 make_private(folder)
                 stack.enter_context(_locked(folder))
                 break
-            except (
-                FileNotFoundError,
-                FileExistsError,
-            ):  # `mkdir` raises this for a folder removed meanwhile
+            # `mkdir` raises the latter, too, for a folder removed meanwhile.
+            except (FileNotFoundError, FileExistsError):
                 if attempt == MOST_REMOVALS - 1:
                     raise
         yield

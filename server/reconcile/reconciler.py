@@ -53,10 +53,7 @@ from .replicas import ReplicaManager
 from .status_writer import StatusWriter, Timing
 from .work_queue import BackgroundTasks, WorkQueue
 
-_STATE_OF_STEP = {
-    Step.QUEUED: EnvironmentState.PENDING,
-    Step.STARTING: EnvironmentState.STARTING,
-}
+_STATE_OF_STEP = {Step.QUEUED: EnvironmentState.PENDING, Step.STARTING: EnvironmentState.STARTING}
 
 
 class Reconciler:

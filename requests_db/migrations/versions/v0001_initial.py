@@ -18,14 +18,6 @@ _FINAL = "state IN ('SUCCEEDED', 'FAILED', 'CANCELLED')"
 
 def upgrade() -> None:
     """Make the tables, and the tally's one row."""
-    _create_requests()
-    _create_environments()
-    _create_replicas()
-    _create_events()
-    _create_tally()
-
-
-def _create_requests() -> None:
     op.create_table(
         "requests",
         sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
@@ -88,9 +80,6 @@ def _create_requests() -> None:
         ["environment", "seq"],
         sqlite_where=sa.text("environment IS NOT NULL"),
     )
-
-
-def _create_environments() -> None:
     op.create_table(
         "environments",
         sa.Column("name", sa.Text, primary_key=True),
@@ -107,9 +96,6 @@ def _create_environments() -> None:
             name="ck_environments_state",
         ),
     )
-
-
-def _create_replicas() -> None:
     op.create_table(
         "replicas",
         sa.Column("id", sa.Text, primary_key=True),
@@ -128,9 +114,6 @@ def _create_replicas() -> None:
         ),
     )
     op.create_index("ix_replicas_environment", "replicas", ["environment"])
-
-
-def _create_events() -> None:
     op.create_table(
         "events",
         sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
@@ -142,9 +125,6 @@ def _create_events() -> None:
         sa.Column("data", sa.Text, nullable=False),
     )
     op.create_index("ix_events_request_seq", "events", ["request_seq"])
-
-
-def _create_tally() -> None:
     states = ("pending", "running", "succeeded", "failed", "cancelled")
     tally = op.create_table(
         "tally",

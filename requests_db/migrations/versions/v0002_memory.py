@@ -21,10 +21,7 @@ def upgrade() -> None:
     op.drop_index("ix_requests_claim", "requests")
     is_pending = sa.text("state = 'PENDING'")
     op.create_index(
-        "ix_requests_claim",
-        "requests",
-        ["schedule", "rank", "seq"],
-        sqlite_where=is_pending,
+        "ix_requests_claim", "requests", ["schedule", "rank", "seq"], sqlite_where=is_pending
     )
     op.create_table(
         "expectations",
