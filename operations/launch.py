@@ -105,7 +105,14 @@ class _Launching:
         with self._started(source, python) as replicas:
             ready = replicas.wait_until_ready(self._spec.ready_timeout_seconds, self._on_ready)
             self._say("ready", f"{self._spec.name} is ready at {replicas.address}", timed=True)
-            return {"environment": self._result(replicas.address, ready)}
+            return {
+                "environment": {
+                    "name": self._spec.name,
+                    "state": "READY",
+                    "address": replicas.address,
+                    "replicas": [replica.to_json() for replica in ready],
+                }
+            }
 
     def _clear_leftovers(self) -> None:
         name = self._spec.name
@@ -150,14 +157,6 @@ class _Launching:
 
     def _on_ready(self, replica: StartedReplica) -> None:
         self._say("waiting", f"replica {replica.ordinal} (pid {replica.pid}) is ready", timed=True)
-
-    def _result(self, address: str, replicas: list[StartedReplica]) -> dict[str, Any]:
-        return {
-            "name": self._spec.name,
-            "state": "READY",
-            "address": address,
-            "replicas": [replica.to_json() for replica in replicas],
-        }
 
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
         seconds = time.monotonic() - self._started_at

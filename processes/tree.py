@@ -107,12 +107,8 @@ def _members(
     reused = _pid_exists(identity.pid) and not identity.exists()
     if not reused:
         return tree_of(identity.pid, session=session, cgroup=cgroup)
-    return [] if cgroup is None else _living(cgroup.pids())
-
-
-def _living(pids: Iterable[int]) -> list[ProcessIdentity]:
-    found = []
-    for pid in pids:
+    found: list[ProcessIdentity] = []
+    for pid in [] if cgroup is None else cgroup.pids():
         with contextlib.suppress(ProcessLookupError):
             identity = ProcessIdentity.of(pid)
             if identity.is_alive() and pid != os.getpid():

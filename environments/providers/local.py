@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,7 +93,15 @@ class LocalProvider:
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
         replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
-        plan = _Plan(self._layout, spec, program, launch_id, replicas.port)
+        plan = _Plan(
+            self._layout,
+            spec,
+            program,
+            launch_id,
+            replicas.port,
+            available_memory_bytes(),
+            _cores_of_one(spec),
+        )
         try:
             for ordinal, share in enumerate(shares):
                 data = plan.run_file(ordinal, share, devices[ordinal])
@@ -168,13 +176,10 @@ class LocalReplicas:
 
     def _connect(self) -> None:
         for run_file in self._run_files:
-            if run_file.replica_id in self._links:
-                continue
             try:
-                link = ShimClient.connect(run_file.socket_path)
+                self._links[run_file.replica_id] = ShimClient.connect(run_file.socket_path)
             except ShimGone as exc:
                 raise _shim_lost(run_file) from exc
-            self._links[run_file.replica_id] = link
 
     def _changed(self, deadline: float) -> list[run_files.RunFile]:
         """Those whose shims have said something; none when the time is over."""
@@ -194,25 +199,18 @@ class LocalReplicas:
         return status
 
 
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """Writes the run files of one launch."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        spec: EnvironmentSpec,
-        program: Program,
-        launch_id: str,
-        port: int,
-    ) -> None:
-        self._layout = layout
-        self._spec = spec
-        self._program = program
-        self._launch_id = launch_id
-        self._port = port
-        # Which the env host cannot find out: it stands alone, and knows no cgroups.
-        self._available_bytes = available_memory_bytes()
-        self._cores = _cores_of_one(spec)
+    _layout: Layout
+    _spec: EnvironmentSpec
+    _program: Program
+    _launch_id: str
+    _port: int
+    # Which the env host cannot find out: it stands alone, and knows no cgroups.
+    _available_bytes: int
+    _cores: int
 
     def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the shim of one replica needs to know."""
@@ -328,6 +326,10 @@ def make_links(folder: Path, links: dict[str, Path]) -> None:
             (folder / name).symlink_to(target, target_is_directory=True)
 
 
+def _name_of(run_file: run_files.RunFile) -> str:
+    return f"replica {run_file.ordinal} of {run_file.environment}"
+
+
 def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
     return StartedReplica(
         id=run_file.replica_id,
@@ -342,7 +344,7 @@ def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
 def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
     if status["state"] in _ALIVE:
         return
-    who = f"replica {run_file.ordinal} of {run_file.environment}"
+    who = _name_of(run_file)
     lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
     lines = readable(lines, run_file.run_dir / IMPORTS)
     if tells_no_room("\n".join([status.get("failed") or "", *lines])):
@@ -358,9 +360,12 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
         raise ReplicaFailed(f"{who} was stopped before it was ready")
     reason = ExitReason.from_json(status["exit"])
     message = f"{who} {reason.sentence()} before it was ready"
-    text = with_last_lines(*_with_heading(message, lines))
+    hint = f"full log: openenv logs {run_file.environment}"
     raise ReplicaFailed(
-        text, _hint(run_file, reason), is_oom=reason.is_oom, evidence=reason.to_json()
+        _with_heading(message, lines),
+        "give it more: --memory 2G" if reason.is_oom else hint,
+        is_oom=reason.is_oom,
+        evidence=reason.to_json(),
     )
 
 
@@ -376,35 +381,22 @@ def readable(lines: list[str], imports: Path) -> list[str]:
     return kept
 
 
-def _hint(run_file: run_files.RunFile, reason: ExitReason) -> str:
-    if reason.is_oom:
-        return "give it more: --memory 2G"
-    return f"full log: openenv logs {run_file.environment}"
-
-
-def _with_heading(message: str, lines: list[str]) -> tuple[str, list[str]]:
-    return (
-        (f"{message}; its last lines:", lines) if lines else (f"{message}, without any output", [])
-    )
+def _with_heading(message: str, lines: list[str]) -> str:
+    if not lines:
+        return f"{message}, without any output"
+    return with_last_lines(f"{message}; its last lines:", lines)
 
 
 def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> EnvironmentsError:
     lines = last_lines(run_file.log_path, LAST_LINES)
-    message = (
-        f"replica {run_file.ordinal} of {run_file.environment} was not ready "
-        f"after {timeout_seconds:g} s"
-    )
-    return NotReady(
-        with_last_lines(*_with_heading(message, lines)), "allow more time with --ready-timeout"
-    )
+    message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
+    return NotReady(_with_heading(message, lines), "allow more time with --ready-timeout")
 
 
 def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
-    who = f"the shim of replica {run_file.ordinal} of {run_file.environment}"
     lines = last_lines(run_file.log_path, LAST_LINES)
-    return ReplicaFailed(
-        with_last_lines(*_with_heading(f"{who} ended unexpectedly", lines)), "launch it again"
-    )
+    message = f"the shim of {_name_of(run_file)} ended unexpectedly"
+    return ReplicaFailed(_with_heading(message, lines), "launch it again")
 
 
 def _max_log_bytes() -> int:

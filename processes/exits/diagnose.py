@@ -157,18 +157,13 @@ def diagnose_exit(evidence: Evidence) -> ExitReason:
     else:
         verdict = _verdict(evidence)
     return ExitReason(
-        kind=verdict.kind,
+        **verdict._asdict(),
         pid=evidence.pid,
         exit_code=evidence.exit_code,
         signal_number=evidence.signal_number,
-        certainty=verdict.certainty,
-        detector=verdict.detector,
         limit_bytes=evidence.limit_bytes,
         peak_bytes=evidence.peak_bytes,
-        victim_pid=verdict.victim_pid,
-        victim_name=verdict.victim_name,
         seconds=evidence.seconds,
-        evidence=verdict.evidence,
     )
 
 
