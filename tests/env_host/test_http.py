@@ -146,3 +146,16 @@ def test_mcp_over_a_websocket_has_a_session_of_its_own(start: StartHost) -> None
         assert client.say("{")["error"]["code"] == -32700
         assert client.say('{"jsonrpc":"2.0","method":"x"}')["error"]["code"] == -32601
         assert client.say('{"jsonrpc":"2.0","method":"tools/list"}')["error"]["code"] == -32603
+
+
+def test_mcp_over_a_websocket_ends_with_an_error_of_json_rpc(start: StartHost) -> None:
+    host = start(max_sessions=1, admission_timeout_seconds=0)
+    host.ready()
+    with host.open("/mcp") as client:
+        assert client.say('"no object"')["error"]["code"] == -32600
+        with host.open("/mcp") as second:
+            refusal = second.receive()["error"]
+        assert (refusal["code"], refusal["data"]["max_sessions"]) == (-32000, 1)
+        client.connection.send(b"binary")
+        assert client.receive()["error"]["code"] == -32000
+    host.note_that(sessions=0)
