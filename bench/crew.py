@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 START_SECONDS = 30.0  # for a generator to import what it needs
 HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has read it by then
-MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be told
+MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
 END_SECONDS = 5.0
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
 _READ_BYTES = MB

@@ -92,7 +92,7 @@ class Generator:
         self._is_late = False
 
     async def run(self, started_at: float) -> Json:
-        """Everything from `started_at` on; what came of it."""
+        """Run the session from `started_at` on; returns its outcome."""
         make = self._batch.sessions()
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
@@ -112,7 +112,7 @@ class Generator:
         }
 
     def release(self) -> None:
-        """Let sessions that are held go on."""
+        """Let sessions that are held continue."""
         for session in self._sessions:
             session.release()
 

@@ -78,13 +78,13 @@ class MeasuredSession(asyncio.Protocol):
             self._end()
 
     def release(self) -> None:
-        """Let a session that is held go on."""
+        """Let a session that is held continue."""
         if self._hold and not self.is_over and self.outcome.reset_seconds is not None:
             self._hold = False
             self._step()
 
     def _open(self) -> None:
-        """Say the first thing there is to say."""
+        """Send the first message."""
         raise NotImplementedError
 
     def _step(self) -> None:

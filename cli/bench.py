@@ -57,7 +57,7 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
 
 
 def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Only what was said is sent."""
+    """Only given options are sent."""
     folder = options["output_dir"]
     mode = options["mode"]
     said = {

@@ -99,7 +99,7 @@ def _sentence(text: str, subject: str) -> str:
 
 
 def _evidence(error: dict[str, Any], message: str) -> list[str]:
-    """What the message does not say itself: who was killed, and by which sign it is known."""
+    """Evidence that the message lacks: the killed process, and how the kill was detected."""
     exit_reason = error.get("evidence") or {}
     told = []
     if (name := exit_reason.get("victim_name")) and str(name) not in message:

@@ -201,7 +201,7 @@ def follow_request(
 ) -> dict[str, Any]:
     """Show the request's log until it is final; its failure too, when it fails.
 
-    Lines that are told later, in the command's own result, are left out.
+    Lines that the command's own result repeats later are left out.
 
     Raises:
         Detached: the user pressed Ctrl-C.

@@ -68,7 +68,7 @@ def describe_json(value: Any, indent: str = "  ") -> list[str]:
 
 
 def _name_of(key: str) -> str:
-    if not key.isidentifier():  # no word of ours, but what somebody called something
+    if not key.isidentifier():  # not a field of ours, but a user's name
         return key
     for ending in ("_bytes", "_seconds"):
         key = key.removesuffix(ending)

@@ -49,7 +49,7 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
 
 
 def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """What the operation is given. Only what was said is sent."""
+    """The operation's payload, with given options only."""
     here = working_folder()
     given = given_options(RolloutOptions, options)
     if given.get("policy", "").startswith(CHAT_PREFIX):

@@ -69,7 +69,7 @@ def working_folder() -> Path:
 
 
 def folder_name(folder: Path) -> str:
-    """What a project's manifest calls it; the folder's own name when it does not say."""
+    """The name in a project's manifest; without one, the folder's."""
     # A glance, not a parser: the manifest is read properly by the launch.
     for line in _lines(folder / MANIFEST):
         if match := _NAME_LINE.match(line):

@@ -105,7 +105,7 @@ def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
 
 
 def read_identity(paths: Paths) -> Json | None:
-    """What `daemon.json` says, which may be about a daemon that was killed."""
+    """The content of `daemon.json`, which may be a killed daemon's."""
     try:
         identity = json.loads(_read(paths.daemon_file) or "null")
     except ValueError:
@@ -253,7 +253,7 @@ def _ready_pipe() -> tuple[int, int]:
 
 
 def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
-    """Start the process in a session of its own; returns where its words in the log begin."""
+    """Start the process in its own session; returns where its output in the log begins."""
     try:
         log = os.open(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:

@@ -24,7 +24,7 @@ class ClientError(Exception):
         self.hint = hint
 
     def to_json(self) -> dict[str, Any]:
-        """The shape in which the API itself tells errors."""
+        """The error in the API's form."""
         return {"error": {"kind": "unreachable", "message": self.message, "hint": self.hint}}
 
 

@@ -74,7 +74,7 @@ class SessionError(HostError):
     code = WSErrorCode.SESSION_ERROR
 
     def details(self) -> dict[str, Any]:
-        """Return what the error frame says besides message and code."""
+        """Return the error frame's fields besides message and code."""
         return {}
 
 
@@ -89,7 +89,7 @@ class CapacityReached(SessionError):
         self.max_sessions = max_sessions
 
     def details(self) -> dict[str, Any]:
-        """Return what the error frame says besides message and code."""
+        """Return the error frame's fields besides message and code."""
         return {"active_sessions": self.active_sessions, "max_sessions": self.max_sessions}
 
 
@@ -103,7 +103,7 @@ class FactoryFailed(SessionError):
         self.factory_name = factory_name
 
     def details(self) -> dict[str, Any]:
-        """Return what the error frame says besides message and code."""
+        """Return the error frame's fields besides message and code."""
         return {"factory_name": self.factory_name}
 
 

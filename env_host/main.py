@@ -65,7 +65,7 @@ class Inputs:
 
 
 def main() -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until asked to stop; returns the exit code."""
     notifier = Notifier(None)
     try:
         _log_to_stderr()
@@ -294,7 +294,7 @@ def _fd(variable: str) -> int | None:
 
 
 def _start_again_with_gradio(inputs: Inputs) -> None:
-    log.warning("this project imports gradio itself: starting again with it")
+    log.warning("this project imports gradio itself: restarting with it")
     for fd in (inputs.notify_fd, inputs.listen_fd):
         if fd is not None:
             os.set_inheritable(fd, True)

@@ -88,7 +88,7 @@ class ByteBudget:
     def idle(self) -> None:
         """Says that the consumer of what was reserved has no more work; from any thread.
 
-        Where somebody has waited since the last time, the budget doubles. Until `busy` it opens as
+        Where a caller has waited since the last time, the budget doubles. Until `busy` it opens as
         far as anybody asks for.
         """
         with self._lock:

@@ -141,7 +141,7 @@ class StageError(RolloutError):
 
 
 def of_os_error(exc: OSError, path: object) -> OutputError:
-    """The typed error for what the operating system said of `path`."""
+    """The typed error for an `OSError` about `path`."""
     if exc.errno in _NO_ROOM:
         return OutputFull(f"no room is left for {path}: {exc.strerror}")
     return OutputUnwritable(f"{path} cannot be written: {exc.strerror or exc}")

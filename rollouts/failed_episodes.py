@@ -45,7 +45,7 @@ class FailedEpisodeSink:
         self._is_well = False  # one episode has come to its end
 
     async def reserve(self, size_bytes: int) -> Room:
-        """As the sink behind says."""
+        """Reserve room in the sink behind."""
         return await self._inner.reserve(size_bytes)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
@@ -75,7 +75,7 @@ class FailedEpisodeSink:
             )
 
     async def close(self) -> None:
-        """Close what is behind."""
+        """Close the sink behind."""
         await self._inner.close()
 
     def raise_if_all_failed(self, stats: ProgressStats, earlier: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .episodes import Episode, EpisodeStatus
 
-RATE_SECONDS = 5.0  # the span that steps a second are told of
+RATE_SECONDS = 5.0  # the span over which steps a second are averaged
 _LEAST_APART_SECONDS = 0.1
 
 
@@ -52,7 +52,7 @@ class ProgressStats:
             self.retried[episode.failure.reason.value] += 1
 
     def hang(self) -> None:
-        """A call of a synchronous policy was given up, and its thread with it."""
+        """Count a call of a synchronous policy that was abandoned with its thread."""
         self.hung_calls += 1
 
     @property

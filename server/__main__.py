@@ -102,7 +102,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """What the flags say, else the variables, else the defaults.
+    """The flags' values, else the variables', else the defaults.
 
     Raises:
         ValueError: saying which one cannot be.

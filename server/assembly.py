@@ -135,7 +135,7 @@ def _recover(store: DispatchStore, paths: Paths) -> None:
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
-        log.warning("ended %d workers of an earlier daemon", len(survivors))
+        log.warning("killed %d workers of an earlier daemon", len(survivors))
     ran = [(r.worker, r.worker_pid, str(paths.request_log(r.id))) for r in running]
     settle_leftovers(paths.request_logs, [(w, p, path) for w, p, path in ran if w and p])
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}

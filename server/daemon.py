@@ -127,7 +127,7 @@ class Daemon:
         await serving
 
     def watch_threads(self) -> None:
-        """Stop the daemon when a vital thread dies.
+        """Stop the daemon when a vital thread fails.
 
         Without one of them it would accept requests, and never run them. The next daemon counts
         what was running as an attempt, so that no request ends one daemon after the other.

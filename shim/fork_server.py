@@ -21,7 +21,7 @@ What happens when
     it is not needed           no shim of its own and no request for `idle_seconds`: it exits. With
                                shims it stays, for the pages are held anyway
     the daemon stops           the daemon stops it; its shims go on
-    the daemon dies            nothing; it exits when it is idle
+    the daemon exits           nothing; it exits when it is idle
     it is killed               shims go on (they are detached); the next launch starts another
     it hangs                   the client whose request timed out unlinks its socket and starts the
                                shim as a program; the next launch starts another fork server

@@ -120,7 +120,7 @@ def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def stop_fork_servers(folder: Path) -> None:
-    """Stop every fork server of a home, if there are any; what they forked goes on."""
+    """Stop every fork server of a home, if there are any; their shims continue."""
     for path in folder.glob("fork-*.sock"):
         with contextlib.suppress(TimeoutError):
             _ask(path, {"end": True}, [], STOP_SECONDS)

@@ -22,7 +22,7 @@ What happens when
     the shim is SIGKILLed   the kernel kills the server (PDEATHSIG); clients see the end of the
                             connection; `status.json` says which cgroup and session to sweep
                             (`client.clean_up_after_shim`)
-    the daemon dies         nothing: no pipe, no session, no cgroup is shared with it
+    the daemon exits        nothing: no pipe, no session, no cgroup is shared with it
     its home is removed     no client can reach it any more: as `stop`, some seconds later
     the disk is full        clients are sent it all the same; `status.json` is tried again later
     a client leaves         in mid line or not, its half line is dropped with it

@@ -37,7 +37,7 @@ def spawn(
     oom_score_adj: int | None,
     fork_into: ForkInto | None = None,
 ) -> int:
-    """Start a program that is killed when this process dies, in a session of its own.
+    """Start a program in its own session, which is killed when this process exits.
 
     It enters `cgroup` first; `fork_into` is called instead of loading the program.
 

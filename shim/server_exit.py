@@ -124,7 +124,7 @@ def _over_own_cap(facts: Json) -> Json:
 
 
 def bare_exit(pid: int, status: int | None) -> Json:
-    """Return as much of an `ExitReason` as a wait status tells."""
+    """Return the part of an `ExitReason` that follows from a wait status."""
     if status is None:
         return {"kind": "lost", "pid": pid}
     code, number = split_wait_status(status)

@@ -152,7 +152,7 @@ class Factory:
         try:
             return self._create(Place.LOOP)
         except Exception:
-            log.info("creating an environment on the loop failed; trying a thread", exc_info=True)
+            log.info("creating an environment on the loop failed; using a thread", exc_info=True)
             self._settle()
             return None
 

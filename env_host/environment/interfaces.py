@@ -103,7 +103,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
         """Where the episode stands."""
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What this environment says about itself."""
+        """The metadata of this environment."""
         name = type(self).__name__
         return EnvironmentMetadata(name=name, description=f"{name} environment", version="1.0.0")
 

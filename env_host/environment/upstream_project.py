@@ -55,7 +55,9 @@ def load_project(candidates: tuple[str, ...], name: str) -> Definition | None:
     if server is None and servers:
         server = servers[-1][0]  # the app was wrapped, or mounted into another
     if server is None:
-        log.warning("the app of %s is not made by upstream's create_app; served as it is", name)
+        log.warning(
+            "the app of %s is not made by upstream's create_app; serving it unchanged", name
+        )
         return None
     return _definition(server, app, name)
 

@@ -68,7 +68,7 @@ def summary_of(scoreboard: Scoreboard, now: int) -> Json:
 
 
 def shard_of(counters: Counters, now: int) -> Json:
-    """Return all that `/capacity` tells of one shard."""
+    """Return all fields of `/capacity` for one shard."""
     return {
         "index": counters.index,
         "pid": counters[Field.PID] or None,

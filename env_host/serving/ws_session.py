@@ -343,7 +343,7 @@ class SessionSocket(WebSocketProtocol):
         result: Any,
         error: BaseException | None,
     ) -> None:
-        """Send the outcome of the call, and go on."""
+        """Send the outcome of the call, and continue."""
         call = self._forget_call()
         try:
             if error is not None:
@@ -354,7 +354,7 @@ class SessionSocket(WebSocketProtocol):
         self._go_on()
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
-        """Answer a message with an error; the session goes on unless it is a `SessionError`."""
+        """Answer a message with an error; the session continues unless it is a `SessionError`."""
         match exc:
             case SessionError():
                 self._fail(exc)

@@ -24,7 +24,7 @@ class IsolatedSession(ServingProcess):
     """Serves one session, and exits with it."""
 
     async def run(self, head: bytes) -> None:
-        """Serve the connection until it is over, or the process is told to stop."""
+        """Serve the connection until it is over, or the process is asked to stop."""
         await self.start()
         fd = self._own.connection_fd
         assert fd is not None

@@ -58,7 +58,7 @@ class Shard(ServingProcess):
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_heartbeat=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:
-        """Serve until told to stop."""
+        """Serve until asked to stop."""
         await self.start()
         self._lag.start()
         self._acceptor.start()

@@ -6,7 +6,7 @@
 
 Plain methods run to their end on the loop, one after the other: that is what makes the state one.
 Asynchronous ones run beside each other. A connection's end is the end of its sessions: the state
-is told once for each (`session_ended`), after the last of its calls.
+is notified once for each (`session_ended`), after the last of its calls.
 
 Frames are checked (length, kind, epoch, limits). A peer that breaks the protocol loses its
 connection; the others are not affected.

@@ -48,7 +48,7 @@ class ChildExit:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the shim is told: `shard_exit` in `protocol.py`."""
+        """The report to the shim: `shard_exit` in `protocol.py`."""
         child = self.child
         detector = "watchdog" if child.killed_for is not None else "cgroup"
         return {
@@ -97,7 +97,7 @@ def exit_of(
 
 
 def facts_of_state(exited: StateExit, sessions: int) -> dict[str, Any]:
-    """Return what the shim is told of the state process, and of the sessions that shared it."""
+    """Return the report to the shim on the state process and the sessions that shared it."""
     return {
         "shard": None,
         "shared_state": True,

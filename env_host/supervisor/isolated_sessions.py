@@ -43,7 +43,7 @@ class IsolatedSessions:
         self._children = children
         self._spawner = spawner
         self._waiting: deque[Message] = deque()  # connections to isolate that have no row yet
-        self._over = 0  # sessions of whose end the front has not been told
+        self._over = 0  # ended sessions not yet reported to the front
 
     def __len__(self) -> int:
         held = sum(each.is_isolated and each.holds_slot for each in self._children)
@@ -51,7 +51,7 @@ class IsolatedSessions:
 
     @property
     def must_notify(self) -> bool:
-        """Whether sessions are over of which the front has not been told."""
+        """Whether ended sessions are not yet reported to the front."""
         return self._over > 0
 
     @property
@@ -62,7 +62,7 @@ class IsolatedSessions:
     def begin(self, message: Message) -> Child | None:
         """Start a process for the session of one connection; None when it waits or is refused."""
         if not message.fds:  # no descriptor was left to receive it
-            log.warning("a session was lost: the host has too few file descriptors (ulimit -n)")
+            log.warning("a session was dropped: the host has too few file descriptors (ulimit -n)")
             self._over += 1
             return None
         if (counters := self._free_row()) is None:
@@ -71,7 +71,7 @@ class IsolatedSessions:
         try:
             new = self._spawner.isolated(message, counters)
         except OSError as exc:
-            log.warning("no process for an isolated session, its client is refused: %s", exc)
+            log.warning("no process for an isolated session, refusing its client: %s", exc)
             text = f"The process of another session cannot be started: {exc.strerror}."
             refuse(message.fds[0], text)
             self._over += 1
@@ -103,7 +103,7 @@ class IsolatedSessions:
         """Tell the front how many slots are free again; tried again later if it cannot read now."""
         front = self._children.at(0) if self._over else None
         if front is None:
-            return  # the next front is told the number of sessions when it starts
+            return  # the next front gets the number of sessions when it starts
         with contextlib.suppress(OSError):
             if not send_message(front.link, Message({"isolated_ended": self._over})):
                 return

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ..shared_state.process import StateProcess
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
-RETRY_SECONDS = 0.05  # until the front is told again what it could not read
+RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
 _STOPPING = "The environment is stopping."
 
 log = logging.getLogger("openenvd.env_host")
@@ -105,7 +105,7 @@ class Supervisor:
     # The agenda
 
     def run(self) -> None:
-        """Serve until told to stop.
+        """Serve until asked to stop.
 
         Raises:
             ShardFailed: A shard could not be started, and none had served yet.

@@ -182,7 +182,7 @@ class LocalReplicas:
                 raise _shim_lost(run_file) from exc
 
     def _changed(self, deadline: float) -> list[run_files.RunFile]:
-        """Those whose shims have said something; none when the time is over."""
+        """Replicas whose shims have reported something; none when the time is over."""
         by_link = {self._links[r.replica_id]: r for r in self._run_files}
         timeout = max(0.0, deadline - time.monotonic())
         readable, _, _ = select.select(list(by_link), [], [], timeout)

@@ -40,7 +40,7 @@ class Bundled:
 
     @property
     def sentence(self) -> str:
-        """What the launch's log says of it."""
+        """The sentence about it in the launch's log."""
         return f"{self.name} comes with openenvd"
 
 
@@ -64,7 +64,7 @@ class Project:
 
     @property
     def sentence(self) -> str:
-        """What the launch's log says of it."""
+        """The sentence about it in the launch's log."""
         return f"{self.manifest.name} is the project in {self.folder}"
 
 
@@ -82,7 +82,7 @@ class ClassSource:
 
     @property
     def sentence(self) -> str:
-        """What the launch's log says of it."""
+        """The sentence about it in the launch's log."""
         return f"{self.reference} is imported from {self.folder}"
 
 

@@ -226,7 +226,7 @@ class Builder:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
 
     def _run(self, *arguments: str, quiet: bool = False) -> list[str]:
-        """uv's last lines; what it says goes to the log as it comes.
+        """uv's last lines; its output goes to the log as it comes.
 
         Raises:
             PreparationFailed

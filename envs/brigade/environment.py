@@ -85,7 +85,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
     async def step_async(
         self, action: BrigadeAction, timeout_s: float | None = None, **kwargs: Any
     ) -> BrigadeObservation:
-        """Give an order, if there is one; then send one's voice and hear the others."""
+        """Execute the command, if there is one; then add the audio and read the mix."""
         if action.order is not None:
             facts = await self._obey(action)
         if action.read_at is None:

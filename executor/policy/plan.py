@@ -147,7 +147,7 @@ def plan_workers(
 
 
 def default_reserve(memory_bytes: int, *, in_group: bool) -> int:
-    """Return what is left to everything else when no setting says so, in bytes."""
+    """Return the default memory reserved for everything else, in bytes."""
     share = GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE
     return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, int(memory_bytes * share)))
 

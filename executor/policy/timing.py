@@ -14,7 +14,7 @@ class Timing:
         burst_idle: a worker that is not kept exits after so long without a task, so that memory
             falls back after a burst.
         leave: a worker that has no task and was asked to exit is killed after it.
-        exit_status: between a worker's exit and the report of whoever reaped it.
+        exit_status: between a worker's exit and the report of its reaper.
         source_silence: a zygote that owes an answer for so long hangs or is stopped, and is
             replaced. Far more than a preload takes on a busy machine.
         source_exit: a zygote that was asked to exit is killed after it.

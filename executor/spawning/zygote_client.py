@@ -106,7 +106,7 @@ class ZygoteClient:
         """Do nothing: the zygote reaps its children and reports by itself."""
 
     def close(self, grace_seconds: float) -> None:
-        """End the zygote; its workers go on."""
+        """End the zygote; its workers continue."""
         self._socket.close()
         try:
             self._process.wait(grace_seconds)

@@ -50,7 +50,7 @@ class EventBuffer:
         self._freed: set[str] = set()
 
     def notify(self, event: ExecutorEvent) -> None:
-        """Add an event before anything that a worker says later. Any thread."""
+        """Add an event before any later event of a worker. Any thread."""
         self._notices.append(event)
 
     def take_notices(self) -> None:
@@ -85,7 +85,7 @@ class EventBuffer:
 def failure_event(
     worker: PooledWorker, run: Run, frame: Frame, evidence: Evidence, tail_lines: int
 ) -> ExecutorEvent:
-    """Make the event of a task that did not succeed, and whose worker says so."""
+    """Make the event of a task whose failure its worker reported."""
     task_id, peak = run.task.id, frame["peak_bytes"]
     if run.stop_reason is StopReason.CANCELLED:
         return Cancelled(task_id, time.time())

@@ -140,7 +140,7 @@ class Supervisor:
     def _is_done(self) -> bool:
         """Say whether the executor is to stop and nothing is left.
 
-        On the way there, what is left is told to stop.
+        Meanwhile, remaining workers are asked to stop.
         """
         if not self._pools.is_stopping:
             return False

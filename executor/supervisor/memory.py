@@ -121,7 +121,7 @@ class WorkerMemory:
         """Remove every cgroup; one that still holds a process stays."""
         for name, group in self._groups.items():
             if not group.cgroup.remove():
-                log.info("the cgroup of worker %s is not empty and stays", name)
+                log.info("the cgroup of worker %s is not empty and is kept", name)
         self._groups.clear()
         if self._manager is not None:
             self._manager.remove()

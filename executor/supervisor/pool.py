@@ -38,9 +38,9 @@ class Stage(enum.Enum):
     """A worker's stage; its deadline, where it has one, is in brackets."""
 
     IDLE = enum.auto()  # [burst: leaves]
-    RUNNING = enum.auto()  # [the task's time-out: told to stop]
-    STOPPING = enum.auto()  # told to stop [killed]
-    LEAVING = enum.auto()  # was told to exit, and is given no task [killed]
+    RUNNING = enum.auto()  # [the task's time-out: asked to stop]
+    STOPPING = enum.auto()  # asked to stop [killed]
+    LEAVING = enum.auto()  # asked to exit, and given no task [killed]
     KILLED = enum.auto()  # SIGKILL was sent to its tree
     EXITED = enum.auto()  # waits for its exit status [reaped without]
 

@@ -138,7 +138,7 @@ class WorkerStarter:
             self._tasks.refuse_waiting(why, stopped=False)
 
     def close(self, grace_seconds: float) -> None:
-        """End the source; its workers go on."""
+        """End the source; its workers continue."""
         self._answer_by = math.inf
         if self._source is not None:
             self._selector.unregister(self._source.fileno())

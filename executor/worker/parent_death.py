@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a worker when its daemon dies: the death pipe, which is never written.
+"""Ends a worker when its daemon exits: the death pipe, which is never written.
 
 The daemon holds the writing end; when that closes, the daemon has exited.
 A worker that waits for a task sees its own pipe end. A busy one does not look, may be stuck in C
@@ -8,7 +8,7 @@ code, and may have children. So the *kernel* is asked to act: the worker opens t
 that file. When the last writer closes, which the death of the daemon does, the whole group gets it
 (fcntl(2), F_SETOWN and F_SETSIG).
 
-PR_SET_PDEATHSIG would not do: the parent of a worker is the zygote, whose death must harm nobody,
+PR_SET_PDEATHSIG would not do: the parent of a worker is the zygote, whose exit must harm no task,
 and it covers neither the worker's children nor a parent whose *thread* ended.
 
 Elsewhere than on Linux a thread waits for the end of the pipe.

@@ -53,7 +53,7 @@ def process_room(root: Path = Path("/")) -> ProcessRoom | None:
 
 
 def no_room_text() -> str:
-    """What to say of a fork that was refused."""
+    """The message for a fork that was refused."""
     room = process_room()
     return NO_ROOM if room is None else f"{NO_ROOM}: {room.sentence()}"
 

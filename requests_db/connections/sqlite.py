@@ -90,7 +90,7 @@ def checkpoint(path: Path) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Make an empty file that nobody else may read; SQLite's own would follow the umask.
+    """Make an empty file that only its owner may read; SQLite's own would follow the umask.
 
     Raises:
         DatabaseUnwritable: the folder is missing or cannot be written.

@@ -128,7 +128,7 @@ def step_row(
 
 
 def array_row(name: str, array: Array, offset: int) -> dict[str, Any]:
-    """How a step's row tells of an array; `offset` is into the episode's block."""
+    """An array as a step's row describes it; `offset` is into the episode's block."""
     return {
         "name": name,
         "dtype": array.dtype,

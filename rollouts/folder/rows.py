@@ -104,7 +104,7 @@ class Arrays(Protocol):
     """The raw file of a part (`readers`)."""
 
     def mapped(self, told: Sequence[Mapping[str, Any]], start: int) -> dict[str, MappedArray]:
-        """The arrays that a step's row tells of, of an episode whose block begins at `start`."""
+        """The arrays of a step's row, for an episode whose block begins at `start`."""
         ...
 
 

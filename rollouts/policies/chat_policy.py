@@ -159,7 +159,7 @@ def without_password(url: str) -> str:
 
 
 def instructions(schema: Json) -> str:
-    """What the model is told first."""
+    """The system message of a conversation."""
     told = orjson.dumps(schema).decode()
     return (
         "You act in an environment. Each message is an observation, as JSON. Answer with your next "

@@ -39,7 +39,7 @@ class RandomPolicy:
 
     @classmethod
     async def of(cls, address: str) -> RandomPolicy:
-        """By what the server at `address` says of its actions.
+        """Make the policy from the schema of the server at `address`.
 
         Raises:
             NoEnvironment

@@ -114,7 +114,7 @@ class Wire(asyncio.BufferedProtocol):
         self._take_events()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fails what is waited for."""
+        """Fails the open question."""
         self._fail(self._end_of(exc))
         self._transport = None
         self._inbox.close()  # breaks a reference cycle
@@ -229,7 +229,7 @@ class Wire(asyncio.BufferedProtocol):
         for future in (self.opened, self._answer):
             if future is not None and not future.done():
                 future.set_exception(self._lost)
-                future.exception()  # seen: whoever waited for it may have been cancelled
+                future.exception()  # retrieved: its waiter may have been cancelled
 
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():

@@ -59,7 +59,7 @@ def worth_showing(ended: Iterable[Request]) -> list[Request]:
 
 @router.get("/info")
 async def info(deps: Injected) -> Json:
-    """What was found on this machine, what is planned with it, and who works."""
+    """The limits found on this machine, the plan, and the workers."""
     executor = deps.executor.status()
     return {
         "daemon": await _daemon(deps, await environment_views(deps)),

@@ -84,7 +84,7 @@ class Guard:
 
 
 def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
-    """A body is kept in memory and in the database: it must say its length, and be sensible."""
+    """A body is kept in memory and in the database: it must have a bounded Content-Length."""
     length = headers.get(b"content-length", b"0")
     if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
         return TooLarge(

@@ -183,7 +183,7 @@ def _serving(shards: int, *, as_is: bool) -> str:
 
 
 def _isolated_serving(lives: Iterable[Json]) -> str:
-    """Say what a session's process holds of its own, once one was measured."""
+    """Give the private memory of a session's process, once one was measured."""
     sizes = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
     measured = [size for size in sizes if size]
     cost = f", {max(measured) / MB:.0f} MB each" if measured else ""

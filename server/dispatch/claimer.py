@@ -148,7 +148,7 @@ class Claimer:
         return claim
 
     def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
-        """Keep who waits, for `status`, and when to look again."""
+        """Keep which requests wait, for `status`, and when to look again."""
         if not short and queue.look_at is None:
             return
         queue.looked_at = time.monotonic()

@@ -24,7 +24,7 @@ Failure cases:
   is tried again every `Timing.retry_seconds`; nothing is claimed meanwhile, so nothing runs
   unrecorded.
 * An outcome that cannot be written as it is (no JSON, say) fails its own request, and no other.
-* The daemon dies between claim and submit, or before an outcome is written: the request is left
+* The daemon exits between claim and submit, or before an outcome is written: the request is left
   RUNNING and the next daemon's recovery decides about it.
 * A claimed request finds no room after all (a worker died in between): it is released, and its
   attempt not counted.

@@ -82,7 +82,7 @@ class Reconciler:
         self._tasks.spawn(self.queue.follow(), "reconciler")
 
     async def stop(self) -> None:
-        """Stop watching. Replicas go on."""
+        """Stop watching. Replicas continue."""
         await self._tasks.end()
 
     async def reconcile(self, name: str, adopt: bool = False) -> None:

@@ -78,7 +78,7 @@ class ReplicaManager:
     async def confirm_ready(self, replicas: list[Json]) -> None:
         """Take the launch's word for the replicas that it saw ready, before their shims' word.
 
-        Otherwise a client that was told of the launch's success might find the environment DEGRADED
+        Otherwise a client that saw the launch succeed might find the environment DEGRADED
         for a moment.
         """
         for replica in replicas:
@@ -193,6 +193,6 @@ def _new_replica(run_file: RunFile) -> Replica:
 def _lost_replicas(name: str) -> RequestError:
     return RequestError(
         ErrorKind.WORKER_LOST,
-        f"nothing is left of {name}'s replicas",
+        f"{name} has no replicas left",
         f"launch it again: openenv launch {name}",
     )

@@ -87,7 +87,7 @@ class WorkQueue:
     async def wait(self, name: str | None = None) -> None:
         """Wait until the tables say what events have said of an environment, or of all.
 
-        A client that was told that a launch succeeded must not find its environment STARTING. The
+        A client that saw a launch succeed must not find its environment STARTING. The
         wait is short: an environment that is stopping takes longer, and is shown as it is.
         """
         tasks = [task for known, task in self._running.items() if name in (None, known)]
