@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
 from typing import IO, Any, Self
 
 import orjson
@@ -67,12 +66,7 @@ class Crew:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -89,28 +83,22 @@ class Crew:
         on_tick: OnTick = lambda _: None,
         on_held: Callable[[], None] | None = None,
     ) -> Harvest:
-        """One batch, shared out; `on_held` is called while all sessions are open and reset.
-
-        Raises:
-            GeneratorLost
-        """
+        """One batch, shared out; `on_held` is called while all sessions are open and reset."""
         shares = shares_of(batch, len(self._members))
         for member, share in zip(self._members, shares, strict=True):
             member.begin(share)
         self._until(lambda m: m.is_prepared, START_SECONDS, lambda _: None)
         started_at = time.monotonic() + HEAD_START_SECONDS
-        self._tell({"go": started_at})
+        for member in self._members:
+            member.tell({"go": started_at})
         patience = batch.timeout_seconds + MARGIN_SECONDS
         if on_held is not None:
             self._until(lambda m: m.is_held, patience, on_tick)
             on_held()
-            self._tell({"release": True})
+            for member in self._members:
+                member.tell({"release": True})
         self._until(lambda m: m.done is not None, patience, on_tick)
         return harvest_of([member.done for member in self._members if member.done])
-
-    def _tell(self, message: Json) -> None:
-        for member in self._members:
-            member.tell(message)
 
     def _until(self, is_there: Callable[[_Member], bool], seconds: float, on_tick: OnTick) -> None:
         deadline = time.monotonic() + seconds

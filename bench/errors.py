@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with a measurement itself; a session that fails is a result, not an error.
-
-BenchError          `hint` says what to do next; `kind` how the request ends
-├── InvalidPlan     the grid makes no sense, or the environment cannot do what it asks
-├── Unreachable     nothing answers at the address
-└── GeneratorLost   one of our own processes ended early
-"""
+"""What can go wrong with a measurement itself; a session that fails is a result, not an error."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """Base of everything this room raises."""
+    """Base of this room's errors: `hint` says what to do next, `kind` how the request ends."""
 
     kind: str = "invalid"
 
@@ -22,11 +16,11 @@ class BenchError(Exception):
 
 
 class InvalidPlan(BenchError):
-    """The requested measurement is not possible."""
+    """The grid makes no sense, or the environment cannot do what it asks."""
 
 
 class Unreachable(BenchError):
-    """There is no server to measure."""
+    """Nothing answers at the address."""
 
     kind = "operation_error"
 

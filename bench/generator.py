@@ -18,12 +18,10 @@ counted (`retransmits`), and so are source ports that had run out (`port_retries
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import itertools
 import os
-import resource
 import socket
 import struct
 import sys
@@ -35,6 +33,7 @@ from typing import Any
 import orjson
 import uvloop
 
+from ..env_host.startup.fd_limit import raise_limit
 from ..system.units import MB
 from .http_session import HttpScript, HttpSession
 from .session import MeasuredSession
@@ -69,9 +68,9 @@ class Batch:
         """What makes its sessions."""
         authority = f"{self.host}:{self.port}"
         if self.mode == "http":
-            script = HttpScript.of(authority, self.path, self.action)
+            script = HttpScript(authority, self.path, self.action)
             return lambda owner, at: HttpSession(script, owner, at)
-        ws_script, hold = WsScript.of(authority, self.path, self.action), self.hold
+        ws_script, hold = WsScript(authority, self.path, self.action), self.hold
         return lambda owner, at: WsSession(ws_script, owner, at, hold=hold)
 
 
@@ -117,16 +116,16 @@ class Generator:
             session.release()
 
     def admitted(self) -> None:
-        """Another handshake may begin."""
+        """Another handshake may begin; called once for each session at most."""
         self._in_window -= 1
         self._room.set()
 
     def held(self) -> None:
-        """Count an ended session, which the next tick reports."""
+        """Count a session that was reset and waits to be released."""
         self._held += 1
 
     def ended(self, session: MeasuredSession) -> None:
-        """One less to wait for."""
+        """Count a session that is over, well or not; called once for each."""
         self._ended += 1
         if not session.is_admitted:
             self.admitted()
@@ -244,15 +243,9 @@ async def _run(generator: Generator, started_at: float) -> None:
         gc.enable()
 
 
-def _raise_file_limit() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def main() -> None:
     """The program."""
-    _raise_file_limit()
+    raise_limit()
     uvloop.run(_serve())
     os._exit(0)  # sockets of an unfinished batch need no orderly end
 

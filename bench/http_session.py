@@ -8,30 +8,24 @@ nothing to hold between reset and step.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from .session import MeasuredSession, Owner
+from .session import MeasuredSession
+
+if TYPE_CHECKING:
+    from .generator import Generator
 
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
 class HttpScript:
-    """The bytes that every session of a batch sends."""
+    """The bytes that every session of a batch sends to one server."""
 
-    reset: bytes
-    step: bytes
-
-    @classmethod
-    def of(cls, authority: str, path: str, action: dict[str, Any]) -> HttpScript:
-        """For one server and one action."""
-        return cls(
-            reset=_post(authority, f"{path}/reset", {}),
-            step=_post(authority, f"{path}/step", {"action": action}),
-        )
+    def __init__(self, authority: str, path: str, action: dict[str, Any]) -> None:
+        self.reset = _post(authority, f"{path}/reset", {})
+        self.step = _post(authority, f"{path}/step", {"action": action})
 
 
 def _post(authority: str, path: str, body: dict[str, Any]) -> bytes:
@@ -46,7 +40,7 @@ def _post(authority: str, path: str, body: dict[str, Any]) -> bytes:
 class HttpSession(MeasuredSession):
     """A reset and a step."""
 
-    def __init__(self, script: HttpScript, owner: Owner, started_at: float) -> None:
+    def __init__(self, script: HttpScript, owner: Generator, started_at: float) -> None:
         super().__init__(owner, started_at)
         self._script = script
 

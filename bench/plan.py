@@ -53,7 +53,6 @@ class Plan:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS  # of a session, beyond its wait
     generators: int | None = None  # None: enough for the cores and the open files
     window: int = DEFAULT_WINDOW
-    memory_sessions: int | None = None  # held open to weigh them; None: the largest batch, 0: none
 
     def __post_init__(self) -> None:
         check_grid("requests", self.requests_grid, 1, MAX_REQUESTS)
@@ -84,9 +83,7 @@ class Plan:
     @property
     def sessions_to_weigh(self) -> int:
         """How many are held open while memory is read."""
-        if "ws" not in self.modes:
-            return 0
-        return self.largest if self.memory_sessions is None else self.memory_sessions
+        return self.largest if "ws" in self.modes else 0
 
     @property
     def crew_size(self) -> int:
@@ -96,43 +93,12 @@ class Plan:
 
 
 def check_grid(name: str, values: tuple[float, ...], least: float, most: float) -> None:
-    """Whether there is anything in it, and all of it can be done.
-
-    Raises:
-        InvalidPlan
-    """
+    """Whether there is anything in it, and all of it can be done."""
     if not values:
         raise InvalidPlan(f"the grid of {name} is empty", "write numbers: 32,128,512")
     for value in values:
         if not least <= value <= most:  # also what is no number
             raise InvalidPlan(f"{name}: {value:g} is not within {least:g} to {most:g}")
-
-
-def parse_grid(name: str, text: str) -> tuple[float, ...]:
-    """`32,128,512` as numbers.
-
-    Raises:
-        InvalidPlan: something in it is none, or there is nothing in it.
-    """
-    try:
-        values = tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError as exc:
-        raise InvalidPlan(f"the grid of {name}: {exc}", "write numbers: 32,128,512") from exc
-    if not values:
-        raise InvalidPlan(f"the grid of {name} is empty", "write numbers: 32,128,512")
-    return values
-
-
-def parse_counts(name: str, text: str) -> tuple[int, ...]:
-    """The same for what can only be counted.
-
-    Raises:
-        InvalidPlan
-    """
-    values = parse_grid(name, text)
-    if any(not value.is_integer() for value in values):
-        raise InvalidPlan(f"the grid of {name} has parts of one: {text}", "write whole numbers")
-    return tuple(int(value) for value in values)
 
 
 def crew_size(largest: int, cores: int, files: int) -> int:

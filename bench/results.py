@@ -130,38 +130,33 @@ def machine() -> Json:
 def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
     """One row per session, the seed's fields first."""
     timestamp, hardware = _now(), _hardware()
-    return [
-        _row(number, outcome, cell, timestamp, hardware, server)
-        for number, outcome in enumerate(harvest.outcomes)
-    ]
-
-
-def _row(
-    number: int, outcome: Json, cell: Cell, timestamp: str, hardware: str, server: str
-) -> Json:
-    seen = outcome["observation"] or {}
-    return {
-        "request_id": number,
-        "mode": cell.mode,
-        "timestamp": timestamp,
-        "wait_requested": cell.wait_seconds,
-        "batch_size": cell.requests,
-        "hardware": hardware,
-        "connect_latency": outcome["connect_seconds"] or 0.0,
-        "reset_latency": outcome["reset_seconds"] or 0.0,
-        "step_latency": outcome["step_seconds"] or 0.0,
-        "total_latency": outcome["total_seconds"],
-        "waited_seconds": seen.get("waited_seconds", 0.0),
-        "pid": seen.get("pid", 0),
-        "session_hash": seen.get("session_hash", ""),
-        "host_url": seen.get("host_url", ""),
-        "success": outcome["error_kind"] is None,
-        "error_type": outcome["error_kind"],
-        "error_message": outcome["error_message"],
-        "server": server,
-        "repetition": cell.repetition,
-        "retransmits": outcome["retransmits"],
-    }
+    rows = []
+    for number, outcome in enumerate(harvest.outcomes):
+        seen = outcome["observation"] or {}
+        row = {
+            "request_id": number,
+            "mode": cell.mode,
+            "timestamp": timestamp,
+            "wait_requested": cell.wait_seconds,
+            "batch_size": cell.requests,
+            "hardware": hardware,
+            "connect_latency": outcome["connect_seconds"] or 0.0,
+            "reset_latency": outcome["reset_seconds"] or 0.0,
+            "step_latency": outcome["step_seconds"] or 0.0,
+            "total_latency": outcome["total_seconds"],
+            "waited_seconds": seen.get("waited_seconds", 0.0),
+            "pid": seen.get("pid", 0),
+            "session_hash": seen.get("session_hash", ""),
+            "host_url": seen.get("host_url", ""),
+            "success": outcome["error_kind"] is None,
+            "error_type": outcome["error_kind"],
+            "error_message": outcome["error_message"],
+            "server": server,
+            "repetition": cell.repetition,
+            "retransmits": outcome["retransmits"],
+        }
+        rows.append(row)
+    return rows
 
 
 def summary_of(
@@ -208,15 +203,11 @@ def summary_of(
     return summary
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest values, as the seed computes it; `share` is 0 to 100."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def percentile(values: Sequence[float], share: int) -> float:
+    """Between the two nearest values, as the seed computes it; `share` is 1 to 99."""
+    if len(values) < 2:  # too few for `quantiles`
+        return sum(values)
+    return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
 
 
 def _add_latencies(summary: Summary, good: Sequence[Json]) -> None:

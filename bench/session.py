@@ -13,7 +13,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from .generator import Generator
 
 MAX_MESSAGE_CHARS = 300  # of an error
 
@@ -32,23 +35,10 @@ class Outcome:
     retransmits: int = 0  # of the kernel: a handshake that found the server's queue full
 
 
-class Owner(Protocol):
-    """The owner of a session, which is notified of its end."""
-
-    def admitted(self) -> None:
-        """Called at most once, when the server has taken the connection from its queue."""
-
-    def held(self) -> None:
-        """It has been reset and waits to be released."""
-
-    def ended(self, session: MeasuredSession) -> None:
-        """Called exactly once, when the session is over, well or not."""
-
-
 class MeasuredSession(asyncio.Protocol):
     """One connection from its first byte to its last."""
 
-    def __init__(self, owner: Owner, started_at: float, *, hold: bool = False) -> None:
+    def __init__(self, owner: Generator, started_at: float, *, hold: bool = False) -> None:
         self.outcome = Outcome()
         self.is_over = False
         self.is_admitted = False

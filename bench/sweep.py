@@ -47,14 +47,9 @@ class Sweep:
         self.report = Report()
 
     def run(self) -> list[Path]:
-        """Measure everything; the files that were written.
-
-        Raises:
-            Unreachable: a target does not answer before we begin.
-            GeneratorLost
-        """
+        """Measure everything; the files that were written."""
         for target in self._targets:
-            targets_module.ask(target, "/health")
+            targets_module.check_answers(target)
         batches = [
             (cell, target)
             for cell in self._plan.cells()

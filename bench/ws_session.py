@@ -12,8 +12,7 @@ Compression is not offered.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -32,30 +31,23 @@ from ..system.websocket import (
     unmasked_client_frame,
     upgrade_request,
 )
-from .session import MeasuredSession, Owner
+from .session import MeasuredSession
+
+if TYPE_CHECKING:
+    from .generator import Generator
 
 MAX_HEAD_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
 class WsScript:
-    """The bytes that every session of a batch sends."""
+    """The bytes that every session of a batch sends to one server."""
 
-    opening: bytes
-    reset: bytes
-    step: bytes
-    closing: bytes
-
-    @classmethod
-    def of(cls, authority: str, path: str, action: dict[str, Any]) -> WsScript:
-        """For one server and one action."""
-        return cls(
-            opening=upgrade_request(authority, f"{path}/ws"),
-            reset=unmasked_client_frame(b'{"type":"reset","data":{}}'),
-            step=unmasked_client_frame(orjson.dumps({"type": "step", "data": action})),
-            closing=unmasked_client_frame(b'{"type":"close"}')
-            + unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE),
-        )
+    def __init__(self, authority: str, path: str, action: dict[str, Any]) -> None:
+        self.opening = upgrade_request(authority, f"{path}/ws")
+        self.reset = unmasked_client_frame(b'{"type":"reset","data":{}}')
+        self.step = unmasked_client_frame(orjson.dumps({"type": "step", "data": action}))
+        self.closing = unmasked_client_frame(b'{"type":"close"}')
+        self.closing += unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE)
 
 
 def take_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
@@ -76,7 +68,7 @@ class WsSession(MeasuredSession):
     """One session on `/ws`."""
 
     def __init__(
-        self, script: WsScript, owner: Owner, started_at: float, *, hold: bool = False
+        self, script: WsScript, owner: Generator, started_at: float, *, hold: bool = False
     ) -> None:
         super().__init__(owner, started_at, hold=hold)
         self._script = script

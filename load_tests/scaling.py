@@ -32,12 +32,12 @@ from typing import Any
 from load_tests.peers import scaling_servers as servers
 from load_tests.peers.scaling_servers import Arrangement, Started
 from load_tests.shared.report import OPENENV, machine
+from load_tests.shared.scaling_arguments import parse_counts, parse_grid, target_of_url
 from openenvd.bench import figures, table
 from openenvd.bench.errors import BenchError
-from openenvd.bench.plan import Plan, parse_counts, parse_grid
+from openenvd.bench.plan import Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
-from openenvd.bench.target import target_of_url
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 SHORT = ["--requests-grid", "32,256", "--wait-grid", "0.5,1", "--reps", "1", "--limit"]

@@ -57,21 +57,21 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
     @classmethod
     def _whole_groups(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and "episodes" in info.data:
-            naming().check_group(value, info.data["episodes"])
+            named_stages().check_group(value, info.data["episodes"])
         return value
 
     @field_validator("advantages")
     @classmethod
     def _known_advantages(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and "group" in info.data:
-            naming().check_advantages(value, info.data["group"])
+            named_stages().check_advantages(value, info.data["group"])
         return value
 
     @field_validator("filters")
     @classmethod
     def _known_filters(cls, value: list[str], info: ValidationInfo) -> list[str]:
         if value and "group" in info.data:
-            naming().check_filters(value, info.data["group"])
+            named_stages().check_filters(value, info.data["group"])
         return value
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class Rollout(base.Operation):
             EnvironmentsError, RolloutError
         """
         from ..rollouts.loop_thread import run_on_thread
-        from ..rollouts.policies.named_function import importable
+        from ..rollouts.policies.named_policy import importable
         from ..rollouts.run import roll_out
 
         reporter = _ProgressReporter(context)
@@ -140,9 +140,9 @@ class Rollout(base.Operation):
         return result
 
 
-def naming() -> ModuleType:
+def named_stages() -> ModuleType:
     """What stages are called; imported when a request names one."""
-    from ..rollouts.stages import naming as found
+    from ..rollouts.stages import named_stages as found
 
     return found
 

@@ -10,7 +10,6 @@ the batch that is being built. Once the second is full, `finish` waits, and no e
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import replace
 
 from .buffers import ByteBudget, Hold
@@ -23,9 +22,7 @@ class BatchSink:
     def __init__(self, limit_bytes: int) -> None:
         self._budget = ByteBudget(limit_bytes)
         self._running: dict[str, list[Step]] = {}
-        self._finished: deque[tuple[Episode, Hold]] = deque()
-        self._changed = asyncio.Event()
-        self._is_closed = False
+        self._finished: asyncio.Queue[tuple[Episode, Hold] | None] = asyncio.Queue()
 
     @property
     def peak_bytes(self) -> int:
@@ -34,7 +31,7 @@ class BatchSink:
 
     async def reserve(self, size_bytes: int) -> Room:
         """Nothing to wait for: what runs is counted where it begins."""
-        return _NO_ROOM
+        return Hold(None, 0)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
         """Keeps a copy of the step until the episode is handed over."""
@@ -46,8 +43,7 @@ class BatchSink:
         last = bytes(episode.final_observation_json)
         whole = replace(episode, steps=steps, final_observation_json=last)
         hold = await self._budget.reserve(whole.size_bytes)
-        self._finished.append((whole, hold))
-        self._changed.set()
+        self._finished.put_nowait((whole, hold))
 
     async def discard(self, episode_id: str) -> None:
         """Forget the attempt."""
@@ -55,17 +51,15 @@ class BatchSink:
 
     async def close(self) -> None:
         """No more will come."""
-        self._is_closed = True
-        self._changed.set()
+        self._finished.put_nowait(None)
 
     async def next(self) -> Episode | None:
         """The next that has finished; None when there will be none."""
-        while not self._finished:
-            if self._is_closed:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        episode, hold = self._finished.popleft()
+        found = await self._finished.get()
+        if found is None:
+            self._finished.put_nowait(None)  # the next time, too
+            return None
+        episode, hold = found
         hold.release()
         return episode
 
@@ -75,16 +69,3 @@ def _apart(step: Step) -> Step:
     if isinstance(step.observation_json, memoryview):
         return replace(step, observation_json=bytes(step.observation_json))
     return step
-
-
-class _NoRoom:
-    """Room that is counted elsewhere."""
-
-    def resize(self, size_bytes: int) -> None:
-        """Nothing to do."""
-
-    def release(self) -> None:
-        """Nothing to do."""
-
-
-_NO_ROOM = _NoRoom()

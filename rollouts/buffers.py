@@ -174,12 +174,12 @@ class ByteBudget:
 
 
 class Hold:
-    """Room in a budget, until it is released. Any thread may do so; twice is once."""
+    """Room in a budget, or in none, until it is released. Any thread may do so; twice is once."""
 
     __slots__ = ("_budget", "size_bytes")
 
-    def __init__(self, budget: ByteBudget, size_bytes: int) -> None:
-        self._budget: ByteBudget | None = budget
+    def __init__(self, budget: ByteBudget | None, size_bytes: int) -> None:
+        self._budget = budget
         self.size_bytes = size_bytes
 
     def resize(self, size_bytes: int) -> None:

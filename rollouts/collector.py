@@ -18,15 +18,13 @@ import asyncio
 import itertools
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..system.loop_lag import EventLoopLagMonitor
@@ -38,7 +36,7 @@ from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .interpreter import while_episodes_run
 from .loop_budget import StepBudget
-from .policies.policy import CallablePolicy, CpuThreads, Policy, TimedPolicy
+from .policies.policy import CallablePolicy, CpuThreads, Policy
 from .progress_stats import ProgressStats
 from .sessions.message_memory import MessageMemory
 from .sessions.session import session_url
@@ -102,18 +100,22 @@ class RolloutCollector:
             raise ValueError(f"a group has at least one episode, not {group}")
         for address in addresses:
             session_url(address)
-        self._plan = _Plan(
-            addresses,
-            _timed(policy, policy_timeout_seconds),
-            Rules(
-                max_steps, step_timeout_seconds, episode_timeout_seconds, seed, reset or {}, group
-            ),
-            concurrency,
-            retries,
-            reuse_sessions,
-            buffer_bytes,
-            timing,
+        self._addresses = addresses
+        self._policy = policy if isinstance(policy, Policy) else CallablePolicy(policy)
+        self._rules = Rules(
+            max_steps,
+            step_timeout_seconds,
+            policy_timeout_seconds,
+            episode_timeout_seconds,
+            seed,
+            reset or {},
+            group,
         )
+        self._concurrency = concurrency
+        self._retries = retries
+        self._reuse_sessions = reuse_sessions
+        self._buffer_bytes = buffer_bytes
+        self._timing = timing
         self._max_loop_lag_seconds = max_loop_lag_seconds
         self.stats = ProgressStats()
         self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
@@ -130,7 +132,7 @@ class RolloutCollector:
             LoopLagged: the event loop was held for longer than `max_loop_lag_seconds`.
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
-        sink = BatchSink(self._plan.buffer_bytes)
+        sink = BatchSink(self._buffer_bytes)
         collecting = asyncio.create_task(self._collect_all(numbers, sink), name="collecting")
         try:
             while batch := await _take(sink, size):
@@ -153,10 +155,27 @@ class RolloutCollector:
         Raises:
             RolloutError: The sink's; `LoopLagged`.
         """
-        run = _Run(self._plan, self.stats, iter(numbers), sink, keeps_episodes=keeps_episodes)
+        threads = CpuThreads(on_hung=self.stats.hang)
+        # What runs, and what waits to be written.
+        memory = MessageMemory(2 * self._buffer_bytes)
+        pool = SessionPool(
+            self._concurrency, memory, reuse=self._reuse_sessions, timing=self._timing
+        )
+        context = RunContext(
+            self._rules, self._policy, threads, pool, sink, self.stats, StepBudget()
+        )
+        limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag, while_episodes_run():
-            async with run.opened():
-                await run.all_slots()
+            try:
+                await asyncio.to_thread(reserve_descriptors, self._concurrency)
+                await self._play_all(iter(numbers), context, limit)
+            finally:  # no session and no thread is left behind
+                try:
+                    await pool.close()
+                finally:
+                    threads.close()
+                    await self._policy.close()
+                    await memory.release_all()
         self._check_lag()
 
     async def _collect_all(self, numbers: Iterator[int], sink: BatchSink) -> None:
@@ -172,110 +191,41 @@ class RolloutCollector:
                 f"the event loop was blocked for {worst * 1000:.0f} ms ({most * 1000:g} allowed)"
             )
 
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What was asked for."""
-
-    addresses: tuple[str, ...]
-    policy: Policy
-    rules: Rules
-    concurrency: int
-    retries: int
-    reuse_sessions: bool
-    buffer_bytes: int
-    timing: SessionTiming
-
-    def tries_again(self, episode: Episode) -> bool:
-        """Whether there is to be another attempt after this one."""
-        if episode.failure is None or not episode.failure.reason.is_worth_retrying:
-            return False
-        return episode.attempts <= self.retries
-
-    def address_of(self, number: int) -> str:
-        """The environment of an episode."""
-        return self.addresses[number // self.rules.group % len(self.addresses)]
-
-
-class _Run:
-    """One `collect`: what its slots share."""
-
-    def __init__(
-        self,
-        plan: _Plan,
-        stats: ProgressStats,
-        numbers: Iterator[int],
-        sink: StepSink,
-        *,
-        keeps_episodes: bool,
+    async def _play_all(
+        self, numbers: Iterator[int], context: RunContext, limit: ConcurrencyLimit
     ) -> None:
-        # What runs, and what waits to be written.
-        self._memory = MessageMemory(2 * plan.buffer_bytes)
-        pool = SessionPool(
-            plan.concurrency, self._memory, reuse=plan.reuse_sessions, timing=plan.timing
-        )
-        self._plan = plan
-        self._numbers = numbers
-        self._limit = ConcurrencyLimit(plan.buffer_bytes, keeps_episodes=keeps_episodes)
-        threads = CpuThreads(on_hung=stats.hang)
-        self._context = RunContext(
-            plan.rules, plan.policy, threads, pool, sink, stats, StepBudget()
-        )
+        async def slot() -> None:
+            for number in numbers:
+                async with limit.enter() as room:
+                    await self._episode(context, number, room)
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Whatever happens inside, no session and no thread is left behind."""
-        try:
-            await asyncio.to_thread(reserve_descriptors, self._plan.concurrency)
-            yield
-        finally:
-            try:
-                await self._context.pool.close()
-            finally:
-                self._context.threads.close()
-                await self._plan.policy.close()
-                await self._memory.release_all()
-
-    async def all_slots(self) -> None:
-        """Until there are no more numbers."""
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(self._plan.concurrency):
-                    group.create_task(self._slot(), name=f"slot-{number}")
+                for number in range(self._concurrency):
+                    group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
             raise _first(exc) from exc
 
-    async def _slot(self) -> None:
-        for number in self._numbers:
-            async with self._limit.enter() as room:
-                await self._episode(number, room)
-
-    async def _episode(self, number: int, room: EpisodeRoom) -> None:
-        stats = self._context.stats
-        stats.running += 1
+    async def _episode(self, context: RunContext, number: int, room: EpisodeRoom) -> None:
+        self.stats.running += 1
         try:
-            episode = await self._attempts(number, room)
-            await self._context.sink.finish(episode)
+            episode = await self._attempts(context, number, room)
+            await context.sink.finish(episode)
         finally:
-            stats.running -= 1
-        stats.end(episode)
+            self.stats.running -= 1
+        self.stats.end(episode)
 
-    async def _attempts(self, number: int, room: EpisodeRoom) -> Episode:
+    async def _attempts(self, context: RunContext, number: int, room: EpisodeRoom) -> Episode:
+        address = self._addresses[number // self._rules.group % len(self._addresses)]
         for attempt in itertools.count(1):
-            address = self._plan.address_of(number)
-            episode = await Attempt(self._context, number, address, room).run()
+            episode = await Attempt(context, number, address, room).run()
             episode = replace(episode, attempts=attempt)
-            if not self._plan.tries_again(episode):
+            failure = episode.failure
+            if failure is None or not failure.reason.is_worth_retrying or attempt > self._retries:
                 break
-            self._context.stats.retry(episode)
-            await self._context.sink.discard(episode.id)
+            self.stats.retry(episode)
+            await context.sink.discard(episode.id)
         return episode
-
-
-def _timed(policy: Policy | Callable[..., Any], seconds: float | None) -> Policy:
-    """The policy, each of whose calls takes at most so long."""
-    asked = policy if isinstance(policy, Policy) else CallablePolicy(policy)
-    return asked if seconds is None else TimedPolicy(asked, seconds)
 
 
 async def _take(sink: BatchSink, size: int) -> list[Episode]:
@@ -287,13 +237,7 @@ async def _take(sink: BatchSink, size: int) -> list[Episode]:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong first; the sink's own words before anything that followed from them."""
-    flat = list(_flat(group))
-    return next((exc for exc in flat if isinstance(exc, RolloutError)), flat[0])
-
-
-def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for exc in group.exceptions:
-        if isinstance(exc, BaseExceptionGroup):
-            yield from _flat(exc)
-        else:
-            yield exc
+    found: BaseException = group.subgroup(RolloutError) or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -23,6 +23,7 @@ from .concurrency_limit import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
 from .loop_budget import StepBudget
+from .policies.call_clock import at_most, pause
 from .policies.policy import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
 from .progress_stats import ProgressStats
 from .sessions.answers import Answer, answer_of
@@ -36,6 +37,7 @@ class Rules:
 
     max_steps: int | None = 100
     step_timeout_seconds: float | None = 60.0
+    policy_timeout_seconds: float | None = None  # of one call
     episode_timeout_seconds: float | None = None
     seed: int | None = None  # of the first group; the next one gets the next number
     reset: Mapping[str, Any] = field(default_factory=dict)  # more for the environment's reset
@@ -78,11 +80,7 @@ class Attempt:
         self._answer = Answer(b"null", None, done=False)
 
     async def run(self) -> Episode:
-        """How it went; its steps are in the sink.
-
-        Raises:
-            RolloutError: the sink's.
-        """
+        """How it went; its steps are in the sink, whose errors are raised."""
         try:
             async with self._deadline:
                 await self._play()
@@ -175,8 +173,12 @@ class Attempt:
         await self._put(step)
 
     async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
+        seconds = self._rules.policy_timeout_seconds
         try:
-            return await player.act(seen, turn)
+            if seconds is None:
+                return await player.act(seen, turn)
+            async with at_most(seconds):
+                return await player.act(seen, turn)
         except (EpisodeFailed, PolicyHangs):
             raise
         except asyncio.CancelledError as exc:
@@ -191,30 +193,15 @@ class Attempt:
     async def _put(self, step: Step) -> None:
         size_bytes = step.size_bytes
         self._room.step(size_bytes, len(self._answer.observation_json))
-        if self._deadline.when() is None:
-            await self._sink(step, size_bytes)
-        else:
-            async with self._uncounted():
-                await self._sink(step, size_bytes)
+        go_on = pause(self._deadline)  # a slow disk is not the environment's fault
+        room = await self._context.sink.reserve(size_bytes)
+        await self._context.sink.put_step(self._id, self._steps, step, room)
+        if go_on is not None:
+            go_on()
         self._steps += 1
         self._reward += step.reward or 0.0
         self._size_bytes += size_bytes
         self._context.stats.step(size_bytes)
-
-    async def _sink(self, step: Step, size_bytes: int) -> None:
-        room = await self._context.sink.reserve(size_bytes)
-        await self._context.sink.put_step(self._id, self._steps, step, room)
-
-    @asynccontextmanager
-    async def _uncounted(self) -> AsyncIterator[None]:
-        """The episode's clock stands still: a slow disk is not the environment's fault."""
-        when = self._deadline.when()
-        assert when is not None
-        clock = asyncio.get_running_loop().time
-        left = when - clock()
-        self._deadline.reschedule(None)
-        yield
-        self._deadline.reschedule(clock() + left)
 
     def _ended(self, reason: FailureReason | None = None, message: str = "") -> Episode:
         failure = None if reason is None else Failure(reason, message, self._steps)

@@ -180,10 +180,6 @@ class StepSink(Protocol):
         """Forgets the steps of a failed attempt that is followed by another."""
         ...
 
-    async def close(self) -> None:
-        """Returns when finished episodes are stored, and the others are forgotten."""
-        ...
-
 
 class Room(Protocol):
     """Memory that was reserved (`buffers.Hold`)."""

@@ -1,26 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can go wrong with rollouts.
-
-    RolloutError                any of the below
-    ├── PolicyNotFound          `--policy` names nothing that can be called
-    ├── PolicyHangs             too many calls of a synchronous policy did not return
-    ├── StageNotFound           `--advantages` or `--filter` names nothing that can be called
-    ├── NoEnvironment           no OpenEnv server answers at the address
-    ├── LoopLagged              the loop was blocked for longer than `--max-loop-lag` allows
-    ├── AllFailed               every episode failed
-    ├── OtherRollout            the folder holds a rollout of something else
-    ├── EpisodeFailed           inside one episode: becomes its `Failure`, and goes no further
-    ├── OutputError             the folder that rollouts are written to
-    │   ├── OutputFull          its disk (or quota, or file size limit) is exhausted
-    │   ├── OutputBusy          another rollout writes there
-    │   ├── OutputDamaged       a file is missing, or is not what its checksum says
-    │   └── OutputUnwritable    it cannot be opened or written
-    ├── WriterClosed            something was handed over after `close`, or after it failed
-    ├── EpisodeRefused          an episode that is finished already, or whose steps do not follow
-    └── StageError              a stage got input that it cannot process
-
-`hint` says what to do next.
-"""
+"""Everything that can go wrong with rollouts; `hint` says what to do next."""
 
 from __future__ import annotations
 
@@ -71,7 +50,7 @@ class NoEnvironment(RolloutError):
 
 
 class LoopLagged(RolloutError):
-    """The loop was blocked for longer than allowed."""
+    """The loop was held for longer than `--max-loop-lag` allows."""
 
     default_hint = "the request's log has the stack of the blocking code"
 
@@ -89,7 +68,7 @@ class OtherRollout(RolloutError):
 
 
 class EpisodeFailed(RolloutError):
-    """Ends one attempt of one episode."""
+    """Ends one attempt of one episode: becomes its `Failure`, and goes no further."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -101,7 +80,7 @@ class OutputError(RolloutError):
 
 
 class OutputFull(OutputError):
-    """No room is left. What was finished stays; the rest is run again by the next rollout."""
+    """The disk, a quota or a file size limit is exhausted. What was finished stays."""
 
     default_hint = (
         "free some space there, and run the same command again: finished episodes are kept"

@@ -57,11 +57,7 @@ class FailedEpisodeSink:
         await self._inner.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
-        """Choose.
-
-        Raises:
-            AllFailed: this, and all before.
-        """
+        """Passes an episode on, unless it failed and those are not kept."""
         if episode.failure is None:
             self._is_well = True
             await self._keep(episode)
@@ -74,16 +70,8 @@ class FailedEpisodeSink:
                 self._hint,
             )
 
-    async def close(self) -> None:
-        """Close the sink behind."""
-        await self._inner.close()
-
     def raise_if_all_failed(self, stats: ProgressStats, earlier: int) -> None:
-        """Checks that the rollout has a result.
-
-        Raises:
-            AllFailed: The folder has no episode, or all that were played failed.
-        """
+        """Checks that the rollout has a result."""
         played, failed = stats.episodes, stats.finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return

@@ -18,23 +18,41 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
 
 Thresholds = tuple[int, int, int]
 
 THRESHOLDS: Thresholds = (2_000, 10, 100)  # Python's: 700, 10, 10
 SWITCH_SECONDS = 0.0001  # Python's: 0.005
 
-_T = TypeVar("_T")
+_lock = threading.Lock()  # guards what follows
+_before: list[
+    tuple[Thresholds, float]
+] = []  # of each rollout under way: what the first of them found
 
 
 @contextmanager
 def while_episodes_run() -> Iterator[None]:
-    """Changes the settings until the last rollout that needs them has ended."""
-    with _GARBAGE.changed(), _SWITCHING.changed():
+    """Changes the settings until the last rollout that needs them has ended.
+
+    A change by other code in between is kept.
+    """
+    with _lock:
+        found = _before[0] if _before else (gc.get_threshold(), _switch_interval())
+        if not _before:
+            gc.set_threshold(*thresholds(found[0]))
+            sys.setswitchinterval(min(found[1], SWITCH_SECONDS))
+        _before.append(found)
+    try:
         yield
+    finally:
+        with _lock:
+            garbage, switching = _before.pop()
+            if not _before and gc.get_threshold() == thresholds(garbage):
+                gc.set_threshold(*garbage)
+            if not _before and _switch_interval() == min(switching, SWITCH_SECONDS):
+                sys.setswitchinterval(switching)
 
 
 def thresholds(now: Thresholds) -> Thresholds:
@@ -45,53 +63,5 @@ def thresholds(now: Thresholds) -> Thresholds:
     return first, second, third
 
 
-def switch_interval(now: float) -> float:
-    """What becomes of it."""
-    return min(now, SWITCH_SECONDS)
-
-
-class _Setting(Generic[_T]):
-    """A setting that its first user changes and its last user restores."""
-
-    def __init__(
-        self, read: Callable[[], _T], write: Callable[[_T], object], wanted: Callable[[_T], _T]
-    ) -> None:
-        self._read = read
-        self._write = write
-        self._wanted = wanted
-        self._lock = threading.Lock()  # guards what follows
-        self._under_way = 0
-        self._before: _T | None = None
-
-    @contextmanager
-    def changed(self) -> Iterator[None]:
-        """Changes the setting meanwhile; a change by other code in between is kept."""
-        self._begin()
-        try:
-            yield
-        finally:
-            self._end()
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._under_way == 0:
-                self._before = self._read()
-                self._write(self._wanted(self._before))
-            self._under_way += 1
-
-    def _end(self) -> None:
-        with self._lock:
-            self._under_way -= 1
-            before = self._before
-            if not self._under_way and before is not None:
-                if self._read() == self._wanted(before):
-                    self._write(before)
-                self._before = None
-
-
-_GARBAGE = _Setting(gc.get_threshold, lambda now: gc.set_threshold(*now), thresholds)
-_SWITCHING = _Setting(
-    lambda: round(sys.getswitchinterval(), 6),  # it is kept in whole microseconds
-    sys.setswitchinterval,
-    switch_interval,
-)
+def _switch_interval() -> float:
+    return round(sys.getswitchinterval(), 6)  # it is kept in whole microseconds

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -22,21 +22,14 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
     cancelled, and has ended when this returns.
     """
     done: Future[_T] = Future()
-    is_given_up = threading.Event()
-    cancel: Future[Callable[[], object]] = Future()
-
-    async def watched() -> _T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
-        if is_given_up.is_set():  # looked at after that, as it is set before: one of us sees it
-            task.cancel()
-        return await main
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    loop = runner.get_loop()
+    task = loop.create_task(main)
 
     def run() -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                result = runner.run(watched())
+            with runner:
+                result = loop.run_until_complete(task)
         except BaseException as exc:
             done.set_exception(exc)
         else:
@@ -47,10 +40,8 @@ def run_on_thread(main: Coroutine[Any, Any, _T]) -> _T:
         thread.start()
         return done.result()
     except BaseException:  # cancelled, too: it is raised here, wherever the other thread is
-        is_given_up.set()
-        if cancel.done():
-            with contextlib.suppress(RuntimeError):  # the loop has ended by now
-                cancel.result()()
+        with contextlib.suppress(RuntimeError):  # the loop has ended by now
+            loop.call_soon_threadsafe(task.cancel)
         raise
     finally:
         with contextlib.suppress(RuntimeError):  # a signal came before it was started

@@ -37,7 +37,7 @@ from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
 from .progress_stats import EpisodeCounts, ProgressStats
 from .stages.grouping import GroupSink
-from .stages.named_stages import Functions, Stages
+from .stages.named_stages import Stages
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
@@ -150,7 +150,7 @@ async def roll_out(
     """
     addresses = list(config.environments.values())
     policy = await policy_named(config.policy, addresses[0])
-    functions = await asyncio.to_thread(config.stages.functions)
+    grouped = await asyncio.to_thread(config.stages.sink)
     await asyncio.to_thread(claim_folder, config)
     collector = _collector(config, addresses, policy)
     counts = EpisodeCounts()
@@ -158,13 +158,19 @@ async def roll_out(
     def report() -> Report:
         return Report(config.episodes, earlier, collector.stats, counts, collector.lag.snapshot())
 
-    async with _writer(config) as writer:
+    writing = await RolloutWriter.open(
+        config.folder,
+        buffer_bytes=config.buffer_bytes // 2,
+        form=config.form,
+        keep_cached=config.keep_cached,
+    )
+    async with writing as writer:
         numbers = missing(config.episodes, writer.finished_episode_ids())
         refuse_partial_groups(config, numbers)
         earlier = config.episodes - len(numbers)
         if earlier:
             say(f"{earlier} of {config.episodes} episodes are there already")
-        async with _staged(functions, writer, counts) as staged:
+        async with _staged(grouped(writer, counts) if grouped else writer) as staged:
             keeps_failed = config.keep_failed or config.stages.takes_failed
             hint = hint_of(config.policy)
             sink = FailedEpisodeSink(staged, counts, say, hint, keeps_failed=keeps_failed)
@@ -244,42 +250,13 @@ def _other_rollout(
 
 
 @asynccontextmanager
-async def _writer(config: RunConfig) -> AsyncIterator[RolloutWriter]:
-    """The open writer, closed in any case: finished episodes are kept."""
-    writer = await RolloutWriter.open(
-        config.folder,
-        buffer_bytes=config.buffer_bytes // 2,
-        form=config.form,
-        keep_cached=config.keep_cached,
-    )
-    try:
-        yield writer
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
-            await asyncio.shield(writer.close())
-        raise
-    await writer.close()
-
-
-@asynccontextmanager
-async def _staged(
-    functions: Functions | None, writer: RolloutWriter, counts: EpisodeCounts
-) -> AsyncIterator[StepSink]:
+async def _staged(sink: StepSink) -> AsyncIterator[StepSink]:
     """The stages in front of the writer, if any. Incomplete groups are not written."""
-    if functions is None:
-        yield writer
-        return
-    sink = GroupSink(
-        writer,
-        functions.size,
-        filters=functions.filters,
-        advantages=functions.advantages,
-        counts=counts,
-    )
     try:
         yield sink
     finally:
-        await asyncio.to_thread(sink.stop)
+        if isinstance(sink, GroupSink):
+            await asyncio.to_thread(sink.stop)
 
 
 @asynccontextmanager

@@ -35,11 +35,7 @@ class ColumnsFile:
         self._groups = groups
 
     def rows(self, first: int, count: int) -> Iterator[ColumnsRow]:
-        """So many from there on.
-
-        Raises:
-            OutputDamaged: the file has not so many.
-        """
+        """So many from there on."""
         if first + count > self._ends[-1]:
             raise OutputDamaged(f"{self._paths[-1]} has {self._ends[-1]} rows, not {first + count}")
         for number in range(first, first + count):
@@ -47,11 +43,7 @@ class ColumnsFile:
             yield ColumnsRow(self, group, number - self._ends[group])
 
     def value(self, group: int, at: int, name: str) -> Any:
-        """One field; it is a text's where the column has texts of JSON.
-
-        Raises:
-            OutputDamaged: it cannot be understood.
-        """
+        """One field; it is a text's where the column has texts of JSON."""
         key = (self._paths[-1], group)
         found = self._groups.get(key, lambda: _Group(self._opened(), group))
         try:
@@ -73,7 +65,7 @@ class ColumnsFile:
     @cached_property
     def _told(self) -> tuple[list[str], list[int]]:
         file = self._opened()
-        return file.names(), [0, *accumulate(file.counts())]
+        return file.names, [0, *accumulate(file.counts)]
 
     def _opened(self) -> _Parquet | _Arrow:
         try:
@@ -111,13 +103,9 @@ class _Parquet:
 
     def __init__(self, path: Path) -> None:
         self._file = arrow("pyarrow.parquet").ParquetFile(path)
-
-    def counts(self) -> list[int]:
         metadata = self._file.metadata
-        return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-
-    def names(self) -> list[str]:
-        return list(self._file.schema_arrow.names)
+        self.counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        self.names: list[str] = self._file.schema_arrow.names
 
     def column(self, group: int, name: str) -> Any:
         column = self._file.read_row_group(group, columns=[name], use_threads=False).column(0)
@@ -130,12 +118,9 @@ class _Arrow:
     def __init__(self, path: Path) -> None:
         pyarrow = arrow()
         self._file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-
-    def counts(self) -> list[int]:
-        return [self._file.get_batch(n).num_rows for n in range(self._file.num_record_batches)]
-
-    def names(self) -> list[str]:
-        return list(self._file.schema.names)
+        batches = range(self._file.num_record_batches)
+        self.counts = [self._file.get_batch(n).num_rows for n in batches]
+        self.names: list[str] = self._file.schema.names
 
     def column(self, group: int, name: str) -> Any:
         return self._file.get_batch(group).column(name)

@@ -8,7 +8,6 @@ a bounded batch of rows at a time. Large arrays stay beside it as raw bytes. Wha
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import msgspec
 
 from ..errors import RolloutError
 from ..json_values import parse
-from .disk import Disk, blocks, typed
+from .disk import Disk, digest_of, typed
 from .layout import (
     ARRAYS,
     EPISODES,
@@ -84,11 +83,8 @@ def _convert(part: OpenPart, kind: str, form: str, disk: Disk) -> PartFile:
     with typed(path):
         _write(source, partial(path), kind, form)
     disk.sync(partial(path))
-    digest, size_bytes = hashlib.sha256(), 0
-    for block in blocks(partial(path)):
-        digest.update(block)
-        size_bytes += len(block)
-    return PartFile(path.name, size_bytes, digest.hexdigest())
+    digest = digest_of(partial(path)).hexdigest()
+    return PartFile(path.name, partial(path).stat().st_size, digest)
 
 
 def _write(source: Path, target: Path, kind: str, form: str) -> None:
@@ -148,20 +144,12 @@ def _schema(pyarrow: Any, kind: str) -> Any:
 
 
 def arrow(module: str = "pyarrow") -> Any:
-    """`pyarrow` or another module of the extra.
-
-    Raises:
-        RolloutError: it is not installed.
-    """
+    """`pyarrow` or another module of the extra."""
     return needed(module, f"'{EXTRA}'")
 
 
 def needed(module: str, install: str) -> Any:
-    """A module that is no dependency of everybody.
-
-    Raises:
-        RolloutError: it is not installed; the hint says how.
-    """
+    """A module that is no dependency of everybody."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:

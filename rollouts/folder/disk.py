@@ -12,6 +12,7 @@ against the memory limit of the rollout.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,6 +115,12 @@ def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) 
     if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def digest_of(path: Path) -> hashlib._Hash:
+    """The SHA-256 of a file."""
+    with typed(path), path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256")
 
 
 def blocks(path: Path) -> Iterator[bytes]:

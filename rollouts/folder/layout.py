@@ -15,11 +15,12 @@ lies in the file, so that steps need not be written again when an episode finds 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from ..episodes import Array, BytesLike, Episode, Step
@@ -38,8 +39,7 @@ _ROW = orjson.OPT_APPEND_NEWLINE
 _PIECE_BYTES = 32 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class PartFile:
+class PartFile(msgspec.Struct, frozen=True, rename={"size_bytes": "bytes"}):
     """A file that is finished."""
 
     name: str
@@ -47,26 +47,13 @@ class PartFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some episodes, in files that never change again."""
+class Part(msgspec.Struct, frozen=True, rename={"number": "part"}):
+    """Some episodes, in files that never change again; as the manifest records them."""
 
     number: int
     files: tuple[PartFile, ...]
     episode_ids: tuple[str, ...]
     steps: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The part as a record of the manifest."""
-        files = [{"name": f.name, "bytes": f.size_bytes, "sha256": f.sha256} for f in self.files]
-        ids = list(self.episode_ids)
-        return {"part": self.number, "files": files, "episode_ids": ids, "steps": self.steps}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Part:
-        """The part that `to_json` gave."""
-        files = tuple(PartFile(f["name"], f["bytes"], f["sha256"]) for f in data["files"])
-        return cls(data["part"], files, tuple(data["episode_ids"]), data["steps"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,28 +20,36 @@ and the end of a rollout. `docs/decisions/0018` compares the log with an index i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from ..errors import OutputDamaged
 from .disk import Disk, typed
 from .layout import MANIFEST, SCHEMA, Part
 
 _FIRST_FORMAT = "manifest.json"  # until version 1 of the schema
-_LINE = orjson.OPT_APPEND_NEWLINE
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """How far the growing part is durable."""
 
     part: int
-    sizes: Mapping[str, int]  # bytes of each kind of file
+    sizes: dict[str, int]  # bytes of each kind of file
     episode_ids: tuple[str, ...]  # all of the part so far
     steps: int
+
+
+class _Record(msgspec.Struct):
+    """A line but the first."""
+
+    parts: tuple[Part, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+
+_decode = msgspec.json.Decoder(_Record).decode
 
 
 @dataclass
@@ -72,7 +80,7 @@ class Known:
         """Adds the episodes of a checkpoint to the growing part."""
         before = self.growing.episode_ids if self.growing is not None else ()
         ids = (*before, *checkpoint.episode_ids)
-        self.growing = Checkpoint(checkpoint.part, checkpoint.sizes, ids, checkpoint.steps)
+        self.growing = msgspec.structs.replace(checkpoint, episode_ids=ids)
 
 
 class Manifest:
@@ -86,12 +94,12 @@ class Manifest:
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Records how far the growing part is durable, with the episodes since the last time."""
-        self._append({"checkpoint": asdict(checkpoint)})
+        self._append({"checkpoint": checkpoint})
         self.known.grow(checkpoint)
 
     def add(self, parts: Sequence[Part]) -> None:
         """Records finished parts, all of them or, after a crash, none."""
-        self._append({"parts": [part.to_json() for part in parts]})
+        self._append({"parts": parts})
         for part in parts:
             self.known.add(part)
 
@@ -99,15 +107,15 @@ class Manifest:
         """Replaces the log by one with a record per part."""
         parts, growing = self.known.parts, self.known.growing
         records: list[dict[str, Any]] = [{"schema": SCHEMA}]
-        records += [{"parts": [parts[number].to_json()]} for number in sorted(parts)]
+        records += [{"parts": [parts[number]]} for number in sorted(parts)]
         if growing is not None:
-            records.append({"checkpoint": asdict(growing)})
-        content = b"".join(orjson.dumps(record, option=_LINE) for record in records)
+            records.append({"checkpoint": growing})
+        content = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         self._disk.write_atomically(self._path, content)
         self._size_bytes = len(content)
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        line = orjson.dumps(record, option=_LINE)
+        line = msgspec.json.encode(record) + b"\n"
         try:
             self._disk.append(self._path, [line])
             self._disk.sync(self._path)
@@ -123,11 +131,7 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Known:
-    """Returns what exists in a folder, and changes nothing.
-
-    Raises:
-        OutputDamaged: The manifest cannot be understood, or is of another version.
-    """
+    """Returns what exists in a folder, and changes nothing."""
     path = folder / MANIFEST
     if (folder / _FIRST_FORMAT).exists():
         raise OutputDamaged(
@@ -140,20 +144,16 @@ def read(folder: Path) -> Known:
     with typed(path):
         content = path.read_bytes()
     try:
-        schema, *records = map(orjson.loads, content[: content.rfind(b"\n") + 1].splitlines())
-        if schema["schema"] != SCHEMA:
-            told = f"{path} has the schema {schema['schema']!r}, this version reads {SCHEMA!r}"
+        first, *lines = content[: content.rfind(b"\n") + 1].splitlines()
+        schema = msgspec.json.decode(first)["schema"]
+        if schema != SCHEMA:
+            told = f"{path} has the schema {schema!r}, this version reads {SCHEMA!r}"
             raise OutputDamaged(told)
-        for record in records:
-            _take(known, record)
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        for record in map(_decode, lines):
+            for part in record.parts:
+                known.add(part)
+            if record.checkpoint is not None:
+                known.grow(record.checkpoint)
+    except (ValueError, KeyError, TypeError) as exc:
         raise OutputDamaged(f"{path} is not a manifest of rollouts: {exc}") from exc
     return known
-
-
-def _take(known: Known, record: Mapping[str, Any]) -> None:
-    for data in record.get("parts", ()):
-        known.add(Part.from_json(data))
-    if "checkpoint" in record:
-        found = record["checkpoint"]
-        known.grow(Checkpoint(**{**found, "episode_ids": tuple(found["episode_ids"])}))

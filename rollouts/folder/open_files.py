@@ -30,12 +30,7 @@ Opened = TypeVar("Opened")
 
 
 def opened(paths: Sequence[Path], open_it: Callable[[Path], Opened]) -> Opened:
-    """The file under the first of its names that it has.
-
-    Raises:
-        OutputDamaged: it has none of them.
-        OutputError: it is there, and cannot be read.
-    """
+    """The file under the first of its names that it has."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), readable(path):
             return open_it(path)

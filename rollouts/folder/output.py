@@ -25,7 +25,7 @@ from .disk import Disk, typed
 from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
 from .manifest import Checkpoint, Manifest
 from .part import OpenPart, publish
-from .spool import LARGE_BYTES, OWN_PART_BYTES, PendingObservations, Spool, to_spill
+from .spool import LARGE_BYTES, OWN_PART_BYTES, Spool, to_spill
 
 PART_BYTES = 64 << 20  # of the growing part, until the next one begins
 SYNC_THREADS = 2
@@ -66,7 +66,7 @@ class Output:
         self._syncing = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="rollout-sync")
         self._checkpointed = 0  # how many of the growing part's episodes
         self._spool_folder = folder / SPOOL
-        self._pending_observations = PendingObservations(self._spool_folder, self._disk)
+        self._observations: dict[str, Path] = {}  # of episodes that wait for their group
         self._lock = _lock(folder)
         try:
             self._begin()
@@ -96,12 +96,19 @@ class Output:
         self._spill(spool)
 
     def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
-        """Writes the last observation of an episode that waits for its group to a file."""
-        return self._pending_observations.put(episode_id, text)
+        """Writes the last observation of an episode that waits for its group to a file.
+
+        Any thread may read it until the episode is finished or discarded.
+        """
+        self._spooled += 1
+        path = self._observations[episode_id] = self._spool_folder / f"{self._spooled}.last"
+        self._disk.append(path, [text])
+        return path
 
     def discard(self, episode_id: str) -> None:
         """Forgets the steps of this attempt."""
-        self._pending_observations.forget(episode_id)
+        if path := self._observations.pop(episode_id, None):
+            path.unlink(missing_ok=True)
         spool = self._spools.pop(episode_id, None)
         if spool is not None:
             self._in_memory_bytes -= spool.in_memory_bytes
@@ -161,7 +168,9 @@ class Output:
         """
         self._forget_unfinished()
         self._growing.cut(self._whole)
-        self._unpublished = [one for one in self._unpublished if not any(map(_error, one[1]))]
+        self._unpublished = [
+            one for one in self._unpublished if not any(synced.exception() for synced in one[1])
+        ]
         kept = [part for together, _ in self._unpublished for part in together]
         self._remove_unknown(but=[self._growing, *kept])
         self.checkpoint()
@@ -301,21 +310,12 @@ class Output:
         self._whole = self._growing.mark
 
     def _new_part(self) -> OpenPart:
-        return OpenPart(self.folder, self._take_number(), self._disk)
-
-    def _take_number(self) -> int:
-        """Returns the number of the next part."""
         self._number = max(self._number + 1, self._known.next_number)
-        return self._number
+        return OpenPart(self.folder, self._number, self._disk)
 
     def _forget_unfinished(self) -> None:
-        self._pending_observations.forget_all()
-        for episode_id in list(self._spools):
+        for episode_id in {*self._observations, *self._spools}:
             self.discard(episode_id)
-
-
-def _error(synced: Future[None]) -> BaseException | None:
-    return synced.exception()
 
 
 def _lock(folder: Path) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..episodes import BytesLike, Episode
-from .disk import Disk, blocks
+from .disk import Disk, digest_of
 from .layout import (
     ARRAYS,
     EPISODES,
@@ -55,8 +55,7 @@ class PartialFile:
         file = cls(path, disk)
         if size_bytes:
             disk.truncate(partial(path), size_bytes)
-            for block in blocks(partial(path)):
-                file._digest.update(block)
+            file._digest = digest_of(partial(path))
             file.size_bytes = size_bytes
         return file
 

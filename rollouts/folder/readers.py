@@ -8,7 +8,7 @@
 
 All finished episodes are seen, also while a rollout runs or after it was killed:
 
-    manifest ─▶ Rollouts ─▶ a _PartReader for each finished part, and the growing one
+    manifest ─▶ Rollouts ─▶ a PartReader for each finished part, and the growing one
                                           ├─ JSONL      lines ─▶ LineRow
                                           ├─ columns    ColumnsFile ─▶ ColumnsRow
                                           └─ arrays     mapped
@@ -18,7 +18,6 @@ All finished episodes are seen, also while a rollout runs or after it was killed
 
 from __future__ import annotations
 
-import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,8 @@ from typing import Any
 
 from ..errors import OutputDamaged
 from . import hugging_face, manifest
-from .column_files import MOST_GROUPS, ColumnsFile
-from .disk import blocks
+from .column_files import MOST_GROUPS, ColumnsFile, ColumnsRow
+from .disk import digest_of
 from .layout import (
     ARRAYS,
     ARROW,
@@ -48,7 +47,7 @@ from .layout import (
 )
 from .lines import lines
 from .open_files import Recent, mapped, opened, present, readable
-from .rows import LineRow, MappedArray, Row, StepRow
+from .rows import LineRow, MappedArray, StepRow
 from .spool import OWN_PART_BYTES
 
 MOST_MAPPED = 16  # files of arrays; each has a descriptor
@@ -59,7 +58,7 @@ class EpisodeRow:
     """One episode: `row` has its totals, `steps()` reads the rest."""
 
     row: Mapping[str, Any]
-    _part: _PartReader
+    _part: PartReader
 
     @property
     def id(self) -> str:
@@ -83,7 +82,7 @@ class Rollouts:
             parts[growing.part] = Part(growing.part, (), growing.episode_ids, growing.steps)
         groups, maps = Recent(MOST_GROUPS), Recent(MOST_MAPPED)
         self._readers = [
-            _PartReader(folder, parts[n], groups, maps, keep_cached) for n in sorted(parts)
+            PartReader(folder, parts[n], groups, maps, keep_cached) for n in sorted(parts)
         ]
 
     def __len__(self) -> int:
@@ -148,7 +147,7 @@ class Rollouts:
         return [str(present(self.folder / name)) for name in wanted]
 
     @cached_property
-    def _places(self) -> dict[str, tuple[_PartReader, int]]:
+    def _places(self) -> dict[str, tuple[PartReader, int]]:
         """Of each episode: its part, and its row among the part's episodes."""
         return {
             episode_id: (reader, at)
@@ -177,7 +176,7 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     return Rollouts(folder, keep_cached=keep_cached)
 
 
-class _PartReader:
+class PartReader:
     """The files of one part, opened when they are needed. A growing part has none that is whole."""
 
     def __init__(
@@ -226,7 +225,7 @@ class _PartReader:
 
     def _rows(
         self, kind: str, first: int, count: int, stretch: tuple[int, int] | None = None
-    ) -> Iterator[Row]:
+    ) -> Iterator[LineRow | ColumnsRow]:
         """So many rows from there on; in a file of lines, those of the stretch."""
         if not count:
             return
@@ -286,8 +285,5 @@ class _PartReader:
 def _verify(path: Path, file: PartFile) -> None:
     if not path.exists():
         raise OutputDamaged(f"{path} is missing")
-    digest = hashlib.sha256()
-    for block in blocks(path):
-        digest.update(block)
-    if digest.hexdigest() != file.sha256:
+    if digest_of(path).hexdigest() != file.sha256:
         raise OutputDamaged(f"{path} has changed since it was written: its checksum differs")

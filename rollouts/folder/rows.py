@@ -10,9 +10,9 @@ A row that is kept keeps its own line and what was parsed of it, and nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,18 +24,11 @@ from .columnar import arrow
 if TYPE_CHECKING:
     import numpy as np
 
+    from .column_files import ColumnsRow
+    from .readers import PartReader
+
 HEAVIEST = "observation"
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-class Row(Protocol):
-    """What is known of a row, by the names of `docs/rollouts.md`."""
-
-    def __getitem__(self, name: str) -> Any: ...
-
-    def whole(self) -> dict[str, Any]:
-        """All of it."""
-        ...
 
 
 class LineRow:
@@ -100,23 +93,15 @@ class MappedArray(Array):
         return found
 
 
-class Arrays(Protocol):
-    """The raw file of a part (`readers`)."""
-
-    def mapped(self, told: Sequence[Mapping[str, Any]], start: int) -> dict[str, MappedArray]:
-        """The arrays of a step's row, for an episode whose block begins at `start`."""
-        ...
-
-
 class StepRow:
     """One step, as it was written. Each field is parsed when it is first asked for, and kept."""
 
-    __slots__ = ("_block", "_mapped", "_row", "_start")
+    __slots__ = ("_mapped", "_part", "_row", "_start")
 
-    def __init__(self, row: Row, arrays: Arrays, start: int) -> None:
+    def __init__(self, row: LineRow | ColumnsRow, part: PartReader, start: int) -> None:
         self._row = row
-        self._block = arrays
-        self._start = start
+        self._part = part
+        self._start = start  # of the episode's block in the file of arrays
         self._mapped: dict[str, MappedArray] | None = None
 
     def __repr__(self) -> str:
@@ -160,5 +145,5 @@ class StepRow:
     def arrays(self) -> Mapping[str, MappedArray]:
         """The large arrays of the step, on the mapped file."""
         if self._mapped is None:
-            self._mapped = self._block.mapped(self._row["arrays"], self._start)
+            self._mapped = self._part.mapped(self._row["arrays"], self._start)
         return self._mapped

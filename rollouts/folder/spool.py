@@ -136,36 +136,5 @@ class Spool:
         self.arrays.forget()
 
 
-class PendingObservations:
-    """Last observations of episodes that wait for their group: files in the spool meanwhile.
-
-    The writer's thread alone changes them; any thread may read the files.
-    """
-
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._paths: dict[str, Path] = {}
-        self._made = 0
-
-    def put(self, episode_id: str, text: BytesLike) -> Path:
-        """Writes an observation; its file stays until the episode is forgotten."""
-        self._made += 1
-        path = self._paths[episode_id] = self._folder / f"{self._made}.last"
-        self._disk.append(path, [text])
-        return path
-
-    def forget(self, episode_id: str) -> None:
-        """Removes the observation of an episode, if there is one."""
-        path = self._paths.pop(episode_id, None)
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-    def forget_all(self) -> None:
-        """Removes all of them."""
-        for episode_id in list(self._paths):
-            self.forget(episode_id)
-
-
 def _length(chunk: BytesLike) -> int:
     return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)

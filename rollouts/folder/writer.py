@@ -37,7 +37,7 @@ from ..episodes import BytesLike, Episode, Room, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed
 from .disk import Disk
 from .layout import JSONL, Verdict
-from .output import NO_VERDICT, PART_BYTES, SPOOL_BYTES, Output
+from .output import PART_BYTES, SPOOL_BYTES, Output
 
 BUFFER_BYTES = 256 << 20
 CHECKPOINT_SECONDS = 1.0
@@ -130,8 +130,12 @@ class RolloutWriter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, exc: object, traceback: object) -> None:
+        if exc is None:
+            await self.close()
+            return
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            await asyncio.shield(self.close())
 
     def finished_episode_ids(self) -> frozenset[str]:
         """The ids of episodes that were in the folder when it was opened."""
@@ -161,14 +165,14 @@ class RolloutWriter:
         """Forgets the steps of this attempt."""
         self._hand_over(_Job(lambda: self._output.discard(episode_id)))
 
-    async def finish(self, episode: Episode, verdict: Verdict = NO_VERDICT) -> None:
+    async def finish(self, episode: Episode) -> None:
         """Returns when the episode is written; it survives a crash about a second later.
 
         Raises:
             EpisodeRefused: It was finished before, or a step is missing.
             OutputError: The writer has failed.
         """
-        await self._ask(lambda: self._output.finish(episode, verdict))
+        await self._ask(lambda: self._output.finish(episode))
 
     async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
         """Returns when all of these are written. After a crash all of them exist, or none.

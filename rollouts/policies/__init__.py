@@ -4,8 +4,7 @@
 policy.py          what a policy is; functions, coroutine functions, classes
 random_policy.py   at random, by the actions' schema
 chat_policy.py     a model behind an OpenAI-compatible endpoint
-named_policy.py    what `--policy` names
-named_function.py  the user's own functions, by name
+named_policy.py    what `--policy` names, and the user's own functions
 cpu_threads.py     two threads for what is not the loop's work
 call_clock.py      how long one call may take
 """

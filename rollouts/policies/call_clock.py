@@ -20,11 +20,7 @@ _running: ContextVar[asyncio.Timeout | None] = ContextVar("call_clock", default=
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """What is awaited inside is one call.
-
-    Raises:
-        EpisodeFailed: POLICY_TIMED_OUT.
-    """
+    """What is awaited inside is one call."""
     timeout = asyncio.timeout(seconds)
     token = _running.set(timeout)
     try:
@@ -45,8 +41,13 @@ def stop() -> Callable[[], None] | None:
     None: there is no clock.
     """
     timeout = _running.get()
-    when = None if timeout is None else timeout.when()
-    if timeout is None or when is None:
+    return None if timeout is None else pause(timeout)
+
+
+def pause(timeout: asyncio.Timeout) -> Callable[[], None] | None:
+    """Let a time-out stand still until what is returned is called. None: it has no limit."""
+    when = timeout.when()
+    if when is None:
         return None
     clock = asyncio.get_running_loop().time
     left = when - clock()

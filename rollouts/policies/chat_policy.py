@@ -44,27 +44,14 @@ class ChatPolicy:
         url: str,
         schema: Json,
         *,
-        model: str = "",
-        key: str = "",
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        """Prepares a policy; nothing is connected before the first call.
-
-        Args:
-            url: The endpoint, with or without `/chat/completions`.
-            schema: JSON schema of an action, which the model is shown.
-            model: Name of the model; by default `?model=` of the URL, or `OPENAI_MODEL`.
-            key: API key; by default `OPENAI_API_KEY`.
-            pause_seconds: Pause before a busy endpoint is asked again; doubled each time.
-
-        Raises:
-            PolicyNotFound: The URL is not one of an endpoint, or httpx is not installed.
-        """
+        """Prepares a policy; nothing is connected before the first call."""
         self._url, in_url = endpoint_of(url)
         self._schema = schema
         self._pause_seconds = pause_seconds
-        self._model = model or in_url or os.environ.get(MODEL_VARIABLE, "default")
-        self._key = key or os.environ.get(KEY_VARIABLE, "")
+        self._model = in_url or os.environ.get(MODEL_VARIABLE, "default")
+        self._key = os.environ.get(KEY_VARIABLE, "")
         self._client: Any = None
         _httpx()
 
@@ -79,11 +66,7 @@ class ChatPolicy:
             await client.aclose()
 
     async def complete(self, messages: list[Json]) -> Json:
-        """The endpoint's answer to a conversation.
-
-        Raises:
-            EpisodeFailed: POLICY_ERROR.
-        """
+        """The endpoint's answer to a conversation."""
         try:
             return await self._ask({"model": self._model, "messages": messages})
         except (_httpx().HTTPError, ValueError) as exc:
@@ -137,11 +120,7 @@ class _ChatPlayer:
 
 
 def endpoint_of(url: str) -> tuple[str, str]:
-    """The address to post to, and the model that the URL names (or nothing).
-
-    Raises:
-        PolicyNotFound
-    """
+    """The address to post to, and the model that the URL names (or nothing)."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise PolicyNotFound(f"{url!r} is not the URL of a chat endpoint")
@@ -168,11 +147,7 @@ def instructions(schema: Json) -> str:
 
 
 def action_of(text: str, schema: Json) -> Any:
-    """The action that a model's answer is.
-
-    Raises:
-        EpisodeFailed: POLICY_ERROR: it is none.
-    """
+    """The action that a model's answer is."""
     fenced = _FENCE.search(text)
     for candidate in (
         text,

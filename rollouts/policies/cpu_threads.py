@@ -86,11 +86,7 @@ class CpuThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """The function's result, worked out off the loop.
-
-        Raises:
-            PolicyHangs: too many functions did not return.
-        """
+        """The function's result, worked out off the loop."""
         if self._hung >= self._max_hung:
             raise PolicyHangs(f"{self._hung} abandoned calls of the policy still hang")
         if self._is_closed:

@@ -4,14 +4,12 @@
     Policy ─player()─▶ Player, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
       ├── CallablePolicy     here
       ├── RandomPolicy       random_policy.py
-      ├── ChatPolicy         chat_policy.py
-      └── TimedPolicy        here: any of them, with a time limit
+      └── ChatPolicy         chat_policy.py
 
 A class is a policy with a memory: each episode gets an instance of its own. One that takes two
 arguments also gets the `Turn`. It returns an action, or a `Decision` that says more.
 
-Coroutine functions run on the loop, all others in `CpuThreads`. `TimedPolicy` bounds the time of
-any other's calls.
+Coroutine functions run on the loop, all others in `CpuThreads`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import orjson
 from ..episodes import Array, BytesLike, FailureReason
 from ..errors import EpisodeFailed, PolicyHangs
 from ..sessions.answers import PARSED_APART_BYTES, Answer
-from .call_clock import at_most
 from .cpu_threads import CpuThreads as CpuThreads
 
 
@@ -62,11 +59,7 @@ class Player(Protocol):
     """A policy during one episode."""
 
     async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        """Returns the next action.
-
-        Raises:
-            EpisodeFailed: POLICY_ERROR.
-        """
+        """Returns the next action."""
         ...
 
 
@@ -134,32 +127,6 @@ class _CallablePlayer:
         if self._wants_turn:
             return self._function(observation, turn)
         return self._function(observation)
-
-
-@dataclass(frozen=True, slots=True)
-class TimedPolicy:
-    """Another policy, of which no call takes more than `seconds`."""
-
-    inner: Policy
-    seconds: float
-
-    def player(self, threads: CpuThreads) -> Player:
-        """One of the other's."""
-        return _TimedPlayer(self.inner.player(threads), self.seconds)
-
-    async def close(self) -> None:
-        """Close the other."""
-        await self.inner.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedPlayer:
-    inner: Player
-    seconds: float
-
-    async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        async with at_most(self.seconds):
-            return await self.inner.act(answer, turn)
 
 
 def encoded(decided: Any) -> Encoded:

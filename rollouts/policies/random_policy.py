@@ -7,7 +7,6 @@ the generator starts from its id and its seed, which others of its group have, t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import urllib.request
@@ -18,6 +17,7 @@ import orjson
 
 from ..errors import NoEnvironment
 from ..sessions.answers import Answer
+from ..sessions.session import session_url
 from .policy import CpuThreads, Encoded, Player, Turn
 
 SCHEMA_SECONDS = 30.0
@@ -36,15 +36,6 @@ class RandomPolicy:
 
     def __init__(self, schema: Json) -> None:
         self._schema = schema
-
-    @classmethod
-    async def of(cls, address: str) -> RandomPolicy:
-        """Make the policy from the schema of the server at `address`.
-
-        Raises:
-            NoEnvironment
-        """
-        return cls(await asyncio.to_thread(action_schema, address))
 
     def player(self, threads: CpuThreads) -> Player:
         """A fresh one; it draws in well under a millisecond, and needs no thread."""
@@ -67,11 +58,7 @@ class _RandomPlayer:
 
 
 def action_schema(address: str) -> Json:
-    """The JSON schema of an action. Blocks.
-
-    Raises:
-        NoEnvironment: the server has none.
-    """
+    """The JSON schema of an action. Blocks."""
     url = _schema_url(address)
     try:
         with urllib.request.urlopen(url, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
@@ -195,7 +182,6 @@ def _bounds(schema: Json, step: float) -> tuple[float, float]:
 
 
 def _schema_url(address: str) -> str:
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
-    path = parts.path.rstrip("/").removesuffix("/ws")
+    parts = urlsplit(session_url(address))
+    scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
     return urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))

@@ -3,9 +3,7 @@
 
 session_pool.py    open sessions, and who waits for one
 session.py         one session: reset and steps, one question at a time
-wire.py            the WebSocket of a session
 inbox.py           received bytes: whole messages, and frames for the library
-outgoing.py        frames that are sent
 message_memory.py  memory for large messages, whose pages are reused
 answers.py         a server's answers, split without being parsed
 """

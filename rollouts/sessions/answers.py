@@ -71,22 +71,16 @@ _decoder = msgspec.json.Decoder(_Frame)
 
 
 def answer_of(text: BytesLike) -> Answer:
-    """Splits the text of an answer.
-
-    Raises:
-        EpisodeFailed: The server answered with an error, or not as OpenEnv defines.
-    """
+    """Splits the text of an answer."""
     try:
         return _taken_apart(text)
     except _NOT_READABLE as exc:
-        first = exc
-    try:
-        return _taken_apart(orjson.dumps(json.loads(bytes(text))))
-    except _NOT_READABLE:
-        start = bytes(text[:200]).decode("utf-8", "replace")
-        raise EpisodeFailed(
-            FailureReason.PROTOCOL_ERROR, f"the answer is not OpenEnv's ({first}): {start}"
-        ) from first
+        try:
+            return _taken_apart(orjson.dumps(json.loads(bytes(text))))
+        except _NOT_READABLE:
+            start = bytes(text[:200]).decode("utf-8", "replace")
+            told = f"the answer is not OpenEnv's ({exc}): {start}"
+            raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, told) from exc
 
 
 def failure_of(text: BytesLike) -> EpisodeFailed:

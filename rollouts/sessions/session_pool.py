@@ -26,8 +26,7 @@ from pathlib import Path
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed
 from .message_memory import MessageMemory
-from .session import CONNECT_SECONDS, Session
-from .wire import Receiving
+from .session import CONNECT_SECONDS, Receiving, Session
 
 CLOSED_AT_ONCE = 8
 SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
@@ -69,11 +68,7 @@ class SessionPool:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[Session, bool]:
-        """Returns a session, and whether it has served an episode before.
-
-        Raises:
-            EpisodeFailed: NOT_CONNECTED, NO_CAPACITY.
-        """
+        """Returns a session, and whether it has served an episode before."""
         idle = self._idle[address]
         while idle and not fresh:
             session = idle.pop()

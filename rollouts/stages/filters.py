@@ -8,6 +8,7 @@ again. Filters run in order; a later one sees only what the earlier ones kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,28 +26,14 @@ class Finished:
 Filter = Callable[[Sequence[Finished]], Sequence[bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Two bounds, both included."""
-
-    least: float = float("-inf")
-    most: float = float("inf")
-
-    def holds(self, value: float) -> bool:
-        """Whether the value lies within the bounds."""
-        return self.least <= value <= self.most
+def by_length(least: int = 0, most: float = math.inf) -> Filter:
+    """Drops episodes of fewer or more steps; both bounds are kept."""
+    return lambda group: [not least <= one.steps <= most for one in group]
 
 
-def by_length(least: int = 0, most: float = float("inf")) -> Filter:
-    """Drops episodes of fewer or more steps."""
-    bounds = Between(least, most)
-    return lambda group: [not bounds.holds(one.steps) for one in group]
-
-
-def by_reward(least: float = float("-inf"), most: float = float("inf")) -> Filter:
-    """Drops episodes whose total reward lies outside."""
-    bounds = Between(least, most)
-    return lambda group: [not bounds.holds(one.episode.total_reward) for one in group]
+def by_reward(least: float = -math.inf, most: float = math.inf) -> Filter:
+    """Drops episodes whose total reward lies outside; both bounds are kept."""
+    return lambda group: [not least <= one.episode.total_reward <= most for one in group]
 
 
 def failed(group: Sequence[Finished]) -> list[bool]:

@@ -19,16 +19,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from ..buffers import ByteBudget
-from ..episodes import BytesLike, Episode, Room, Step, StepSink
+from ..episodes import Episode, Room, Step
 from ..errors import StageError
 from ..folder.layout import Verdict
+from ..folder.writer import RolloutWriter
 from ..progress_stats import EpisodeCounts
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
@@ -37,32 +37,14 @@ LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
 RESTORED_BYTES = 16 << 20  # of last observations that are read again at a time
 
 
-def by_number(size: int) -> Callable[[Episode], Hashable]:
-    """Episodes 0 to size-1 are a group, and so on."""
-    return lambda episode: int(episode.id) // size
-
-
-class GroupStore(StepSink, Protocol):
-    """The sink behind: keeps steps, and writes groups (`RolloutWriter`)."""
-
-    async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """All of these have ended, and this was found of each: all are written, or none."""
-        ...
-
-    async def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
-        """What an episode saw last, in a file until it is finished or discarded."""
-        ...
-
-
 class GroupSink:
     """Takes episodes (a `StepSink`), in groups of `size`, and hands them on with their verdicts."""
 
     def __init__(
         self,
-        sink: GroupStore,
+        writer: RolloutWriter,
         size: int,
         *,
-        group_of: Callable[[Episode], Hashable] | None = None,
         filters: Mapping[str, Filter] | None = None,
         advantages: Advantages | None = group_normalised,
         counts: EpisodeCounts | None = None,
@@ -70,9 +52,8 @@ class GroupSink:
         """Makes a sink in front of another.
 
         Args:
-            sink: Stores steps and groups.
-            size: Episodes of a group.
-            group_of: The group of an episode; by default `by_number(size)`.
+            writer: Stores steps and groups.
+            size: Episodes of a group: those from 0 to size - 1, and so on.
             filters: Applied in order, by the name that is written for a dropped episode.
             advantages: From the rewards of a group; None filters only.
             counts: Updated as groups are written.
@@ -83,30 +64,29 @@ class GroupSink:
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
         self.counts = counts or EpisodeCounts()
-        self._sink = sink
+        self._writer = writer
         self._size = size
-        self._group_of = group_of or by_number(size)
         self._filters = dict(filters or {})
         self._advantages = advantages
         self._steps: Counter[str] = Counter()
-        self._waiting: dict[Hashable, list[_Waiting]] = {}
-        self._given_up: set[Hashable] = set()
+        self._waiting: dict[int, list[_Waiting]] = {}
+        self._given_up: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
         self._restored = ByteBudget(RESTORED_BYTES)
 
     async def reserve(self, size_bytes: int) -> Room:
         """Reserves room in the sink behind."""
-        return await self._sink.reserve(size_bytes)
+        return await self._writer.reserve(size_bytes)
 
     async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
         """Passes a step to the sink behind."""
         self._steps[episode_id] += 1
-        await self._sink.put_step(episode_id, number, step, room)
+        await self._writer.put_step(episode_id, number, step, room)
 
     async def discard(self, episode_id: str) -> None:
         """Forgets the steps of this attempt."""
         del self._steps[episode_id]
-        await self._sink.discard(episode_id)
+        await self._writer.discard(episode_id)
 
     async def finish(self, episode: Episode) -> None:
         """Adds an episode to its group; the last one passes the whole group on.
@@ -114,7 +94,7 @@ class GroupSink:
         Raises:
             StageError: a stage failed on the group.
         """
-        key = self._group_of(episode)
+        key = int(episode.id) // self._size
         one = await self._made_small(episode, may_wait=self._may_wait(key))
         if key in self._given_up:  # it may have been meanwhile
             self.counts.left_out += 1
@@ -128,7 +108,7 @@ class GroupSink:
 
     async def leave_out(self, episode: Episode) -> None:
         """Gives up the group of an episode that failed for good and is not kept."""
-        key = self._group_of(episode)
+        key = int(episode.id) // self._size
         self._given_up.add(key)
         await self.discard(episode.id)
         for one in self._waiting.pop(key, []):
@@ -142,13 +122,13 @@ class GroupSink:
                 await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
         finally:
             await asyncio.to_thread(self.stop)
-            await self._sink.close()
+            await self._writer.close()
 
     def stop(self) -> None:
         """Ends the thread; waiting episodes are forgotten with the sink behind."""
         self._thread.shutdown()
 
-    def _may_wait(self, key: Hashable) -> bool:
+    def _may_wait(self, key: int) -> bool:
         """Whether another of its members is needed."""
         return len(self._waiting.get(key, ())) + 1 < self._size and key not in self._given_up
 
@@ -157,7 +137,7 @@ class GroupSink:
         text = episode.final_observation_json
         if not may_wait or len(text) < LEAST_PENDING_BYTES:
             return _Waiting(episode, steps)
-        observation_path = await self._sink.keep_observation(episode.id, text)
+        observation_path = await self._writer.keep_observation(episode.id, text)
         return _Waiting(
             replace(episode, final_observation_json=b"null"), steps, observation_path, len(text)
         )
@@ -167,7 +147,7 @@ class GroupSink:
         try:
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, self._judge, group)
-            await self._sink.finish_together(judged)
+            await self._writer.finish_together(judged)
         finally:
             hold.release()
         self.counts.written += len(judged)

@@ -20,11 +20,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ...system.units import MB
-from ..episodes import Array
+from ..episodes import Array, Step
 from ..errors import StageError
+from ..folder.rows import StepRow
 
 TOKENS = "q"  # 64 bits, as torch likes them
 _PIECE_BYTES = MB  # of one copy
@@ -52,16 +53,7 @@ class TrainingSample:
     advantage: float | None = None
 
 
-class _HasTokens(Protocol):
-    """A `Step` or a `StepRow`."""
-
-    @property
-    def info(self) -> Mapping[str, Any]: ...
-    @property
-    def arrays(self) -> Mapping[str, Array]: ...
-
-
-def tokens_of(step: _HasTokens) -> TokenStep:
+def tokens_of(step: Step | StepRow) -> TokenStep:
     """The call of a model that a policy noted with a step.
 
     Args:

@@ -8,23 +8,7 @@ from typing import Any
 import pytest
 
 from openenvd.bench.errors import InvalidPlan
-from openenvd.bench.plan import Plan, crew_size, parse_counts, parse_grid
-
-
-@pytest.mark.parametrize("text", ["", " , ", "1,x", "one"])
-def test_a_grid_without_numbers_is_refused(text: str) -> None:
-    with pytest.raises(InvalidPlan, match="requests"):
-        parse_counts("requests", text)
-
-
-def test_sessions_come_whole() -> None:
-    assert parse_counts("requests", "32, 128,") == (32, 128)
-    with pytest.raises(InvalidPlan, match="parts of one"):
-        parse_counts("requests", "1.5")
-
-
-def test_waits_may_be_parts_of_seconds() -> None:
-    assert parse_grid("wait", "0.5,1") == (0.5, 1.0)
+from openenvd.bench.plan import Plan, crew_size
 
 
 @pytest.mark.parametrize(

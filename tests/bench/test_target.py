@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is measured: addresses as people write them, and the processes behind them."""
+"""The processes of a target: what they use counts for it."""
 
 from __future__ import annotations
 
@@ -7,30 +7,7 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-from openenvd.bench.errors import InvalidPlan
-from openenvd.bench.target import Target, cpu_seconds, processes_of, pss_bytes, target_of_url
-
-
-@pytest.mark.parametrize(
-    ("url", "host", "port", "path"),
-    [
-        ("http://10.0.0.1:8000", "10.0.0.1", 8000, ""),
-        ("localhost:8000/", "localhost", 8000, ""),
-        ("ws://host:9/ws", "host", 9, ""),
-        ("http://host/env/one/", "host", 80, "/env/one"),
-    ],
-)
-def test_an_address_is_read_as_it_is_written(url: str, host: str, port: int, path: str) -> None:
-    target = target_of_url("it", url)
-    assert (target.host, target.port, target.path) == (host, port, path)
-
-
-@pytest.mark.parametrize("url", ["", "https://host", "http://host:port", "http://", "ftp://host"])
-def test_an_address_that_cannot_be_measured_is_refused(url: str) -> None:
-    with pytest.raises(InvalidPlan):
-        target_of_url("it", url)
+from openenvd.bench.target import Target, cpu_seconds, processes_of, pss_bytes
 
 
 def test_memory_and_time_of_everything_below_a_process_count() -> None:

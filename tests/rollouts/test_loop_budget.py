@@ -21,8 +21,8 @@ from openenvd.rollouts.loop_budget import (
 )
 from openenvd.rollouts.sessions import session_pool
 from openenvd.rollouts.sessions.message_memory import MessageMemory
+from openenvd.rollouts.sessions.session import Receiving
 from openenvd.rollouts.sessions.session_pool import SessionTiming
-from openenvd.rollouts.sessions.wire import Receiving
 
 from .conftest import Serve, address_of
 

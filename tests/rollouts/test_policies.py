@@ -25,8 +25,7 @@ from openenvd.rollouts.policies.chat_policy import (
     endpoint_of,
     only_text_field,
 )
-from openenvd.rollouts.policies.named_function import function_named, importable
-from openenvd.rollouts.policies.named_policy import policy_named
+from openenvd.rollouts.policies.named_policy import function_named, importable, policy_named
 from openenvd.rollouts.policies.policy import (
     CallablePolicy,
     Decision,
@@ -34,7 +33,7 @@ from openenvd.rollouts.policies.policy import (
     is_async,
     takes_turn,
 )
-from openenvd.rollouts.policies.random_policy import RandomPolicy, sample
+from openenvd.rollouts.policies.random_policy import sample
 
 from .conftest import Serve, address_of
 
@@ -103,7 +102,7 @@ def by_id(episode: Episode) -> str:
 
 async def test_a_missing_server_has_no_schema(unused_port: int) -> None:
     with pytest.raises(NoEnvironment):
-        await RandomPolicy.of(f"http://127.0.0.1:{unused_port}")
+        await policy_named("random", f"http://127.0.0.1:{unused_port}")
 
 
 def one(observation: Any) -> Any: ...

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
-from openenvd.rollouts.policies.named_function import importable
+from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.run import Report, RunConfig, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
@@ -105,14 +105,14 @@ async def test_failed_episodes_can_be_kept(serve: Serve, tmp_path: Path) -> None
 async def test_a_folder_of_another_rollout_is_refused(serve: Serve, tmp_path: Path) -> None:
     address = address_of(serve())
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
-    with pytest.raises(OtherRollout, match="other seed: None, not 7"):
+    with pytest.raises(OtherRollout, match="different seed: None, not 7"):
         await run(order_of(address, tmp_path, seed=7), tmp_path)
 
 
 async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_path: Path) -> None:
     address = address_of(serve())
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
-    with pytest.raises(OtherRollout, match="other format: 'jsonl', not 'parquet'"):
+    with pytest.raises(OtherRollout, match="different format: 'jsonl', not 'parquet'"):
         await run(order_of(address, tmp_path, episodes=2, form="parquet"), tmp_path)
 
 

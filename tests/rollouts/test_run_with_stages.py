@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.rollouts.errors import AllFailed, OtherRollout, StageError, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.policies.named_function import importable
+from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.run import RunConfig, roll_out
 from openenvd.rollouts.stages.advantages import group_normalised, leave_one_out
 from openenvd.rollouts.stages.named_stages import Stages
@@ -158,10 +158,10 @@ async def test_an_unknown_stage_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (Stages(2), "other group: 4, not 2"),
-        (Stages(), "other group: 4, not None"),
-        (Stages(4, "centred"), "other advantages: 'group-normalised', not 'centred'"),
-        (Stages(4, filters=("failed",)), r"other filters: \[\], not \['failed'\]"),
+        (Stages(2), "different group: 4, not 2"),
+        (Stages(), "different group: 4, not None"),
+        (Stages(4, "centred"), "different advantages: 'group-normalised', not 'centred'"),
+        (Stages(4, filters=("failed",)), r"different filters: \[\], not \['failed'\]"),
     ],
 )
 async def test_a_rollout_is_not_continued_with_other_stages(

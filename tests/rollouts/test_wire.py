@@ -19,9 +19,8 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
 from openenvd.rollouts.sessions.message_memory import MessageMemory
-from openenvd.rollouts.sessions.session import Session
+from openenvd.rollouts.sessions.session import Receiving, Session
 from openenvd.rollouts.sessions.session_pool import SessionPool, SessionTiming
-from openenvd.rollouts.sessions.wire import Receiving
 
 from .peers import Peer, framed, observed, refused, serving
 
