@@ -51,8 +51,7 @@ class Reader:
             connection, self._connection = self._connection, None
             if connection is not None:
                 await connection.close()
-                if self._thread is not None:
-                    self._thread.join()  # it has answered, and is at its last instruction
+                self._join()
 
     async def _open(self) -> aiosqlite.Connection:
         async with self._opening:
@@ -61,8 +60,17 @@ class Reader:
                 # As SQLAlchemy's dialect does: a store that is never closed must not keep the
                 # process from exiting.
                 connection._thread.daemon = True  # noqa: SLF001
-                self._connection = await connection
+                try:
+                    self._connection = await connection
+                except sqlite.DriverError:
+                    self._join()
+                    raise
             return self._connection
+
+    def _join(self) -> None:
+        """Wait for the thread, which has answered and is at its last instruction."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _connect(self) -> sqlite3.Connection:
         """On aiosqlite's thread."""
