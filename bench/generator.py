@@ -33,7 +33,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from ..env_host.startup.fd_limit import raise_limit
+from ..system.proc import raise_fd_limit
 from ..system.units import MB
 from .http_session import HttpScript, HttpSession
 from .session import MeasuredSession
@@ -245,7 +245,7 @@ async def _run(generator: Generator, started_at: float) -> None:
 
 def main() -> None:
     """The program."""
-    raise_limit()
+    raise_fd_limit()
     uvloop.run(_serve())
     os._exit(0)  # sockets of an unfinished batch need no orderly end
 

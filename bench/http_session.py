@@ -8,14 +8,11 @@ nothing to hold between reset and step.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
-from .session import MeasuredSession
-
-if TYPE_CHECKING:
-    from .generator import Generator
+from .session import MeasuredSession, Owner
 
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 
@@ -40,7 +37,7 @@ def _post(authority: str, path: str, body: dict[str, Any]) -> bytes:
 class HttpSession(MeasuredSession):
     """A reset and a step."""
 
-    def __init__(self, script: HttpScript, owner: Generator, started_at: float) -> None:
+    def __init__(self, script: HttpScript, owner: Owner, started_at: float) -> None:
         super().__init__(owner, started_at)
         self._script = script
 

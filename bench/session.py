@@ -13,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from .generator import Generator
+from typing import Any, Protocol, cast
 
 MAX_MESSAGE_CHARS = 300  # of an error
 
@@ -35,10 +32,23 @@ class Outcome:
     retransmits: int = 0  # of the kernel: a handshake that found the server's queue full
 
 
+class Owner(Protocol):
+    """The generator of a session, which counts how far its sessions are."""
+
+    def admitted(self) -> None:
+        """Count a session whose connection was accepted."""
+
+    def held(self) -> None:
+        """Count a session that was reset and is held open."""
+
+    def ended(self, session: MeasuredSession) -> None:
+        """Record a session that has ended."""
+
+
 class MeasuredSession(asyncio.Protocol):
     """One connection from its first byte to its last."""
 
-    def __init__(self, owner: Generator, started_at: float, *, hold: bool = False) -> None:
+    def __init__(self, owner: Owner, started_at: float, *, hold: bool = False) -> None:
         self.outcome = Outcome()
         self.is_over = False
         self.is_admitted = False

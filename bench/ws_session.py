@@ -12,7 +12,7 @@ Compression is not offered.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -31,10 +31,7 @@ from ..system.websocket import (
     unmasked_client_frame,
     upgrade_request,
 )
-from .session import MeasuredSession
-
-if TYPE_CHECKING:
-    from .generator import Generator
+from .session import MeasuredSession, Owner
 
 MAX_HEAD_BYTES = 64 * 1024
 
@@ -68,7 +65,7 @@ class WsSession(MeasuredSession):
     """One session on `/ws`."""
 
     def __init__(
-        self, script: WsScript, owner: Generator, started_at: float, *, hold: bool = False
+        self, script: WsScript, owner: Owner, started_at: float, *, hold: bool = False
     ) -> None:
         super().__init__(owner, started_at, hold=hold)
         self._script = script

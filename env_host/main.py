@@ -159,6 +159,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
+    from ..system.proc import raise_fd_limit
     from .environment.plan import plan_of, supports_concurrency, this_machine
     from .shard import isolated_session, shard  # noqa: F401  before a fork, so that children share it
     from .shared_state.process import shares_state
@@ -168,7 +169,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
     preload()
     config = inputs.config
-    max_fds = fd_limit.raise_limit()
+    max_fds = raise_fd_limit()
     is_concurrent, class_name = supports_concurrency(definition)
     machine = this_machine(config, max_fds)
     plan = plan_of(config, machine, is_concurrent=is_concurrent, class_name=class_name)
@@ -186,15 +187,15 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
     from ..system.prctl import die_with_parent
+    from ..system.proc import raise_fd_limit
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program
-    from .startup import fd_limit
 
     if STATE_CONFIG in child:
         serve_as_program(definition.env_class, child[STATE_CONFIG])
     die_with_parent(os.getppid())
-    fd_limit.raise_limit()
+    raise_fd_limit()
     head = base64.b64decode(child.pop("head"))
     own = ChildConfig.from_json(child)
     for fd in own.fds:

@@ -155,3 +155,15 @@ def exit_sentence(wait_status: int) -> str:
     if number is None:
         return f"exited with code {code}"
     return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
+
+
+def raise_fd_limit() -> int:
+    """Raise the soft limit on open files to the hard one, and return it."""
+    import contextlib
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -3,22 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import resource
 
 SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environments
 
 log = logging.getLogger("openenvd.env_host")
-
-
-def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def fitting_sessions(asked: int, limit: int, shards: int) -> int:

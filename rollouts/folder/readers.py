@@ -208,7 +208,7 @@ class PartReader:
         """Of that episode, in order."""
         stretch = (episode["steps_offset"], episode["steps_bytes"])
         rows = self._rows(STEPS, episode["first_row"], episode["steps"], stretch)
-        return (StepRow(row, self, episode["arrays_offset"]) for row in rows)
+        return (StepRow(row, self.mapped, episode["arrays_offset"]) for row in rows)
 
     def mapped(self, told: Sequence[Mapping[str, Any]], start: int) -> dict[str, MappedArray]:
         """The arrays of a step."""

@@ -10,7 +10,7 @@ A row that is kept keeps its own line and what was parsed of it, and nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .column_files import ColumnsRow
-    from .readers import PartReader
+
+    # From the arrays of a step, and where the block of its episode begins, to mapped arrays.
+    MapArrays = Callable[[Sequence[Mapping[str, Any]], int], dict[str, "MappedArray"]]
 
 HEAVIEST = "observation"
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -96,11 +98,11 @@ class MappedArray(Array):
 class StepRow:
     """One step, as it was written. Each field is parsed when it is first asked for, and kept."""
 
-    __slots__ = ("_mapped", "_part", "_row", "_start")
+    __slots__ = ("_map_arrays", "_mapped", "_row", "_start")
 
-    def __init__(self, row: LineRow | ColumnsRow, part: PartReader, start: int) -> None:
+    def __init__(self, row: LineRow | ColumnsRow, map_arrays: MapArrays, start: int) -> None:
         self._row = row
-        self._part = part
+        self._map_arrays = map_arrays
         self._start = start  # of the episode's block in the file of arrays
         self._mapped: dict[str, MappedArray] | None = None
 
@@ -145,5 +147,5 @@ class StepRow:
     def arrays(self) -> Mapping[str, MappedArray]:
         """The large arrays of the step, on the mapped file."""
         if self._mapped is None:
-            self._mapped = self._part.mapped(self._row["arrays"], self._start)
+            self._mapped = self._map_arrays(self._row["arrays"], self._start)
         return self._mapped
