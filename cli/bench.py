@@ -101,13 +101,10 @@ def _action(text: str | None) -> dict[str, Any] | None:
 
 
 def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    result = final.get("result")
-    return {"result": result}, _where(result) if result else []
-
-
-def _where(result: dict[str, Any]) -> list[str]:
+    if not (result := final.get("result")):
+        return {"result": result}, []
     largest = (f"{most:,} sessions ({what})" for what, most in result["max_batch"].items())
-    return [
+    return {"result": result}, [
         f"{good('✓')} {result['name']} holds {', '.join(largest)}",
         "",
         *(f"  {path}" for path in [*result["files"], *result["figures"]]),

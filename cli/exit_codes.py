@@ -26,8 +26,12 @@ def of_error(error: ClientError) -> int:
             return of_request(error.request)
         case DaemonUnreachable():
             return UNREACHABLE
-        case ApiRefused():
-            return _of_refusal(error)
+        case ApiRefused(kind="not_found"):
+            return NOT_FOUND
+        case ApiRefused(kind="invalid" | "ambiguous" | "unsupported"):
+            return USAGE
+        case ApiRefused(kind="unauthorized" | "forbidden"):
+            return UNREACHABLE
     return FAILED
 
 
@@ -42,14 +46,3 @@ def of_request(request: dict[str, Any]) -> int:
 def of_requests(requests: Iterable[dict[str, Any]]) -> int:
     """Of several the worst: out of memory before failed before ok."""
     return max((of_request(request) for request in requests), default=OK)
-
-
-def _of_refusal(error: ApiRefused) -> int:
-    match error.kind:
-        case "not_found":
-            return NOT_FOUND
-        case "invalid" | "ambiguous" | "unsupported":
-            return USAGE
-        case "unauthorized" | "forbidden":
-            return UNREACHABLE
-    return FAILED

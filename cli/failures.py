@@ -51,7 +51,7 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
         error = environment.get("error") or {}
         lines += [*_block(name, environment["state"], error), f"  Log: openenv logs {name}"]
     for replica in environment["replicas"]:
-        if replica.get("message") and _is_news(replica):
+        if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
             lines.append(f"  {name} replica {replica['ordinal']}: {replica['message']}")
         lines += _shard_exit(name, replica)
     return lines
@@ -83,7 +83,9 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
     lines += [f"  {line}" for line in _sentence(message, subject).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
-    lines += [faint(f"  │ {line}") for line in _unseen(error.get("log_tail") or [], shown)]
+    tail, seen = error.get("log_tail") or [], {line.rstrip() for line in shown}
+    if tail and tail[-1].rstrip() not in seen:
+        lines += [faint(f"  │ {line}") for line in tail]
     if hint := error.get("hint"):
         is_command = hint.startswith(_COMMANDS)
         lines.append(f"  Try: {hint}" if is_command else f"  {_sentence(hint, subject)}")
@@ -110,12 +112,3 @@ def _evidence(error: dict[str, Any], message: str) -> list[str]:
     if seconds is not None and "It was running" not in message:
         told.append(f"It had run for {phrases.duration(seconds)}.")
     return told
-
-
-def _unseen(tail: list[str], shown: Iterable[str]) -> list[str]:
-    seen = {line.rstrip() for line in shown}
-    return [] if tail and tail[-1].rstrip() in seen else tail
-
-
-def _is_news(replica: dict[str, Any]) -> bool:
-    return replica["state"] not in _SETTLED or bool(replica.get("restarts"))

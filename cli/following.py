@@ -87,15 +87,7 @@ def follow(
     *,
     is_told_later: Callable[[str], bool] = lambda _: False,
 ) -> int:
-    """Show the request's log until it is final, then its result; returns the exit code.
-
-    Args:
-        client: The daemon that has the request.
-        request: The request as it was queued.
-        output: Where log and result go.
-        conclude: Makes the result of the final request.
-        is_told_later: Whether a log line is left out, because the result says the same.
-    """
+    """Show the request's log until it is final, then its result; returns the exit code."""
     try:
         final = follow_request(client, request, output, is_told_later=is_told_later)
     except Detached:

@@ -52,8 +52,15 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
 
 def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     environment = _environment_of(final)
-    is_there = environment["address"] is not None
-    return {"environment": environment}, _how_to_use(environment) if is_there else []
+    if environment["address"] is None:
+        return {"environment": environment}, []
+    return {"environment": environment}, [
+        f"{good('✓')} {environment['name']} is ready at {environment['address']}",
+        "",
+        "  from openenv import GenericEnvClient",
+        f'  with GenericEnvClient(base_url="{environment["address"]}").sync() as env:',
+        "      print(env.reset().observation)",
+    ]
 
 
 def _environment_of(request: dict[str, Any]) -> dict[str, Any]:
@@ -62,13 +69,3 @@ def _environment_of(request: dict[str, Any]) -> dict[str, Any]:
     if found is not None:
         return {"name": found["name"], "state": found["state"], "address": found["address"]}
     return {"name": request["environment"], "state": request["state"], "address": None}
-
-
-def _how_to_use(environment: dict[str, Any]) -> list[str]:
-    return [
-        f"{good('✓')} {environment['name']} is ready at {environment['address']}",
-        "",
-        "  from openenv import GenericEnvClient",
-        f'  with GenericEnvClient(base_url="{environment["address"]}").sync() as env:',
-        "      print(env.reset().observation)",
-    ]

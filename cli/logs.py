@@ -47,23 +47,13 @@ def logs(target: str, follow: bool, tail: int | None, replica: str | None, as_js
         except ApiRefused as exc:
             if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
                 raise
-            return _of_its_launch(client, found.environment, tail, follow, output)
+            name, request_id = found.environment["name"], found.environment["request_id"]
+            short = phrases.short_id(request_id)
+            output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
+            return _of_request(client, client.request(request_id), tail, follow, output)
         _say_why(environment_failure(found.environment), output)
         return exit_codes.OK
     return _of_request(client, found.request or {}, tail, follow, output)
-
-
-def _of_its_launch(
-    client: DaemonClient,
-    environment: dict[str, Any],
-    tail: int | None,
-    follow: bool,
-    output: Output,
-) -> int:
-    request_id = environment["request_id"]
-    short = phrases.short_id(request_id)
-    output.note(f"{environment['name']} has printed nothing yet; this is its launch, {short}:")
-    return _of_request(client, client.request(request_id), tail, follow, output)
 
 
 def _of_request(
@@ -89,7 +79,12 @@ def _say_why(lines: list[str], output: Output) -> None:
 def _show(pieces: Iterator[str], output: Output, *, follow: bool) -> list[str]:
     """Print the log as it comes; returns its last lines."""
     if not output.as_json:
-        return _copy(pieces)
+        last = ""
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            last = (last + piece)[-_REMEMBERED:]
+        return last.splitlines()
     lines = []
     for line in _lines(pieces):
         lines.append(line)
@@ -98,15 +93,6 @@ def _show(pieces: Iterator[str], output: Output, *, follow: bool) -> list[str]:
     if not follow:
         output.json({"lines": lines})
     return lines
-
-
-def _copy(pieces: Iterator[str]) -> list[str]:
-    last = ""
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-        last = (last + piece)[-_REMEMBERED:]
-    return last.splitlines()
 
 
 def _lines(pieces: Iterator[str]) -> Iterator[str]:

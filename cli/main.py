@@ -95,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        code = _leave_quietly()
+        # Flushing stdout at exit is to be no error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = exit_codes.BROKEN_PIPE
     sys.exit(code)
 
 
@@ -177,12 +179,6 @@ def _unknown(name: str) -> str:
     near = get_close_matches(name, [*COMMANDS, *upstream])
     hint = f"did you mean {' or '.join(near)}?" if near else "openenv --help lists them"
     return f"no command is called {name!r}; {hint}"
-
-
-def _leave_quietly() -> int:
-    """Point the closed stdout at /dev/null, so that flushing it at exit is no error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return exit_codes.BROKEN_PIPE
 
 
 if __name__ == "__main__":

@@ -132,12 +132,14 @@ def environments_table(environments: Sequence[dict[str, Any]], now: float | None
     now = time.time() if now is None else now
     table = _new_table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
     for environment in environments:
+        replicas = environment["replicas"]
+        ready = sum(replica["state"] == ReplicaState.READY for replica in replicas)
         table.add_row(
             environment["name"],
             _state(environment["state"]),
             environment["address"] or "-",
             _sessions(environment),
-            _replicas(environment),
+            f"{ready}/{len(replicas)}" if replicas else "-",
             environment.get("source") or "-",
             phrases.duration(now - environment["created_at"]),
         )
@@ -177,12 +179,6 @@ def _state(state: str) -> Any:
 def _sessions(environment: dict[str, Any]) -> str:
     most = environment.get("max_sessions")
     return f"{environment['sessions']}/{most}" if most else str(environment["sessions"])
-
-
-def _replicas(environment: dict[str, Any]) -> str:
-    replicas = environment["replicas"]
-    ready = sum(replica["state"] == ReplicaState.READY for replica in replicas)
-    return f"{ready}/{len(replicas)}" if replicas else "-"
 
 
 def _remark(request: dict[str, Any]) -> str:

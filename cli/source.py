@@ -40,14 +40,14 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
     name, or else the folder of that name.
     """
     bundled = bundled_names() if bundled is None else bundled
-    if _is_address(text):
+    if "://" in text or text.startswith("git+"):
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
     if text in bundled:
         note = None
         if (here / text).is_dir():
             note = f"launching the bundled {text}; write ./{text} for the folder"
         return Source(text, suggest_name(text), note)
-    if _is_path(text):
+    if text in {".", ".."} or text.startswith("~") or "/" in text:
         folder = (here / Path(text).expanduser()).resolve()
         return Source(str(folder), folder_name(folder))
     if ":" in text:
@@ -123,11 +123,3 @@ def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
 def bundled_names() -> frozenset[str]:
     """The environments that come with this package."""
     return frozenset(found.parent.name for found in _BUNDLED.glob(f"*/{MANIFEST}"))
-
-
-def _is_address(text: str) -> bool:
-    return "://" in text or text.startswith("git+")
-
-
-def _is_path(text: str) -> bool:
-    return text in {".", ".."} or text.startswith("~") or "/" in text

@@ -225,7 +225,9 @@ def _start_lock(paths: Paths) -> Iterator[None]:
 
 def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
     """Spawn the daemon and wait for its line; the line, when it is ready."""
-    reading, writing = _ready_pipe()
+    reading, low = os.pipe()
+    writing = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _LEAST_PIPE_FD)
+    os.close(low)
     try:
         log_end = _spawn(paths, settings, writing)
     finally:
@@ -243,13 +245,6 @@ def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
         message = str(error.get("message", "the daemon cannot start"))
         raise DaemonNotStarted(str(error.get("kind", "internal")), message, error.get("hint"))
     return line
-
-
-def _ready_pipe() -> tuple[int, int]:
-    reading, writing = os.pipe()
-    moved = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _LEAST_PIPE_FD)
-    os.close(writing)
-    return reading, moved
 
 
 def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:

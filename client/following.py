@@ -60,7 +60,9 @@ def follow(
         if final is None:
             client, final = _come_back(client, request_id, reconnect)
             if final is not None and logs:
-                yield from _missed_log(client, request_id, after)
+                # What was printed between the break of the stream and the end of the request.
+                events = client.request_events(request_id, logs=True, after=after)
+                yield from (event for event in events if event.name == "log")
     yield final
 
 
@@ -116,10 +118,3 @@ def _come_back(
                 f"openenv wait {request_id} starts a daemon and waits for the request",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
-
-
-def _missed_log(client: DaemonClient, request_id: str, after: str | None) -> Iterator[ServerEvent]:
-    """The log lines between the break of the stream and the end of the request."""
-    for event in client.request_events(request_id, logs=True, after=after):
-        if event.name == "log":
-            yield event

@@ -114,7 +114,8 @@ class HttpClient:
         connection = UnixConnection(self._socket_path, timeout)
         try:
             content = None if body is None else json.dumps(body).encode()
-            connection.request(method, _target(path, query), content, self._headers(headers))
+            ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+            connection.request(method, _target(path, query), content, {**ours, **(headers or {})})
             response = connection.getresponse()
             if response.status >= 300:
                 raise ApiRefused(response.status, _error_of(response))
@@ -125,10 +126,6 @@ class HttpClient:
             ) from exc
         finally:
             connection.close()
-
-    def _headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
-        ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        return {**ours, **(more or {})}
 
 
 def parse_events(lines: Iterator[bytes]) -> Iterator[ServerEvent]:

@@ -99,8 +99,14 @@ class _Launching:
 
     def run(self) -> dict[str, Any]:
         validate_name(self._spec.name)
-        self._clear_leftovers()
-        source = self._resolve()
+        name = self._spec.name
+        left = run_files.stop_environment(self._layout.runs, name, LEFTOVER_GRACE_SECONDS)
+        if left:
+            self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(left)}")
+        cwd = Path(self._payload.cwd) if self._payload.cwd else Path.cwd()
+        source = resolve(self._spec.source, cwd)
+        self._spec = self._spec.with_manifest(source.resources)
+        self._say("resolved", source.sentence)
         python = self._prepare(source)
         with self._started(source, python) as replicas:
             ready = replicas.wait_until_ready(self._spec.ready_timeout_seconds, self._on_ready)
@@ -113,19 +119,6 @@ class _Launching:
                     "replicas": [replica.to_json() for replica in ready],
                 }
             }
-
-    def _clear_leftovers(self) -> None:
-        name = self._spec.name
-        left = run_files.stop_environment(self._layout.runs, name, LEFTOVER_GRACE_SECONDS)
-        if left:
-            self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(left)}")
-
-    def _resolve(self) -> ResolvedSource:
-        cwd = Path(self._payload.cwd) if self._payload.cwd else Path.cwd()
-        source = resolve(self._spec.source, cwd)
-        self._spec = self._spec.with_manifest(source.resources)
-        self._say("resolved", source.sentence)
-        return source
 
     def _prepare(self, source: ResolvedSource) -> Path | None:
         if not isinstance(source, Project):

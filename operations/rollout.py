@@ -85,11 +85,6 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         """All environments."""
         return [self.name, *self.more_names]
 
-    @property
-    def first_seed(self) -> int | None:
-        """The first seed; 0 for groups, whose episodes begin alike by their seeds."""
-        return 0 if self.group is not None and self.seed is None else self.seed
-
     def run_config(self, addresses: Mapping[str, str]) -> RunConfig:
         """The run that this payload asks for."""
         from ..rollouts.run import RunConfig
@@ -101,7 +96,8 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
             **{name: getattr(self, name) for name in same - {"seed"}},
             environments=addresses,
             folder=Path(self.out),
-            seed=self.first_seed,
+            # Groups' episodes begin alike by their seeds.
+            seed=0 if self.group is not None and self.seed is None else self.seed,
             stages=Stages(self.group, filters=tuple(self.filters), **named),
             form=self.format,
             buffer_bytes=self.buffer_mb * MB,
@@ -131,7 +127,10 @@ class Rollout(base.Operation):
         from ..rollouts.run import roll_out
 
         reporter = _ProgressReporter(context)
-        config = payload.run_config(addresses_of(payload.names, context.home))
+        runs = Layout(context.home).runs
+        config = payload.run_config(
+            {name: name if "://" in name else address_by_name(runs, name) for name in payload.names}
+        )
         base.say(f"{_episodes(config.episodes)} at {', '.join(config.environments.values())}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), malloc_tuning.kept_pages():
@@ -145,16 +144,6 @@ def named_stages() -> ModuleType:
     from ..rollouts.stages import named_stages as found
 
     return found
-
-
-def addresses_of(names: list[str], home: Path) -> dict[str, str]:
-    """Where each of them answers; a URL answers where it says.
-
-    Raises:
-        NotAnswering: an environment has no replica on this machine.
-    """
-    runs = Layout(home).runs
-    return {name: name if "://" in name else address_by_name(runs, name) for name in names}
 
 
 class _ProgressReporter:

@@ -31,7 +31,11 @@ def child_environment(
     given: Mapping[str, str],
 ) -> dict[str, str]:
     """The full environment of one replica; what the user gave wins over everything."""
-    base = {name: value for name, value in inherited.items() if is_inherited(name)}
+    base = {
+        name: value
+        for name, value in inherited.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
     ours = {
         HOME_VARIABLE: home,  # tells whose process it is
         "PYTHONDONTWRITEBYTECODE": "1",  # a project's folder stays as it is
@@ -40,8 +44,3 @@ def child_environment(
     if max_sessions is not None:
         ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**base, **ours, **given}
-
-
-def is_inherited(name: str) -> bool:
-    """Whether a replica gets this variable from the daemon."""
-    return name in INHERITED or name.startswith(INHERITED_PREFIXES)

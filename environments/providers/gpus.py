@@ -46,11 +46,6 @@ def named(text: str) -> tuple[str, ...]:
 def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
     """Choose the devices of one replica; replicas share devices only when all are taken.
 
-    Args:
-        devices: All devices, as `CUDA_VISIBLE_DEVICES` names them.
-        gpus: How many devices each replica has.
-        ordinal: The replica's number, from 0.
-
     Raises:
         InvalidSpec: There are fewer devices than one replica asks for.
     """

@@ -88,7 +88,11 @@ class LocalProvider:
             PortInUse, OSError
         """
         shares = share_sessions(spec.max_sessions, spec.replicas)
-        devices = _devices(spec)
+        found = gpus.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
+        devices = [
+            gpus.share(found, spec.gpus, ordinal) if spec.gpus else ()
+            for ordinal in range(spec.replicas)
+        ]
         check_process_room(spec, process_room())
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
@@ -134,7 +138,11 @@ class LocalReplicas:
         """Write one replica down, and start its shim."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_links(run_dir / IMPORTS, links)
+        if links:
+            (run_dir / IMPORTS).mkdir(mode=0o700, exist_ok=True)
+        for name, target in links.items():
+            with contextlib.suppress(FileExistsError):
+                (run_dir / IMPORTS / name).symlink_to(target, target_is_directory=True)
         # Before it is started: were we killed in between, it must be found.
         run_file = run_files.RunFile.of(run_dir, data)
         self._run_files.append(run_file)
@@ -236,7 +244,7 @@ class _Plan:
             "host": self._spec.host,
             "port": self._port,
             "memory_limit_bytes": self._spec.memory_bytes,
-            "max_log_bytes": _max_log_bytes(),
+            "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
             "created_at": time.time(),
         }
@@ -301,29 +309,6 @@ def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
 
 def _cores_of_one(spec: EnvironmentSpec) -> int:
     return max(1, int(read_limits().cpus) // spec.replicas)
-
-
-def _devices(spec: EnvironmentSpec) -> list[Devices]:
-    """The GPUs of each replica.
-
-    Raises:
-        InvalidSpec: there are too few.
-    """
-    count = spec.gpus or 0
-    if not count:
-        return [()] * spec.replicas
-    found = gpus.find_gpus({**os.environ, **spec.env})
-    return [gpus.share(found, count, ordinal) for ordinal in range(spec.replicas)]
-
-
-def make_links(folder: Path, links: dict[str, Path]) -> None:
-    """A folder for `sys.path` in which `package` is a link to the project."""
-    if not links:
-        return
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for name, target in links.items():
-        with contextlib.suppress(FileExistsError):
-            (folder / name).symlink_to(target, target_is_directory=True)
 
 
 def _name_of(run_file: run_files.RunFile) -> str:
@@ -397,7 +382,3 @@ def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
     lines = last_lines(run_file.log_path, LAST_LINES)
     message = f"the shim of {_name_of(run_file)} ended unexpectedly"
     return ReplicaFailed(_with_heading(message, lines), "launch it again")
-
-
-def _max_log_bytes() -> int:
-    return int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB

@@ -115,14 +115,11 @@ def _take_away(venv: Venv) -> bool:
 
 def _freed_bytes(folder: Path) -> int:
     """What its removal gives back: not what uv's cache holds as well, by links."""
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sum(_own_bytes(path) for path in paths)
-
-
-def _own_bytes(path: Path) -> int:
-    try:
-        found = path.lstat()
-    except OSError:
-        return 0
-    is_own = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-    return found.st_blocks * _BLOCK_BYTES if is_own else 0
+    freed = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = Path(parent, name).lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    freed += found.st_blocks * _BLOCK_BYTES
+    return freed

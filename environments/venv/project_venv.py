@@ -55,11 +55,6 @@ Say = Callable[[str], None]
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """Return the Python of the project's own environment, which is made if there is none yet.
 
-    Args:
-        project: The project's folder and manifest.
-        layout: Where environments are kept.
-        say: Called with each line for the launch's log.
-
     Returns:
         The interpreter; None when the project declares no dependencies: then our own serves it.
 
@@ -174,16 +169,20 @@ class Builder:
         self._run("venv", "--quiet", "--no-project", "--python", python, str(self._venv))
         with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
             self._install("-r", str(self._requirements(Path(scratch))), *HOST_REQUIREMENTS)
-        self._try_extras()
+        try:
+            self._install("--only-binary", ":all:", *HOST_EXTRAS)
+        except PreparationFailed:
+            self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
 
     def _find_python(self) -> str:
         """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
-        wanted = self._requires_python()
-        if wanted is None:
+        packaging = _packaging(self._project.dependencies_file)
+        wanted = packaging.get("project", {}).get("requires-python")
+        if not wanted:
             return sys.executable
         options = ("--no-project", "--python-preference", "system")
         try:
-            return self._run("python", "find", *options, wanted, quiet=True)[-1]
+            return self._run("python", "find", *options, str(wanted), quiet=True)[-1]
         except PreparationFailed as exc:
             raise PreparationFailed(
                 f"{self._project.manifest.name} needs Python {wanted}; there is none on this "
@@ -191,11 +190,6 @@ class Builder:
                 f"install one (uv python install '{wanted}'), or change requires-python in "
                 f"{self._project.folder / 'pyproject.toml'}",
             ) from exc
-
-    def _requires_python(self) -> str | None:
-        dependencies = self._project.dependencies_file
-        wanted = _packaging(dependencies).get("project", {}).get("requires-python")
-        return str(wanted) if wanted else None
 
     def _requirements(self, scratch: Path) -> Path:
         """A file that uv can install from without writing into the project's folder."""
@@ -218,12 +212,6 @@ class Builder:
         if uv_environment().get("UV_NO_INDEX"):  # uv has the option, but reads no such variable
             arguments = ("--no-index", *arguments)
         self._run("pip", "install", "--compile-bytecode", "--python", python, *arguments)
-
-    def _try_extras(self) -> None:
-        try:
-            self._install("--only-binary", ":all:", *HOST_EXTRAS)
-        except PreparationFailed:
-            self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
 
     def _run(self, *arguments: str, quiet: bool = False) -> list[str]:
         """uv's last lines; its output goes to the log as it comes.

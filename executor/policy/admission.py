@@ -76,14 +76,7 @@ class AdmissionDecision:
 
 
 def admit(needs: Iterable[Need], memory: FreeMemory, *, most: int, now: float) -> AdmissionDecision:
-    """Decide which waiting tasks of one schedule start now.
-
-    Args:
-        needs: the tasks that wait, in the order of the queue.
-        memory: what they may take.
-        most: how many may start.
-        now: seconds since the epoch.
-    """
+    """Decide which waiting tasks of one schedule start now."""
     admission = AdmissionDecision()
     burst, available = memory.burst_bytes, memory.available_bytes
     guaranteed, alone = memory.guaranteed_free, memory.is_alone

@@ -116,7 +116,8 @@ def plan_workers(
     """
     long_bytes, short_bytes = max(1, expected[LONG]), max(1, expected[SHORT])
     in_group = limits.memory_bytes < limits.machine_memory_bytes
-    reserve = reserve_bytes or default_reserve(limits.memory_bytes, in_group=in_group)
+    share = int(limits.memory_bytes * (GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE))
+    reserve = reserve_bytes or min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, share))
     budget = limits.memory_bytes - reserve - daemon_bytes
     _check_floor(limits.memory_bytes, reserve, daemon_bytes, long_bytes + short_bytes, budget)
 
@@ -140,21 +141,11 @@ def plan_workers(
         burst_short=burst_short,
         budget_bytes=budget,
         reserve_bytes=reserve,
-        worker_bytes=worker_memory_bytes or default_worker_bytes(budget, long_bytes),
+        # By default half of the budget, so that no worker takes all of it.
+        worker_bytes=worker_memory_bytes or min(budget, max(2 * long_bytes, budget // 2)),
         long_bytes=long_bytes,
         short_bytes=short_bytes,
     )
-
-
-def default_reserve(memory_bytes: int, *, in_group: bool) -> int:
-    """Return the default memory reserved for everything else, in bytes."""
-    share = GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE
-    return min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, int(memory_bytes * share)))
-
-
-def default_worker_bytes(budget_bytes: int, long_bytes: int) -> int:
-    """Return the cap of one worker: half of the budget, so that none takes all of it."""
-    return min(budget_bytes, max(2 * long_bytes, budget_bytes // 2))
 
 
 def _check_floor(memory: int, reserve: int, daemon: int, needed: int, budget: int) -> None:

@@ -40,13 +40,7 @@ class LimitViolation:
 def find_violation(
     usages: Sequence[Usage], *, available_bytes: int, reserve_bytes: int
 ) -> LimitViolation | None:
-    """Choose the worker to kill now, the largest first; None when all is well.
-
-    Args:
-        usages: what busy workers without a cgroup hold.
-        available_bytes: what the machine would still give.
-        reserve_bytes: what the plan leaves to everything else.
-    """
+    """Choose the worker to kill now, the largest first; None when all is well."""
     over = [u for u in usages if u.limit_bytes is not None and u.held_bytes > u.limit_bytes]
     if over:
         worst = max(over, key=lambda usage: usage.held_bytes)

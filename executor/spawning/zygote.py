@@ -151,18 +151,14 @@ class Zygote:
         children of the zygote by now.
         """
         orphans = set(children_of(os.getpid())) - self._workers
-        return not orphans and collected_no_child(pid)
-
-
-def collected_no_child(pid: int) -> bool:
-    """Say whether no page fault of a child was added to its own: no process runs without one."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    minor, major = fields[8], fields[10]  # cminflt, cmajflt: see proc_pid_stat(5)
-    return int(minor) + int(major) == 0
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        # No process runs without a page fault, and those of its children would be added to its own:
+        # cminflt and cmajflt of proc_pid_stat(5).
+        return not orphans and int(fields[8]) + int(fields[10]) == 0
 
 
 def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: float) -> NoReturn:

@@ -140,9 +140,16 @@ class WorkerMemory:
         """Gather what the kernel counted when a task has failed, or its worker has exited."""
         group = self._groups.get(worker.name)
         if group is None or worker.cgroup is None:
-            return _machine_evidence(worker, run, wait_status, has_exited)
+            # The machine's counter, which is dear: only LONG tasks note it as they start.
+            old = run.machine_oom_kills if has_exited else None
+            new = None if old is None else machine_oom_kills()
+            return Evidence(
+                worker.pid, wait_status, machine_oom_kills_before=old, machine_oom_kills_after=new
+            )
         before, after, peak = group.read_counters()
-        if has_exited and _is_a_kill_or_unseen(wait_status):
+        if has_exited and (wait_status is None or wait_status & 0x7F == signal.SIGKILL):
+            # Only a kill of just now is the cause. Of a worker that exited by itself any kill may
+            # be the cause, also of a grandchild and long ago.
             before = max(before, group.looks[0])
         line = None
         if after > before:
@@ -249,12 +256,7 @@ class AvailableMemory:
         self._left_bytes -= expected_bytes
 
     def read(self, held_bytes: Callable[[], int], expected_bytes: int) -> int:
-        """Return what is left for further tasks, in bytes.
-
-        Args:
-            held_bytes: returns what busy workers hold already.
-            expected_bytes: what all tasks under way are expected to need.
-        """
+        """Return what is left for further tasks, in bytes."""
         now = time.monotonic()
         if now - self._read_at >= _GAUGE_SECONDS:
             self._read_at = now
@@ -266,23 +268,6 @@ class AvailableMemory:
 def machine_oom_kills() -> int | None:
     """Return how many processes the kernel has killed for memory; None where it does not say."""
     return read_keyed("/proc/vmstat", "oom_kill")
-
-
-def _machine_evidence(worker: PooledWorker, run: Run, status: int | None, exited: bool) -> Evidence:
-    """The machine's counter, for a worker without a cgroup; of LONG tasks alone: it is dear."""
-    before = run.machine_oom_kills if exited else None
-    after = None if before is None else machine_oom_kills()
-    return Evidence(
-        worker.pid, status, machine_oom_kills_before=before, machine_oom_kills_after=after
-    )
-
-
-def _is_a_kill_or_unseen(wait_status: int | None) -> bool:
-    """Whether the kernel is the cause of an exit only if it killed just now.
-
-    Of a worker that exited by itself any kill may be the cause, also of a grandchild and long ago.
-    """
-    return wait_status is None or wait_status & 0x7F == signal.SIGKILL
 
 
 def _cgroup_manager() -> CgroupManager | None:

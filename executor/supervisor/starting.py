@@ -35,7 +35,7 @@ from ..spawning.source import (
     WorkerSource,
 )
 from .channels import Handler, WakeUp
-from .pool import Pool, PooledWorker, Pools
+from .pool import PooledWorker, Pools
 from .tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,12 @@ class WorkerStarter:
         if self._source is None:
             return
         for pool in self._pools.by_schedule.values():
-            for ordinal in self._ordinals_wanted(pool):
+            with self._pools.lock:
+                ordinals = []
+                for _ in range(pool.wanted()):
+                    ordinals.append(pool.next_ordinal())
+                    pool.requested.add(ordinals[-1])
+            for ordinal in ordinals:
                 self._source.request(f"{pool.schedule.lower()}-{ordinal}")
         self._expect_answer()
 
@@ -160,14 +165,6 @@ class WorkerStarter:
             self.count_failure(why)
             log.warning("%s; starting another", why)
         self._pools.source_number += 1
-
-    def _ordinals_wanted(self, pool: Pool) -> list[int]:
-        with self._pools.lock:
-            ordinals = []
-            for _ in range(pool.wanted()):
-                ordinals.append(pool.next_ordinal())
-                pool.requested.add(ordinals[-1])
-        return ordinals
 
     def _new_worker(self, forked: Forked) -> PooledWorker:
         pool, ordinal = self._pools.named(forked.name), _ordinal_of(forked.name)

@@ -213,7 +213,9 @@ class Worker:
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
         first, self._was_stopped = not self._was_stopped, True
         if self._phase is Phase.IDLE:
-            exit_by_signal(signal.SIGTERM)
+            # As if the signal had never been handled: the exit status names it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
         if first and self._phase is Phase.RUNNING and not self._shielded:
             self._interrupt()
 
@@ -386,12 +388,6 @@ def children_are_left() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def exit_by_signal(number: signal.Signals) -> None:
-    """Exit as if the signal had never been handled, so that the exit status names it."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def main() -> NoReturn:

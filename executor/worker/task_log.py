@@ -46,12 +46,7 @@ def settle(scratch: str, log_path: str | None) -> None:
 
 
 def settle_leftovers(folder: Path, tasks: Iterable[tuple[str, int, str]]) -> None:
-    """Do as `settle` does for every worker that exited with its daemon.
-
-    Args:
-        folder: where the logs are.
-        tasks: those that the workers ran: the worker, its pid, the log.
-    """
+    """Do as `settle` does for every worker that exited with its daemon."""
     for worker, pid, log_path in tasks:
         settle(scratch_path(log_path, worker, pid), log_path)
     for scratch in folder.glob(f".{SHORT.lower()}-*"):

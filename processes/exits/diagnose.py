@@ -113,13 +113,8 @@ def gather_evidence(
 ) -> Evidence:
     """Read the counters after an exit, and the kernel's own words where they can be read.
 
-    Args:
-        before: the counters as they were while the process lived.
-        cgroup: the process's cgroup.
-        pid: the process's pid.
-        wait_status: as `os.waitpid` gave it.
-        since_monotonic: when the process started; what the kernel log says of an earlier process
-            with the same pid is left out.
+    What the kernel log says from before `since_monotonic`, of an earlier process with the same pid,
+    is left out.
     """
     after = read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat

@@ -19,12 +19,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int, shared_bytes: int = 0) -> int:
-    """Return what a process holds of its own, with everything below it.
-
-    Args:
-        pid: the process.
-        shared_bytes: what it shares with the process that it was forked from.
-    """
+    """Return what a process holds of its own, with everything below it."""
     own = max(0, anonymous_bytes(pid) - shared_bytes)
     return own + sum(anonymous_bytes(child) for child in _descendants(pid))
 
