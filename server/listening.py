@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from .. import __version__
 from ..system.process_identity import ProcessIdentity
@@ -87,13 +88,13 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
     return token
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer(Server):
     """Uvicorn without its signal handlers: the daemon has its own."""
 
     def __init__(self, app: Any, settings: Settings) -> None:
         """Configure uvicorn for `app`; it listens on sockets that are bound already."""
         super().__init__(
-            uvicorn.Config(
+            Config(
                 app,
                 log_config=None,
                 log_level=settings.log_level,

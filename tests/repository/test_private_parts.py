@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -54,6 +55,13 @@ def test_uvicorn_calls_a_protocol_with_the_arguments_that_ours_passes_on() -> No
 def test_uvicorns_server_keeps_its_connections_in_a_set() -> None:
     assert isinstance(ServerState().connections, set)
     assert Server(Config(lambda: None)).server_state.connections == set()
+
+
+def test_the_daemon_starts_without_uvicorns_command_line_and_pydantics_version_1() -> None:
+    script = "import sys; from openenvd.server.__main__ import _import_daemon; _import_daemon();"
+    script += "print('click' in sys.modules, sys.modules.get('pydantic.v1'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False None\n", "")
 
 
 def test_a_pydantic_model_shows_its_core_schema_and_serializer() -> None:
