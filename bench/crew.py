@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any, Self
 
 import orjson
@@ -40,11 +40,11 @@ OnTick = Callable[[int], None]  # sessions that have ended so far
 class Harvest:
     """The results of one batch, from all generators."""
 
-    outcomes: list[Json] = field(default_factory=list)
-    wall_seconds: float = 0.0
-    cpu_seconds: list[float] = field(default_factory=list)  # of each generator
-    worst_lag_seconds: float = 0.0
-    port_retries: int = 0
+    outcomes: list[Json]
+    wall_seconds: float
+    cpu_seconds: list[float]  # of each generator
+    worst_lag_seconds: float
+    port_retries: int
 
 
 class Crew:
@@ -98,7 +98,14 @@ class Crew:
             for member in self._members:
                 member.tell({"release": True})
         self._until(lambda m: m.done is not None, patience, on_tick)
-        return harvest_of([member.done for member in self._members if member.done])
+        reports = [member.done for member in self._members if member.done]
+        return Harvest(
+            outcomes=[outcome for report in reports for outcome in report["outcomes"]],
+            wall_seconds=max(report["wall_seconds"] for report in reports),
+            cpu_seconds=[report["cpu_seconds"] for report in reports],
+            worst_lag_seconds=max(report["worst_lag_seconds"] for report in reports),
+            port_retries=sum(report["port_retries"] for report in reports),
+        )
 
     def _until(self, is_there: Callable[[_Member], bool], seconds: float, on_tick: OnTick) -> None:
         deadline = time.monotonic() + seconds
@@ -210,14 +217,3 @@ def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:
         return ()
     addresses = 4 + count // PORTS_OF_AN_ADDRESS
     return tuple(f"127.0.{number + 1}.{last + 1}" for last in range(addresses))
-
-
-def harvest_of(reports: list[Json]) -> Harvest:
-    """What all of them saw, together."""
-    return Harvest(
-        outcomes=[outcome for report in reports for outcome in report["outcomes"]],
-        wall_seconds=max(report["wall_seconds"] for report in reports),
-        cpu_seconds=[report["cpu_seconds"] for report in reports],
-        worst_lag_seconds=max(report["worst_lag_seconds"] for report in reports),
-        port_retries=sum(report["port_retries"] for report in reports),
-    )

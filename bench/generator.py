@@ -168,7 +168,10 @@ class Generator:
             try:
                 opened.setblocking(False)
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _bind(opened, next(self._sources))
+                if source := next(self._sources):
+                    if sys.platform == "linux":
+                        opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+                    opened.bind((source, 0))
                 await self._loop.sock_connect(opened, (self._batch.host, self._batch.port))
             except OSError as exc:
                 opened.close()
@@ -193,13 +196,6 @@ class Generator:
 
     def _fail_late(self, session: MeasuredSession) -> None:
         session.fail("timeout", f"not over after {self._batch.timeout_seconds:g} s")
-
-
-def _bind(opened: socket.socket, source: str) -> None:
-    if source:
-        if sys.platform == "linux":
-            opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-        opened.bind((source, 0))
 
 
 def _retransmits(connected: socket.socket) -> int:

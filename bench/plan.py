@@ -8,6 +8,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from .errors import InvalidPlan
@@ -65,15 +66,9 @@ class Plan:
 
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""
-        for mode in self.modes:
-            for requests in self.requests_grid:
-                for wait_seconds in self.wait_grid:
-                    for repetition in range(1, self.repetitions + 1):
-                        yield Cell(mode, requests, wait_seconds, repetition)
-
-    def action_of(self, wait_seconds: float) -> Json:
-        """What a step asks for."""
-        return {"wait_seconds": wait_seconds} if self.action is None else self.action
+        repetitions = range(1, self.repetitions + 1)
+        for cell in product(self.modes, self.requests_grid, self.wait_grid, repetitions):
+            yield Cell(*cell)
 
     @property
     def largest(self) -> int:
@@ -89,7 +84,9 @@ class Plan:
     def crew_size(self) -> int:
         """How many generators."""
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        return self.generators or crew_size(self.largest, cores, open_files())
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # once the limit is raised
+        files = 2**20 if files == resource.RLIM_INFINITY else files
+        return self.generators or crew_size(self.largest, cores, files)
 
 
 def check_grid(name: str, values: tuple[float, ...], least: float, most: float) -> None:
@@ -105,9 +102,3 @@ def crew_size(largest: int, cores: int, files: int) -> int:
     """One generator for every two cores, more where their open files would not do."""
     by_files = -(-largest // max(1, files - _SPARE_FILES))
     return max(1, cores // 2, by_files) if largest > 1 else 1
-
-
-def open_files() -> int:
-    """How many files one process may have open, once it has raised its limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if hard == resource.RLIM_INFINITY else hard

@@ -165,12 +165,13 @@ def summary_of(
     target: Target,
     harvest: Harvest,
     *,
-    server_cpu_seconds: float = 0.0,
-    server_pss_bytes: int = 0,
+    server_cpu_seconds: float,
+    server_pss_bytes: int,
 ) -> Summary:
     """A batch in one row."""
     good = [row for row in rows if row["success"]]
     wall = harvest.wall_seconds
+    at_work = max(wall - cell.wait_seconds, 0.05)  # a step's wait costs a generator no work
     summary = Summary(
         mode=cell.mode,
         url=target.url,
@@ -193,13 +194,16 @@ def summary_of(
         server_pss_bytes=server_pss_bytes,
         generator_cpu_seconds=sum(harvest.cpu_seconds),
         generator_cpu_ms_per_session=1000 * sum(harvest.cpu_seconds) / max(1, len(rows)),
-        generator_busiest_share=_busiest_share(harvest, cell.wait_seconds),
+        generator_busiest_share=max(harvest.cpu_seconds, default=0.0) / at_work,
         generator_worst_lag=harvest.worst_lag_seconds,
         handshake_retransmits=sum(row["retransmits"] for row in rows),
         port_retries=harvest.port_retries,
+        unique_pids=len({row["pid"] for row in good if row["pid"]}),
+        unique_sessions=len({row["session_hash"] for row in good if row["session_hash"]}),
+        unique_hosts=len({row["host_url"] for row in good if row["host_url"]}),
+        shard_split=_counted(row["pid"] for row in good if row["pid"]),
     )
     _add_latencies(summary, good)
-    _add_distribution(summary, good)
     return summary
 
 
@@ -220,19 +224,6 @@ def _add_latencies(summary: Summary, good: Sequence[Json]) -> None:
         summary.total_min, summary.total_max = min(totals), max(totals)
         summary.total_avg = statistics.mean(totals)
         summary.total_p90 = percentile(totals, 90)
-
-
-def _add_distribution(summary: Summary, good: Sequence[Json]) -> None:
-    summary.unique_pids = len({row["pid"] for row in good if row["pid"]})
-    summary.unique_sessions = len({row["session_hash"] for row in good if row["session_hash"]})
-    summary.unique_hosts = len({row["host_url"] for row in good if row["host_url"]})
-    summary.shard_split = _counted(row["pid"] for row in good if row["pid"])
-
-
-def _busiest_share(harvest: Harvest, wait_seconds: float) -> float:
-    """Near 1, the generator was the bottleneck; a step's wait costs no work."""
-    at_work = max(harvest.wall_seconds - wait_seconds, 0.05)
-    return max(harvest.cpu_seconds, default=0.0) / at_work
 
 
 def _counted(values: Any) -> str:

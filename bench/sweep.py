@@ -50,12 +50,11 @@ class Sweep:
         """Measure everything; the files that were written."""
         for target in self._targets:
             targets_module.check_answers(target)
-        batches = [
-            (cell, target)
-            for cell in self._plan.cells()
-            for target in in_turn(self._targets, cell.repetition)
-            if cell.mode in target.modes
-        ]
+        batches: list[tuple[Cell, Target]] = []
+        for cell in self._plan.cells():
+            first = (cell.repetition - 1) % max(1, len(self._targets))
+            turn = [*self._targets[first:], *self._targets[:first]]
+            batches += [(cell, target) for target in turn if cell.mode in target.modes]
         with Crew(self._plan.crew_size) as crew:
             self._weigh_all(crew)
             for number, (cell, target) in enumerate(batches):
@@ -117,20 +116,15 @@ class Sweep:
         self._on_summary(summary)
 
     def _batch(self, cell: Cell, target: Target, *, hold: bool = False) -> Batch:
+        action = self._plan.action
         return Batch(
             mode=cell.mode,
             host=target.host,
             port=target.port,
             path=target.path,
             count=cell.requests,
-            action=self._plan.action_of(cell.wait_seconds),
+            action={"wait_seconds": cell.wait_seconds} if action is None else action,
             timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,
             window=self._plan.window,
             hold=hold,
         )
-
-
-def in_turn(targets: Sequence[Target], repetition: int) -> list[Target]:
-    """The targets, beginning with another one in every repetition."""
-    first = (repetition - 1) % max(1, len(targets))
-    return [*targets[first:], *targets[:first]]

@@ -36,7 +36,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def _table(groups: Sequence[Sequence[Summary]]) -> list[str]:
-    cells = [_cell_of(group[0]) for group in groups]
+    cells = [(s.server, s.mode, f"wait {s.wait_seconds:g} s") for s, *_ in groups]
     varying = [n for n in range(len(_CELL)) if len({cell[n] for cell in cells}) > 1]
     rows = [
         (*(cell[n] for n in varying), *row_of(group))
@@ -45,10 +45,6 @@ def _table(groups: Sequence[Sequence[Summary]]) -> list[str]:
     heads = zip(*(_CELL[n] for n in varying), *_HEAD, strict=True)
     same = [cells[0][n] for n in range(len(_CELL)) if n not in varying] if cells else []
     return [*([", ".join(same)] if same else []), *_aligned([*heads, *rows])]
-
-
-def _cell_of(summary: Summary) -> tuple[str, str, str]:
-    return summary.server, summary.mode, f"wait {summary.wait_seconds:g} s"
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
@@ -81,10 +77,10 @@ def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
     return (
         f"{first.num_requests}",
         _percent(min(1 - s.error_rate for s in group)),
-        f"{_median(s.total_p50 for s in group):.2f}",
-        f"{_median(total_p99):.2f} ({min(total_p99):.2f}-{max(total_p99):.2f})",
-        f"{_median(s.connect_p99 for s in group):.2f}",
-        f"{_median(s.server_cpu_ms_per_session for s in group):.2f}",
+        f"{statistics.median(s.total_p50 for s in group):.2f}",
+        f"{statistics.median(total_p99):.2f} ({min(total_p99):.2f}-{max(total_p99):.2f})",
+        f"{statistics.median(s.connect_p99 for s in group):.2f}",
+        f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
         f"{100 * max(s.generator_busiest_share for s in group):.0f} %",
         _split(first),
     )
@@ -137,10 +133,6 @@ def _split(summary: Summary) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from .errors import Unreachable
 
 HTTP_PORT = 80
 ASK_SECONDS = 10.0
-_WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks
+_WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks, clock_getcpuclockid(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,11 @@ def cpu_seconds(target: Target) -> float:
         with contextlib.suppress(psutil.Error, OSError):
             times = process.cpu_times()
             total += times.children_user + times.children_system
-            total += _own_cpu_seconds(process.pid, times.user + times.system)
+            if sys.platform == "linux":  # to the nanosecond: ticks of 10 ms are too coarse
+                total += time.clock_gettime((~process.pid << 3) | _WHOLE_PROCESS)
+            else:
+                total += times.user + times.system
     return total
-
-
-def _own_cpu_seconds(pid: int, in_ticks: float) -> float:
-    """Measure a process's CPU time; to the nanosecond on Linux (clock_getcpuclockid(3)).
-
-    Ticks of 10 ms would be too coarse for a small batch.
-    """
-    if sys.platform != "linux":
-        return in_ticks
-    return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
 
 
 def pss_bytes(target: Target) -> dict[int, int]:

@@ -126,14 +126,12 @@ class WsSession(MeasuredSession):
             elif self.outcome.reset_seconds is None:
                 self._was_reset()
             elif self.outcome.step_seconds is None:
-                self._was_stepped(data["observation"])
+                observation = data["observation"]
+                self.outcome.step_seconds = self._phase_over()
+                self.outcome.observation = observation
+                self._write(self._script.closing)
         except (ValueError, KeyError, AttributeError):
             self.fail("not_openenv", f"not an answer of an environment: {text[:200]!r}")
-
-    def _was_stepped(self, observation: dict[str, Any]) -> None:
-        self.outcome.step_seconds = self._phase_over()
-        self.outcome.observation = observation
-        self._write(self._script.closing)
 
     def _on_close(self, payload: bytes) -> None:
         if self.outcome.step_seconds is not None:

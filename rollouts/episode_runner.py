@@ -206,13 +206,14 @@ class Attempt:
     def _ended(self, reason: FailureReason | None = None, message: str = "") -> Episode:
         failure = None if reason is None else Failure(reason, message, self._steps)
         last = self._answer.observation_json
+        status = EpisodeStatus.DONE if self._answer.done else EpisodeStatus.TRUNCATED
         return Episode(
             id=self._id,
             environment=self._address,
             seed=self._seed,
             steps=(),
             total_reward=self._reward,
-            status=status_of(failure, done=self._answer.done),
+            status=status if failure is None else EpisodeStatus.FAILED,
             started_at=self._started_at,
             finished_at=time.time(),
             failure=failure,
@@ -230,13 +231,6 @@ def _forget_frames(exc: BaseException | None) -> None:
     while exc is not None and exc.__traceback__ is not None:  # of a circle of causes, each once
         exc.__traceback__ = None
         exc = exc.__cause__ or exc.__context__
-
-
-def status_of(failure: Failure | None, *, done: bool) -> EpisodeStatus:
-    """How an episode ended."""
-    if failure is not None:
-        return EpisodeStatus.FAILED
-    return EpisodeStatus.DONE if done else EpisodeStatus.TRUNCATED
 
 
 def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:

@@ -37,7 +37,7 @@ from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
 from .progress_stats import EpisodeCounts, ProgressStats
 from .stages.grouping import GroupSink
-from .stages.named_stages import Stages
+from .stages.named_stages import Stages, check_group
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
@@ -68,10 +68,7 @@ class RunConfig:
     max_loop_lag_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.episodes % self.stages.size:
-            raise ValueError(
-                f"{self.episodes} episodes cannot be divided into groups of {self.stages.size}"
-            )
+        check_group(self.stages.size, self.episodes)
 
     def record(self) -> dict[str, Any]:
         """What must be the same for a rollout to be continued."""
@@ -231,22 +228,17 @@ def claim_folder(config: RunConfig) -> None:
         config.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             before = orjson.loads(path.read_bytes())
-            differing = [key for key, value in now.items() if before.get(key) != value]
-            if differing:
-                raise _other_rollout(config.folder, differing[0], before, now)
+            for key, value in now.items():
+                if (found := before.get(key)) != value:
+                    raise OtherRollout(
+                        f"{config.folder} holds a rollout with a different {key}: {found!r}, "
+                        f"not {value!r}",
+                        "write to another folder, or ask for the same as before to continue it",
+                    )
             return
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)
-
-
-def _other_rollout(
-    folder: Path, key: str, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> OtherRollout:
-    return OtherRollout(
-        f"{folder} holds a rollout with a different {key}: {before.get(key)!r}, not {now[key]!r}",
-        "write to another folder, or ask for the same as before to continue it",
-    )
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -47,8 +48,8 @@ class ColumnsFile:
         key = (self._paths[-1], group)
         found = self._groups.get(key, lambda: _Group(self._opened(), group))
         try:
-            field = found.column(name)[at]
-            return parse(memoryview(field.as_buffer())) if name in JSON_COLUMNS else field.as_py()
+            value = found.column(name)[at]
+            return parse(memoryview(value.as_buffer())) if name in JSON_COLUMNS else value.as_py()
         except (OSError, ValueError, RecursionError) as exc:  # Arrow's and JSON's
             raise self._damaged(exc) from exc
 
@@ -77,16 +78,14 @@ class ColumnsFile:
         return OutputDamaged(f"{self._paths[-1]} cannot be understood: {exc}")
 
 
+@dataclass(eq=False, slots=True)
 class ColumnsRow:
     """A row; its fields are read when they are asked for, and kept."""
 
-    __slots__ = ("_at", "_fields", "_file", "_group")
-
-    def __init__(self, file: ColumnsFile, group: int, at: int) -> None:
-        self._file = file
-        self._group = group
-        self._at = at
-        self._fields: dict[str, Any] = {}
+    _file: ColumnsFile
+    _group: int
+    _at: int
+    _fields: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._fields:
@@ -126,13 +125,13 @@ class _Arrow:
         return self._file.get_batch(group).column(name)
 
 
+@dataclass(frozen=True, slots=True)
 class _Group:
     """A row group, of an open file of its own: Parquet's reader serves one thread at a time."""
 
-    def __init__(self, file: _Parquet | _Arrow, number: int) -> None:
-        self._file = file
-        self._number = number
-        self._columns = Recent(_MOST_COLUMNS)
+    _file: _Parquet | _Arrow
+    _number: int
+    _columns: Recent = field(default_factory=lambda: Recent(_MOST_COLUMNS))
 
     def column(self, name: str) -> Any:
         return self._columns.get(name, lambda: self._file.column(self._number, name))

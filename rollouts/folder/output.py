@@ -22,7 +22,7 @@ from ..episodes import BytesLike, Episode, Step
 from ..errors import EpisodeRefused, OutputBusy
 from .columnar import arrow, in_columns
 from .disk import Disk, typed
-from .layout import FORMATS, JSONL, LOCK, SPOOL, Part, Verdict, is_ours, partial
+from .layout import FORMATS, JSONL, LOCK, SPOOL, Verdict, is_ours, partial
 from .manifest import Checkpoint, Manifest
 from .part import OpenPart, publish
 from .spool import LARGE_BYTES, OWN_PART_BYTES, Spool, to_spill
@@ -288,7 +288,10 @@ class Output:
         for _, synced in self._unpublished:
             for one in synced:
                 one.result()
-        finished = [self._converted(part) for part in parts]
+        finished = [
+            part.finished() if self._form == JSONL else in_columns(part, self._form, self._disk)
+            for part in parts
+        ]
         self._disk.sync(self.folder)
         self._manifest.add(finished)
         for whole in finished:
@@ -297,12 +300,6 @@ class Output:
         for part, whole in zip(parts, finished, strict=True):
             part.forget(but=whole)
         self._unpublished = []
-
-    def _converted(self, part: OpenPart) -> Part:
-        """Converts a part to columns, where the format has them."""
-        if self._form == JSONL:
-            return part.finished()
-        return in_columns(part, self._form, self._disk)
 
     def _grow_anew(self) -> None:
         self._growing = self._new_part()

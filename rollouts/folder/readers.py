@@ -41,7 +41,6 @@ from .layout import (
     PARQUET,
     STEPS,
     Part,
-    PartFile,
     file_name,
     partial,
 )
@@ -139,7 +138,12 @@ class Rollouts:
         """
         for reader in self._readers:
             for file in reader.part.files:
-                _verify(present(self.folder / file.name), file)
+                path = present(self.folder / file.name)
+                if not path.exists():
+                    raise OutputDamaged(f"{path} is missing")
+                if digest_of(path).hexdigest() != file.sha256:
+                    told = f"{path} has changed since it was written: its checksum differs"
+                    raise OutputDamaged(told)
 
     def _files(self, kind: str, form: str) -> list[str]:
         names = [file.name for reader in self._readers for file in reader.part.files]
@@ -280,10 +284,3 @@ class PartReader:
         """Its names, in the order in which it gets them."""
         path = self._folder / file_name(kind, self.part.number, form)
         return partial(path), path
-
-
-def _verify(path: Path, file: PartFile) -> None:
-    if not path.exists():
-        raise OutputDamaged(f"{path} is missing")
-    if digest_of(path).hexdigest() != file.sha256:
-        raise OutputDamaged(f"{path} has changed since it was written: its checksum differs")

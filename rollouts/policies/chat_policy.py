@@ -39,13 +39,7 @@ Json = dict[str, Any]
 class ChatPolicy:
     """One endpoint, for all episodes."""
 
-    def __init__(
-        self,
-        url: str,
-        schema: Json,
-        *,
-        pause_seconds: float = PAUSE_SECONDS,
-    ) -> None:
+    def __init__(self, url: str, schema: Json, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         """Prepares a policy; nothing is connected before the first call."""
         self._url, in_url = endpoint_of(url)
         self._schema = schema
@@ -73,8 +67,9 @@ class ChatPolicy:
             raise EpisodeFailed(FailureReason.POLICY_ERROR, self._told(exc)) from exc
 
     def _told(self, exc: Exception) -> str:
-        """What went wrong with the endpoint, which is named."""
-        httpx, where = _httpx(), without_password(self._url)
+        """What went wrong with the endpoint, which is named without its password."""
+        httpx, parts = _httpx(), urlsplit(self._url)
+        where = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         if isinstance(exc, httpx.HTTPStatusError):
             answer = exc.response
             said = f"{where} answered {answer.status_code} {answer.reason_phrase}"
@@ -109,7 +104,12 @@ class _ChatPlayer:
     def __init__(self, policy: ChatPolicy, schema: Json) -> None:
         self._policy = policy
         self._schema = schema
-        self._messages = [{"role": "system", "content": instructions(schema)}]
+        content = (
+            "You act in an environment. Each message is an observation, as JSON. Answer with your "
+            "next action and nothing else: a JSON object by this schema.\n"
+        )
+        content += orjson.dumps(schema).decode()
+        self._messages = [{"role": "system", "content": content}]
 
     async def act(self, answer: Answer, turn: Turn) -> Encoded:
         self._messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
@@ -131,29 +131,11 @@ def endpoint_of(url: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, parts.netloc, path, "", "")), model
 
 
-def without_password(url: str) -> str:
-    """An address as it may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def instructions(schema: Json) -> str:
-    """The system message of a conversation."""
-    told = orjson.dumps(schema).decode()
-    return (
-        "You act in an environment. Each message is an observation, as JSON. Answer with your next "
-        f"action and nothing else: a JSON object by this schema.\n{told}"
-    )
-
-
 def action_of(text: str, schema: Json) -> Any:
     """The action that a model's answer is."""
     fenced = _FENCE.search(text)
-    for candidate in (
-        text,
-        fenced[1] if fenced else "",
-        text[text.find("{") : text.rfind("}") + 1],
-    ):
+    braced = text[text.find("{") : text.rfind("}") + 1]
+    for candidate in (text, fenced[1] if fenced else "", braced):
         try:
             found = orjson.loads(candidate)
         except orjson.JSONDecodeError:
@@ -162,9 +144,8 @@ def action_of(text: str, schema: Json) -> Any:
             return found
     field = only_text_field(schema)
     if field is None:
-        raise EpisodeFailed(
-            FailureReason.POLICY_ERROR, f"the model's answer is not an action: {text[:200]}"
-        )
+        told = f"the model's answer is not an action: {text[:200]}"
+        raise EpisodeFailed(FailureReason.POLICY_ERROR, told)
     return {field: text}
 
 
@@ -182,9 +163,8 @@ def _said(completion: Json) -> tuple[str, Json]:
         choice = completion["choices"][0]
         text = choice["message"]["content"] or ""
     except (KeyError, IndexError, TypeError) as exc:
-        raise EpisodeFailed(
-            FailureReason.POLICY_ERROR, "the endpoint's answer is not a chat completion"
-        ) from exc
+        told = "the endpoint's answer is not a chat completion"
+        raise EpisodeFailed(FailureReason.POLICY_ERROR, told) from exc
     kept = {"text": text, "finish_reason": choice.get("finish_reason")}
     more = {"usage": completion.get("usage"), "logprobs": choice.get("logprobs")}
     return text, kept | {key: value for key, value in more.items() if value is not None}

@@ -59,11 +59,6 @@ class _Job:
         if self.go_on is not None and not self.answer.done():
             self.go_on()
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Whose answer it is."""
-        return self.answer.get_loop()
-
 
 class CpuThreads:
     """At most `most` jobs at once, of all episodes together, beside those that hang."""
@@ -147,7 +142,7 @@ class CpuThreads:
                 return False
             job.state, job.thread = _State.UNDER_WAY, threading.current_thread()
         if job.go_on is not None:
-            tell_loop(job.loop, job.begun)
+            tell_loop(job.answer.get_loop(), job.begun)
         return True
 
     def _end(self, job: _Job, result: Any, error: BaseException | None) -> bool:
@@ -157,7 +152,7 @@ class CpuThreads:
                 self._hung -= 1
                 return False
             job.state = _State.ENDED
-        tell_loop(job.loop, settle, job.answer, result, error)
+        tell_loop(job.answer.get_loop(), settle, job.answer, result, error)
         return True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import urllib.request
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -31,15 +32,15 @@ _LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has i
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class RandomPolicy:
     """Actions drawn from a schema."""
 
-    def __init__(self, schema: Json) -> None:
-        self._schema = schema
+    schema: Json
 
     def player(self, threads: CpuThreads) -> Player:
         """A fresh one; it draws in well under a millisecond, and needs no thread."""
-        return _RandomPlayer(self._schema)
+        return _RandomPlayer(self.schema)
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -59,7 +60,9 @@ class _RandomPlayer:
 
 def action_schema(address: str) -> Json:
     """The JSON schema of an action. Blocks."""
-    url = _schema_url(address)
+    parts = urlsplit(session_url(address))
+    scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
+    url = urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))
     try:
         with urllib.request.urlopen(url, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
             found = json.load(response)
@@ -74,17 +77,17 @@ def sample(schema: Json, rng: random.Random) -> Any:
     return _Sampler(schema, rng).draw(schema, 0)
 
 
+@dataclass(frozen=True, slots=True)
 class _Sampler:
-    def __init__(self, root: Json, rng: random.Random) -> None:
-        self._root = root
-        self._rng = rng
+    root: Json
+    rng: random.Random
 
     def draw(self, schema: Json, depth: int) -> Any:
         schema = self._resolved(schema)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return self._rng.choice(schema["enum"])
+            return self.rng.choice(schema["enum"])
         for union in ("anyOf", "oneOf"):
             if union in schema:
                 return self.draw(self._choose(schema[union], depth), depth)
@@ -95,13 +98,13 @@ class _Sampler:
     def _of_type(self, schema: Json, depth: int) -> Any:
         kind = schema.get("type", "object" if "properties" in schema else "string")
         if isinstance(kind, list):
-            kind = self._rng.choice(kind)
+            kind = self.rng.choice(kind)
         draw = {
             "object": self._object,
             "array": self._array,
             "integer": self._integer,
-            "number": self._number,
-            "boolean": lambda *_: self._rng.random() < 0.5,
+            "number": lambda *_: self.rng.uniform(*_bounds(schema, step=1e-9)),
+            "boolean": lambda *_: self.rng.random() < 0.5,
             "null": lambda *_: None,
         }.get(kind, self._text)
         return draw(schema, depth)
@@ -109,49 +112,39 @@ class _Sampler:
     def _choose(self, options: list[Json], depth: int) -> Json:
         """Any of them; deep down the simplest, so that it comes to an end."""
         if depth < DEEPEST:
-            return self._rng.choice(options)
+            return self.rng.choice(options)
         return min(options, key=lambda option: "$ref" in option or "properties" in option)
 
     def _object(self, schema: Json, depth: int) -> Json:
         required = set(schema.get("required", ()))
         drawn = {}
         for name, of in schema.get("properties", {}).items():
-            if name in required or self._says(name, depth):
+            is_optional = depth < DEEPEST and name not in _LEFT_TO_THE_SERVER
+            if name in required or (is_optional and self.rng.random() < 0.5):
                 drawn[name] = self.draw(of, depth + 1)
         return drawn
-
-    def _says(self, name: str, depth: int) -> bool:
-        if depth >= DEEPEST or name in _LEFT_TO_THE_SERVER:
-            return False
-        return self._rng.random() < 0.5
 
     def _array(self, schema: Json, depth: int) -> list[Any]:
         if "prefixItems" in schema:
             return [self.draw(of, depth + 1) for of in schema["prefixItems"]]
         least = schema.get("minItems", 0)
         most = least if depth >= DEEPEST else schema.get("maxItems", max(least, MOST_ITEMS))
-        count = self._rng.randint(least, most)
+        count = self.rng.randint(least, most)
         return [self.draw(schema.get("items", {}), depth + 1) for _ in range(count)]
 
     def _integer(self, schema: Json, _depth: int) -> int:
         low, high = _bounds(schema, step=1)
         multiple = schema.get("multipleOf", 1)
-        return int(self._rng.randint(int(-(-low // multiple)), int(high // multiple)) * multiple)
-
-    def _number(self, schema: Json, _depth: int) -> float:
-        low, high = _bounds(schema, step=1e-9)
-        return self._rng.uniform(low, high)
+        return int(self.rng.randint(int(-(-low // multiple)), int(high // multiple)) * multiple)
 
     def _text(self, schema: Json, _depth: int) -> str:
         least = schema.get("minLength", 0)
         most = max(least, min(schema.get("maxLength", LONGEST_TEXT), LONGEST_TEXT))
-        return "".join(
-            self._rng.choices(_LETTERS, k=self._rng.randint(max(least, 1), max(most, 1)))
-        )
+        return "".join(self.rng.choices(_LETTERS, k=self.rng.randint(max(least, 1), max(most, 1))))
 
     def _resolved(self, schema: Json) -> Json:
         while "$ref" in schema:
-            target: Any = self._root
+            target: Any = self.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
                 target = target[part]
             schema = target
@@ -179,9 +172,3 @@ def _bounds(schema: Json, step: float) -> tuple[float, float]:
     elif "maximum" not in schema:
         high -= step
     return low, high
-
-
-def _schema_url(address: str) -> str:
-    parts = urlsplit(session_url(address))
-    scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
-    return urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))

@@ -95,7 +95,8 @@ class GroupSink:
             StageError: a stage failed on the group.
         """
         key = int(episode.id) // self._size
-        one = await self._made_small(episode, may_wait=self._may_wait(key))
+        is_last = len(self._waiting.get(key, ())) + 1 >= self._size
+        one = await self._made_small(episode, may_wait=not is_last and key not in self._given_up)
         if key in self._given_up:  # it may have been meanwhile
             self.counts.left_out += 1
             await self.discard(episode.id)
@@ -127,10 +128,6 @@ class GroupSink:
     def stop(self) -> None:
         """Ends the thread; waiting episodes are forgotten with the sink behind."""
         self._thread.shutdown()
-
-    def _may_wait(self, key: int) -> bool:
-        """Whether another of its members is needed."""
-        return len(self._waiting.get(key, ())) + 1 < self._size and key not in self._given_up
 
     async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
         steps = self._steps.pop(episode.id, 0) or len(episode.steps)

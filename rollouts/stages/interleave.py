@@ -106,9 +106,8 @@ class _Growing:
 
     def goes_on_with(self, step: TokenStep) -> bool:
         """Whether the step's prompt begins with all of this."""
-        before = len(self._ids)
-        prompt = step.prompt_ids
-        return len(prompt) >= before and _same(prompt[:before], self._ids)
+        begins = step.prompt_ids[: len(self._ids)]  # a shorter prompt is not equal either
+        return (begins if isinstance(begins, array) else array(TOKENS, begins)) == self._ids
 
     def add(self, step: TokenStep) -> None:
         before = len(self._ids)
@@ -164,10 +163,6 @@ class _Rows:
                 at += len(part)
         dtype, shape = self._form
         return Array(data, dtype, (tokens, *shape))
-
-
-def _same(one: Sequence[int], other: array[int]) -> bool:
-    return (one if isinstance(one, array) else array(TOKENS, one)) == other
 
 
 def _integers(value: Any) -> Sequence[int]:

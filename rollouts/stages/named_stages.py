@@ -115,25 +115,20 @@ def check_advantages(text: str, group: int | None) -> None:
 def check_filters(texts: Sequence[str], group: int | None) -> None:
     """Checks the values of `--filter`."""
     for number, text in enumerate(texts):
-        _check_filter(text)
+        if ":" not in text:
+            name, equals, value = text.partition("=")
+            if name in _BOUNDED:
+                bound(name, value)
+            elif name not in _PLAIN:
+                raise ValueError(_unknown("filter is", name, [*_BOUNDED, *_PLAIN]))
+            elif equals:
+                raise ValueError(f"the filter {name} takes no value")
         if text in texts[:number]:
             raise ValueError(f"the filter {text} is asked for twice")
     if group is None and ZERO_ADVANTAGE in texts:
         raise ValueError(
             f"the filter {ZERO_ADVANTAGE} compares the episodes of a group: add --group"
         )
-
-
-def _check_filter(text: str) -> None:
-    if ":" in text:
-        return
-    name, equals, value = text.partition("=")
-    if name not in _BOUNDED and name not in _PLAIN:
-        raise ValueError(_unknown("filter is", name, [*_BOUNDED, *_PLAIN]))
-    if name in _BOUNDED:
-        bound(name, value)
-    elif equals:
-        raise ValueError(f"the filter {name} takes no value")
 
 
 def bound(name: str, value: str) -> float:
