@@ -37,15 +37,6 @@ from .files import (
 )
 from .fork_server_client import fork_shim, spawn_detached
 
-__all__ = [
-    "ShimClient",
-    "ShimGone",
-    "clean_up_after_shim",
-    "read_run_file",
-    "read_status_file",
-    "start_shim",
-]
-
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
 
@@ -109,11 +100,7 @@ class ShimClient:
 
     @classmethod
     def connect(cls, socket_path: str, timeout: float = 5.0) -> ShimClient:
-        """Connect; the first status follows by itself.
-
-        Raises:
-            ShimGone: when no shim listens there (any more).
-        """
+        """Connect; the first status follows by itself. Raises `ShimGone` when no shim listens."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Not `settimeout`: that makes `connect` fail at once while the shim's backlog is full.
         seconds, fraction = divmod(timeout, 1.0)

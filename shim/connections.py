@@ -80,21 +80,13 @@ class Connection:
         self._status_is_due = True
 
     def queue_reply(self, line: bytes, fd: int | None = None) -> None:
-        """Queue a reply, with a descriptor to send along.
-
-        Raises:
-            ClientGone: when too many have not been read.
-        """
+        """Queue a reply and a descriptor; raises `ClientGone` when too many have not been read."""
         if len(self._replies) >= MAX_REPLIES:
             raise ClientGone("it does not read its replies")
         self._replies.append((line, fd))
 
     def read_lines(self) -> list[bytes]:
-        """Return the lines that have arrived whole.
-
-        Raises:
-            ClientGone: at the end of the connection, or when a line has no end.
-        """
+        """Return the whole lines that arrived; `ClientGone` at the end, or for an endless line."""
         try:
             data = self.socket.recv(MAX_LINE_BYTES)
         except BlockingIOError:
@@ -109,11 +101,7 @@ class Connection:
         return lines
 
     def send(self) -> None:
-        """Send what the socket takes now.
-
-        Raises:
-            ClientGone: when it has left.
-        """
+        """Send what the socket takes now; raises `ClientGone` when it has left."""
         while self.has_unsent:
             if not self._replies:
                 self._replies.append((self._status_line(), None))

@@ -62,11 +62,7 @@ def open_control_socket(path: str) -> socket.socket:
 
 
 def read_run_file(run_dir: str) -> dict[str, Any]:
-    """Return the run file.
-
-    Raises:
-        OSError, ValueError: when it cannot be read.
-    """
+    """Return the run file; raises `OSError` or `ValueError` when it cannot be read."""
     with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
         run: dict[str, Any] = json.loads(file.read())
     return run
@@ -102,11 +98,7 @@ def lock(run_dir: str) -> int:
 
 
 def open_log(path: str) -> int:
-    """Open a log to append to.
-
-    Raises:
-        OSError: when it can be neither opened nor made.
-    """
+    """Open a log to append to; raises `OSError` when it can be neither opened nor made."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 

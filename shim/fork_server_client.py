@@ -169,10 +169,7 @@ def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> Non
     argv = [sys.executable, "-P", "-m", "openenvd.shim.fork_server", json.dumps(config)]
     # Otherwise a new title is written over the environment that `ps e` shows.
     spawn_detached(
-        argv,
-        {**environ, "SPT_NOENV": "1"},
-        pass_fds=[listen_fd],
-        log_path=fork_server["log_path"],
+        argv, {**environ, "SPT_NOENV": "1"}, pass_fds=[listen_fd], log_path=fork_server["log_path"]
     )
 
 
@@ -194,11 +191,7 @@ def _listens(path: Path) -> bool:
 
 
 def _ask(path: Path, message: Json, fds: list[int], seconds: float) -> Json | None:
-    """Return its answer; None when it has exited.
-
-    Raises:
-        TimeoutError: it is there, and does not answer.
-    """
+    """Return its answer, or None when it has exited; raises `TimeoutError` when it is silent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(seconds)
         try:

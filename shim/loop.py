@@ -52,13 +52,7 @@ from ..system.prctl import adopt_orphans
 from ..system.proc import set_oom_score_adj
 from ..system.process_identity import ProcessIdentity
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
-from .connections import (
-    DEFAULT_GRACE_SECONDS,
-    Connection,
-    Connections,
-    error_line,
-    read_operation,
-)
+from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,
     RUN_FILE_NAME,
@@ -138,11 +132,13 @@ class Shim:
 
     def run(self) -> None:
         """Run until the server has been stopped for good."""
-        self._note_in_run_file()
+        with contextlib.suppress(OSError):  # status.json says it too
+            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity})
         self._start()
         while not self._server.is_over:
             self._handle_events(self._seconds_to_wait())
-            self._look_when_due()
+            if time.monotonic() >= self._next_look:
+                self._look()
             self._server.act_on_deadline()
         self._linger()
 
@@ -170,24 +166,17 @@ class Shim:
         self._look()
         self._on_change(True)
 
-    def _look_when_due(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._look()
-
     def _look(self) -> None:
         """Look at the server; retry the status file; stop when the run directory was removed."""
         seconds = self._server.look()
-        self._stop_if_removed()
+        is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
+        if is_gone and not self._server.is_stopping:  # or it would shorten the grace
+            self._server.stop(DEFAULT_GRACE_SECONDS)
         if self._run_dir_watch.is_missing:
             seconds = min(seconds, REMOVED_SECONDS)
         self._next_look = time.monotonic() + seconds
         if not self._status_is_written:
             self._write_status()
-
-    def _stop_if_removed(self) -> None:
-        is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
-        if is_gone and not self._server.is_stopping:  # or it would shorten the grace
-            self._server.stop(DEFAULT_GRACE_SECONDS)
 
     def _clean_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -247,10 +236,6 @@ class Shim:
         except OSError:
             self._status_is_written = False
 
-    def _note_in_run_file(self) -> None:
-        with contextlib.suppress(OSError):  # status.json says it too
-            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity})
-
 
 def main() -> None:
     """Be the shim of the folder that the command line names (`__main__.py`)."""
@@ -260,11 +245,7 @@ def main() -> None:
 
 
 def run_shim(run_dir: str, *, is_forked: bool = False) -> None:
-    """Be the shim of `run_dir`, in a session of its own.
-
-    Raises:
-        SystemExit: when another shim holds the lock of the run directory.
-    """
+    """Be the shim of `run_dir`, in a session of its own; exits when another shim has its lock."""
     # Raised in the worker that started us, which the kernel is to kill first. A replica without
     # its shim is lost, so the shim goes last.
     set_oom_score_adj(os.getpid(), 0)

@@ -72,11 +72,7 @@ class ServerProcess:
     # Starting
 
     def prepare(self) -> None:
-        """Open its socket, unless it is open, and make a cgroup.
-
-        Raises:
-            OSError: when nothing can listen at its address.
-        """
+        """Open its socket, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
         if self._listener is None:
             self._listener = inherited_socket(LISTEN_FD_VARIABLE) or listen(
                 self._run["host"], self._run["port"]

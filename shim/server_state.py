@@ -169,13 +169,10 @@ class ServerStateMachine:
             self._evidence.begin(self._server.cgroup)
             self._notify.watch(self._server.start())
         except OSError as exc:
-            self._note_failed_start(why_no_server(exc))
-
-    def _note_failed_start(self, why: str) -> None:
-        failed = f"cannot start: {why}"
-        self._server.forget()
-        self._status.failed = failed
-        self._status.end(exit_without_start(failed), self._log_tail())
+            failed = f"cannot start: {why_no_server(exc)}"
+            self._server.forget()
+            self._status.failed = failed
+            self._status.end(exit_without_start(failed), self._log_tail())
 
     # Running
 
@@ -242,7 +239,12 @@ class ServerStateMachine:
         if self._server.pid is not None:
             self._read_messages()
             self._notify.close()
-            reason = self._explain(self._server.pid)
+            reason = self._evidence.explain(
+                self._server.pid,
+                self._server.ended,
+                stopped_by_us=self._shutdown.is_requested,
+                failed=self._status.failed,
+            )
             self._log.bound()  # it is not looked at again
             self._status.end(reason, self._log_tail())
             self._server.forget()
@@ -250,14 +252,6 @@ class ServerStateMachine:
             self._status.state = "stopped"
             self._server.remove_cgroup()
         self._changed(True)
-
-    def _explain(self, pid: int) -> Json:
-        return self._evidence.explain(
-            pid,
-            self._server.ended,
-            stopped_by_us=self._shutdown.is_requested,
-            failed=self._status.failed,
-        )
 
     def _log_tail(self) -> list[str]:
         return last_lines(self._log_path, LOG_TAIL_LINES)

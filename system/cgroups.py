@@ -191,11 +191,10 @@ class CgroupManager:
             try:
                 self._open(root)
                 return
-            except FileNotFoundError as exc:
-                self.why_not = _why(exc)
             except OSError as exc:
                 self.why_not = _why(exc)
-                return
+                if not isinstance(exc, FileNotFoundError):
+                    return
 
     @property
     def directory(self) -> str:

@@ -38,13 +38,7 @@ EXIT_UNCAUGHT = 1  # as Python itself says it
 _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # By fork server, shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
-TAKEN_OVER = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGCHLD,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-)
+TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
 
 
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:

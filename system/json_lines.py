@@ -17,11 +17,7 @@ def encode_line(message: Json) -> bytes:
 
 
 def decode_line(line: bytes) -> Json:
-    """Return the message that `encode_line` wrote.
-
-    Raises:
-        ValueError: when it is not a JSON object.
-    """
+    """Return the message that `encode_line` wrote; raises `ValueError` when it is no object."""
     try:
         message = json.loads(line)
     except RecursionError as exc:

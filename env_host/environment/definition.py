@@ -67,11 +67,7 @@ class Definition:
         return bool(getattr(self.env_class, "THREAD_SAFE", False))
 
     def parse_action(self, data: dict[str, Any]) -> Any:
-        """Parse the action in `data`.
-
-        Raises:
-            pydantic.ValidationError: the data is no action of this environment.
-        """
+        """Parse the action in `data`; raises `pydantic.ValidationError` if it is invalid."""
         if "type" in data and self.mcp is not None:
             tool = with_parsed_arguments(data)
             if special := self.mcp.action_type(tool, self.action_cls):

@@ -157,11 +157,7 @@ class Factory:
             return None
 
     def create(self) -> Any:
-        """Create an environment. On any thread.
-
-        Raises:
-            BaseException: whatever the factory raises.
-        """
+        """Create an environment, on any thread; raises whatever the factory raises."""
         return self._create(Place.THREAD)
 
     def _create(self, place: Place) -> Any:

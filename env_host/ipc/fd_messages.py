@@ -65,7 +65,9 @@ class MessageChannel:
         while self._unsent:
             try:
                 if not send_message(self._end, self._unsent[0]):
-                    self._watch_for_room()
+                    if not self._is_writing and not self._closed:
+                        self._is_writing = True
+                        self._loop.add_writer(self._end.fileno(), self._flush)
                     return
             except OSError:  # reading reports it
                 pass
@@ -73,11 +75,6 @@ class MessageChannel:
         if self._is_writing and not self._closed:
             self._is_writing = False
             self._loop.remove_writer(self._end.fileno())
-
-    def _watch_for_room(self) -> None:
-        if not self._is_writing and not self._closed:
-            self._is_writing = True
-            self._loop.add_writer(self._end.fileno(), self._flush)
 
     def _read(self) -> None:
         assert self._on_message is not None

@@ -80,7 +80,7 @@ class Mcp:
     async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
         match request.method:
             case method if method == CREATE:
-                return await self._create_session(session)
+                return {"session_id": (session or await self._table.open()).id}
             case "openenv/session/close":
                 return await self._close_session(request.params.get("session_id"), session)
         if session is not None:
@@ -96,9 +96,6 @@ class Mcp:
             return siblings.roomier()
         session_id = request.params.get("session_id")
         return siblings.owner_of(session_id) if isinstance(session_id, str) else None
-
-    async def _create_session(self, session: Session | None) -> dict[str, Any]:
-        return {"session_id": (session or await self._table.open()).id}
 
     async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
         if not target_id:

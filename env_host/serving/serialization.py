@@ -33,11 +33,7 @@ _writers: dict[type, Writer | None] = {}
 
 
 def observation_data(observation: Any) -> bytes:
-    """Write the `data` of an observation frame.
-
-    Raises:
-        Exception: dumping the observation raised, or something in it has no JSON form.
-    """
+    """Write the `data` of an observation frame; raises what dumping the observation raises."""
     writer = _writer_of(type(observation))
     if writer is not None:
         try:

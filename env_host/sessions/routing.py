@@ -66,11 +66,7 @@ class Siblings:
         return await _ask(request, self.isolate, "The process of the new session")
 
     async def ask(self, index: int, request: Json) -> Json:
-        """Send a JSON-RPC request to shard `index`, and return its answer.
-
-        Raises:
-            SessionError: the shard ended before it had answered.
-        """
+        """Return shard `index`'s answer to a JSON-RPC request; `SessionError` when it has ended."""
 
         async def get_ready() -> Callable[[int], None]:
             return functools.partial(self.hand_over, index)

@@ -101,11 +101,7 @@ class Session:
 
     @property
     def ready_calls(self) -> Calls:
-        """How to call the environment.
-
-        Raises:
-            UnknownSession: the environment is still being created.
-        """
+        """How to call the environment; raises `UnknownSession` while it is being created."""
         if self.calls is None:
             raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
         return self.calls
@@ -213,11 +209,7 @@ class _HeldContext:
         self._task = loop.create_task(self._hold())
 
     async def begin(self) -> None:
-        """Wait until the context is open.
-
-        Raises:
-            Exception: the context cannot be opened.
-        """
+        """Wait until the context is open; raises `Exception` when the context cannot be opened."""
         try:
             await self._entered
         except asyncio.CancelledError:

@@ -122,7 +122,7 @@ class SessionTable:
             SessionEnded: the process is stopping.
         """
         await self._wait_for_closing()
-        is_admitted = await self._admission.wait_for_room(self._has_room)
+        is_admitted = await self._admission.wait_for_room(lambda: self.taken < self.max_sessions)
         if self._stopping:
             raise self._stopping
         if not is_admitted:
@@ -144,11 +144,7 @@ class SessionTable:
         return session
 
     def find(self, session_id: str) -> Session:
-        """Return the session of that id.
-
-        Raises:
-            UnknownSession: no session has this id.
-        """
+        """Return the session of that id; raises `UnknownSession` when no session has this id."""
         session = self._sessions.get(session_id)
         if session is None:
             raise UnknownSession(f"Unknown session_id: {session_id}")
@@ -240,9 +236,6 @@ class SessionTable:
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
         """Return the sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
-
-    def _has_room(self) -> bool:
-        return self.taken < self.max_sessions
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket

@@ -108,14 +108,13 @@ class Admission:
         if rest is None:
             return has_room()
         deadline = self._loop.time() + rest
-        while self._must_wait(has_room) and self._loop.time() < deadline:
+        while not self._stopped and not (has_room() and self._counters.room):
+            if self._loop.time() >= deadline:
+                break
             await self._wait_locally(deadline)
         is_let_in = has_room() and self._counters.room > 0
         self._counters.add(Field.REFUSED, not is_let_in)
         return is_let_in
-
-    def _must_wait(self, has_room: Callable[[], bool]) -> bool:
-        return not self._stopped and not (has_room() and self._counters.room)
 
     @property
     def totals(self) -> tuple[int, int]:

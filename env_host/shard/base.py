@@ -79,7 +79,7 @@ class ServingProcess:
         self._counters = scoreboard[own.index]
         self._link_end = socket.socket(fileno=own.link_fd)
         self.link = MessageChannel(
-            self._link_end, on_message=self._on_link, on_end=self._on_supervisor_gone
+            self._link_end, on_message=self._on_link, on_end=lambda: os._exit(1)
         )
         self.admission = Admission(
             scoreboard,
@@ -205,9 +205,6 @@ class ServingProcess:
 
     def _on_link(self, message: Message) -> None:
         """Handle a message from the supervisor."""
-
-    def _on_supervisor_gone(self) -> None:
-        os._exit(1)
 
 
 def _most_here(own: ChildConfig) -> int:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from . import frames as wire
@@ -38,26 +39,16 @@ from .methods import EXPIRED, decode_result
 log = logging.getLogger("openenvd.env_host")
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """A call from its start until its reply; its future may be done long before."""
 
-    __slots__ = ("body", "deadline", "future", "method", "session", "value")
-
-    def __init__(
-        self,
-        future: asyncio.Future[Any],
-        session: int,
-        method: str,
-        value: bytes,
-        body: wire.Buffer | None,
-        deadline: float,
-    ) -> None:
-        self.future = future
-        self.session = session
-        self.method = method
-        self.value = value
-        self.body = body
-        self.deadline = deadline
+    future: asyncio.Future[Any]
+    session: int
+    method: str
+    value: bytes
+    body: wire.Buffer | None
+    deadline: float
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the caller, unless it has given up."""
@@ -240,11 +231,7 @@ class Connection(wire.WireProtocol):
 async def open_connection(
     address: str, shard: str, on_lost: Callable[[WorldLost], None], limits: Limits
 ) -> Connection:
-    """Connect to the state process, and wait for its WELCOME.
-
-    Raises:
-        OSError, TimeoutError, WorldLost: There was none.
-    """
+    """Connect; return after WELCOME, or raise `OSError`, `TimeoutError` or `WorldLost`."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection = Connection(on_lost, limits)
@@ -292,11 +279,7 @@ class StateLink:
         await self.current(time.monotonic() + self._limits.connect_seconds)
 
     async def current(self, deadline: float) -> Connection:
-        """Return the connection, or wait for the next one.
-
-        Raises:
-            WorldError: There was none before the deadline.
-        """
+        """Return the connection, or the next one; raises `WorldError` at the deadline."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline - time.monotonic()):
                 while self.connection is None and not self._closed:

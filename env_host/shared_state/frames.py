@@ -148,11 +148,7 @@ class Incoming:
         return memoryview(self._buffer)[self._end :]
 
     def frames(self, count: int) -> Iterator[Frame]:
-        """Yield the frames that are complete with `count` more bytes.
-
-        Raises:
-            WireError: The stream is broken; nothing after this can be trusted.
-        """
+        """Yield frames complete with `count` more bytes; `WireError` when the stream is broken."""
         self._end += count
         while (frame := self._next()) is not None:
             yield frame

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .frames import HAS_BODY, HAS_VALUE, encode_value
+from .frames import HAS_BODY, HAS_VALUE, Buffer, encode_value
 
 SESSION_ENDED = "session_ended"
 CLOSE = "close"
@@ -60,16 +60,12 @@ def methods_of(state: Any) -> dict[str, Method]:
 
 
 def encode_result(result: Any) -> tuple[bytes, bytes | None, int]:
-    """Return the value, body and flags of a reply.
-
-    Raises:
-        TypeError, ValueError: The result is not what a method may return.
-    """
+    """Return a reply's value, body and flags; `TypeError` or `ValueError` if it is not JSON."""
     if result is None:
         return b"", None, 0
-    if isinstance(result, bytes | bytearray | memoryview):
+    if isinstance(result, Buffer):
         return b"", _flat(result), 0
-    if isinstance(result, tuple) and len(result) == 2 and _is_body(result[1]):
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Buffer):
         return encode_value(result[0]), _flat(result[1]), HAS_VALUE
     return encode_value(result), None, HAS_VALUE
 
@@ -91,9 +87,5 @@ def _method(function: Callable[..., Any]) -> Method:
     )
 
 
-def _is_body(value: Any) -> bool:
-    return isinstance(value, bytes | bytearray | memoryview)
-
-
-def _flat(body: bytes | bytearray | memoryview) -> bytes:
+def _flat(body: Buffer) -> bytes:
     return body if type(body) is bytes else bytes(body)

@@ -127,11 +127,7 @@ class StateProcess:
         return self._listener.fileno()
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the next state process; with `wait`, return when it is ready.
-
-        Raises:
-            StateFailed: It exited before it was ready.
-        """
+        """Start the next one; with `wait`, return when it is ready or raise `StateFailed`."""
         assert self.pid is None
         self.epoch += 1
         self.due = None
@@ -217,12 +213,9 @@ def start_state_process(
     spawn: Spawn | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> StateProcess:
-    """Start the state process before the shards; return when it is ready.
+    """Start the state process before the shards; raises `StateFailed` if it does not get ready.
 
     It must not keep `fds_to_close()`. `spawn` starts it as a program, where a fork is not safe.
-
-    Raises:
-        StateFailed: There is no `create_state`, or it raised.
     """
     process = StateProcess(env_class, fds_to_close, spawn, limits)
     process.start()
@@ -239,17 +232,20 @@ def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
 
 def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Never:
     """Serve, then exit: nothing of the supervisor's may run in its child."""
-    code = EXIT_STATE_FAILED
     try:
         gc.freeze()  # the supervisor's objects must not be finalized here
         forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
         # Ctrl-C reaches the supervisor, which then stops this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        state = _create_or_report(env_class, config.ready_fd)
+        try:
+            state = create_state(env_class)
+        except BaseException as exc:
+            _report(config.ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
+            raise
         run_loop(_serve(state, config), lambda: _exit(0))
     except BaseException:
         traceback.print_exc()
-    _exit(code)
+    _exit(EXIT_STATE_FAILED)
 
 
 async def _serve(state: Any, config: StateConfig) -> None:
@@ -267,20 +263,8 @@ async def _serve(state: Any, config: StateConfig) -> None:
         close()
 
 
-def _create_or_report(env_class: Any, ready_fd: int) -> Any:
-    try:
-        return create_state(env_class)
-    except BaseException as exc:
-        _report(ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
-        raise
-
-
 def create_state(env_class: Any) -> Any:
-    """Return what `env_class.create_state()` returns.
-
-    Raises:
-        StateFailed: The class has no `create_state`.
-    """
+    """Return what `create_state()` returns; raises `StateFailed` if the class has none."""
     create = getattr(env_class, "create_state", None)
     if create is None:
         name = getattr(env_class, "__name__", str(env_class))

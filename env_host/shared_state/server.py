@@ -149,14 +149,11 @@ class StateConnection(wire.WireProtocol):
             self._running[task] = frame.session
             task.add_done_callback(self._ran)
         else:
-            self._run_now(method, frame)
-
-    def _run_now(self, method: Method, frame: Frame) -> None:
-        try:
-            result = method.call(self._session_of(frame), frame.value, frame.body)
-            self._reply(frame, result)
-        except Exception as exc:
-            self._raised(frame, exc)
+            try:
+                result = method.call(self._session_of(frame), frame.value, frame.body)
+                self._reply(frame, result)
+            except Exception as exc:
+                self._raised(frame, exc)
 
     async def _run(self, method: Method, frame: Frame) -> None:
         try:

@@ -38,14 +38,17 @@ class StatusReporter:
     def due(self) -> float:
         """Return when `report` has something to do, on the monotonic clock."""
         capacity = self._capacity_reported_at + CAPACITY_SECONDS
-        if not self._has_changed():
+        if self.sessions == self._notifier.reported:
             return capacity
         return min(capacity, self._sessions_reported_at + SESSIONS_SECONDS)
 
     def report(self) -> None:
         """Report what is due."""
         now = time.monotonic()
-        if self._has_changed() and now - self._sessions_reported_at >= SESSIONS_SECONDS:
+        if (
+            self.sessions != self._notifier.reported
+            and now - self._sessions_reported_at >= SESSIONS_SECONDS
+        ):
             self._sessions_reported_at = now
             self._notifier.sessions(self.sessions)
         if now - self._capacity_reported_at >= CAPACITY_SECONDS:
@@ -67,6 +70,3 @@ class StatusReporter:
     def _isolated_pids(self) -> list[int]:
         rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
         return [counters[Field.PID] for counters in itertools.islice(rows, MOST_MEASURED)]
-
-    def _has_changed(self) -> bool:
-        return self.sessions != self._notifier.reported

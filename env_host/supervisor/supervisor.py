@@ -105,16 +105,15 @@ class Supervisor:
     # The agenda
 
     def run(self) -> None:
-        """Serve until asked to stop.
-
-        Raises:
-            ShardFailed: A shard could not be started, and none had served yet.
-        """
+        """Serve until asked to stop; raises `ShardFailed` if one fails before any served."""
         self._signals = SignalPipe(forking.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
         try:
-            self._start_state()
+            if self._shared_class is not None:
+                start = self._spawner.start_state
+                self._state = start_state_process(self._shared_class, self._own_fds, start)
+                self._spawner.state_address = self._state.address
             self._supervise()
         finally:
             if self._state is not None:
@@ -124,17 +123,14 @@ class Supervisor:
         for index in range(self._plan.shards):
             self._start_shard(index)
         while self._children or not self._is_stopping:
-            self._handle_events(self._seconds_to_wait())
+            for key, _ in self._selector.select(self._seconds_to_wait()):
+                key.data()
             self._start_due()
             self._isolated.notify_front()
             if self._is_ready:
                 self._reporter.report()
             self._memory.check(self._children)
             self._act_on_deadline()
-
-    def _handle_events(self, timeout: float | None) -> None:
-        for key, _ in self._selector.select(timeout):
-            key.data()
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
@@ -150,12 +146,6 @@ class Supervisor:
         return None if first is None else max(0.0, first - now)
 
     # Starting
-
-    def _start_state(self) -> None:
-        if self._shared_class is not None:
-            start = self._spawner.start_state
-            self._state = start_state_process(self._shared_class, self._own_fds, start)
-            self._spawner.state_address = self._state.address
 
     def _start_shard(self, index: int) -> None:
         try:

@@ -165,7 +165,10 @@ class WebSocketProtocol(asyncio.Protocol):
     def _other(self, kind: int, payload: bytes) -> None:
         if kind == PING:
             if self._closing is None and not self._has_left:
-                self._answer_ping(payload)
+                if self.is_paused:
+                    self._pong = payload
+                else:
+                    self._write(PONG, payload)
         elif kind == CLOSE:
             code = code_of_close(payload)
             if self._closing is None and not self._has_left:
@@ -174,12 +177,6 @@ class WebSocketProtocol(asyncio.Protocol):
             self._leave()
         elif kind != PONG and self._closing is None and not self._has_left:
             self.binary_received()
-
-    def _answer_ping(self, payload: bytes) -> None:
-        if self.is_paused:
-            self._pong = payload
-        else:
-            self._write(PONG, payload)
 
     def _close_when_written(self) -> None:
         """Close when all bytes are written, or after `CLOSE_SECONDS` if the peer does not read."""
