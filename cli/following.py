@@ -201,7 +201,16 @@ def follow_request(
     try:
         with _screen(output, request["label"]) as screen:
             log = _Log(screen, is_told_later)
-            final = _show_events(client, request, log)
+            final = request
+            for event in following.follow(client, request["id"], reconnect=reconnect):
+                match event.name:
+                    case "log":
+                        log.add(event.data["text"])
+                    case "progress":
+                        screen.phase(_phase(final, event.data))
+                    case "state":
+                        final = event.data
+                        screen.phase(_phase(final, {}))
             log.end()
     except KeyboardInterrupt:
         _detach(client, request, output)
@@ -220,20 +229,6 @@ def wait_quietly(client: DaemonClient, request_id: str) -> dict[str, Any]:
 def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[str, Any]:
     """A short operation, to its successful end."""
     return following.run(client, operation, payload, reconnect=reconnect)
-
-
-def _show_events(client: DaemonClient, request: dict[str, Any], log: _Log) -> dict[str, Any]:
-    current = request
-    for event in following.follow(client, request["id"], reconnect=reconnect):
-        match event.name:
-            case "log":
-                log.add(event.data["text"])
-            case "progress":
-                log.screen.phase(_phase(current, event.data))
-            case "state":
-                current = event.data
-                log.screen.phase(_phase(current, {}))
-    return current
 
 
 def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:

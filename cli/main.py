@@ -116,7 +116,11 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.ClickException as exc:
-        _tell_usage(exc, as_json="--json" in arguments)
+        from .output import Output
+
+        exc.show()
+        details = {"kind": "usage", "message": exc.format_message(), "hint": "see --help"}
+        Output(as_json="--json" in arguments).json({"error": details})
         return exit_codes.USAGE
     except ClientError as exc:
         _tell(exc, as_json="--json" in arguments)
@@ -145,14 +149,6 @@ def _check_text(arguments: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise click.UsageError(f"{os.fsencode(word)!r} is not UTF-8 text") from None
-
-
-def _tell_usage(error: click.ClickException, *, as_json: bool) -> None:
-    from .output import Output
-
-    error.show()
-    details = {"kind": "usage", "message": error.format_message(), "hint": "see --help"}
-    Output(as_json=as_json).json({"error": details})
 
 
 def _tell(error: ClientError, *, as_json: bool) -> None:

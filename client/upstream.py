@@ -67,7 +67,10 @@ class OpenEnvdProvider:
         self._env_vars = env_vars or {}
         self._environment: Json | None = None
         self._launched: str | None = None  # the name, while there is something to take down
-        _register()
+        upstream = sys.modules.get(_UPSTREAM_MODULE)
+        for interface in ("ContainerProvider", "RuntimeProvider"):
+            if upstream is not None and hasattr(upstream, interface):
+                getattr(upstream, interface).register(OpenEnvdProvider)
 
     @property
     def name(self) -> str | None:
@@ -198,10 +201,6 @@ class OpenEnvdProvider:
         client = self._connect()
         request = client.submit("launch", payload)
         self._launched = payload["name"]  # from here on there is something to take down
-        self._environment = self._result_of(client, request)
-        return self.base_url
-
-    def _result_of(self, client: DaemonClient, request: Json) -> Json:
         try:
             ended = following.wait(client, request["id"], reconnect=_find)
         except BaseException:
@@ -210,8 +209,8 @@ class OpenEnvdProvider:
         if ended["state"] != "SUCCEEDED":
             self._launched = None  # a failed launch stops what it had started
             raise RequestFailed(ended)
-        environment: Json = ended["result"]["environment"]
-        return environment
+        self._environment = ended["result"]["environment"]
+        return self.base_url
 
     def _connect(self) -> DaemonClient:
         return daemon.connect(Paths.from_environment())
@@ -247,11 +246,3 @@ def _own_name(source: str) -> str:
 def _failure(environment: Json) -> str:
     error = environment.get("error") or {}
     return error.get("message") or f"{environment['name']} is {environment['state'].lower()}"
-
-
-def _register() -> None:
-    """Register the class with upstream's interfaces, where upstream is imported."""
-    upstream = sys.modules.get(_UPSTREAM_MODULE)
-    for interface in ("ContainerProvider", "RuntimeProvider"):
-        if upstream is not None and hasattr(upstream, interface):
-            getattr(upstream, interface).register(OpenEnvdProvider)

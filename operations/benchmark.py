@@ -26,7 +26,7 @@ from ..system.units import MB
 from . import base
 
 if TYPE_CHECKING:
-    from ..bench.results import Report, Summary
+    from ..bench.results import Summary
     from ..bench.target import Target
 
 Json = dict[str, Any]
@@ -138,6 +138,7 @@ class _Measuring:
         files = sweep.run()
         drawn = figures.draw_all(sweep.report, self._folder)
         lines = table.lines_of(sweep.report)
+        keys = sorted({(s.mode, s.wait_seconds, s.server) for s in sweep.report.summaries})
         if not figures.can_draw():
             lines.append(figures.WHY_NONE)
         for line in lines:
@@ -148,7 +149,13 @@ class _Measuring:
             "folder": str(self._folder),
             "files": [str(path) for path in files],
             "figures": [str(path) for path in drawn],
-            "max_batch": _max_batches(sweep.report),
+            # By mode and wait, the largest batch of which 95 % succeeded.
+            "max_batch": {
+                f"{mode}, wait {wait:g} s": table.max_batch(
+                    sweep.report.summaries, server, wait, mode
+                )
+                for mode, wait, server in keys
+            },
             "table": lines,
         }
 
@@ -197,17 +204,6 @@ def _server_pid(replica: run_files.RunFile) -> int | None:
             return pid or None
     except (ShimGone, TimeoutError):
         return None
-
-
-def _max_batches(report: Report) -> Json:
-    """By mode and wait, the largest batch of which 95 % succeeded."""
-    from ..bench.table import max_batch
-
-    keys = sorted({(s.mode, s.wait_seconds, s.server) for s in report.summaries})
-    return {
-        f"{mode}, wait {wait:g} s": max_batch(report.summaries, server, wait, mode)
-        for mode, wait, server in keys
-    }
 
 
 def _tell(summary: Summary) -> None:

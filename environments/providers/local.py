@@ -163,8 +163,16 @@ class LocalReplicas:
                 status = self._status_of(run_file)
                 _raise_if_ended(run_file, status)
                 if status["state"] == "ready" and run_file.replica_id not in ready:
-                    ready[run_file.replica_id] = _ready_replica(run_file, status)
-                    on_ready(ready[run_file.replica_id])
+                    replica = StartedReplica(
+                        id=run_file.replica_id,
+                        ordinal=run_file.ordinal,
+                        run_dir=str(run_file.run_dir),
+                        pid=status.get("pid"),
+                        max_sessions=(status.get("info") or {}).get("max_sessions"),
+                        memory_bytes=replica_bytes(status),
+                    )
+                    ready[run_file.replica_id] = replica
+                    on_ready(replica)
             waiting = [r for r in self._run_files if r.replica_id not in ready]
             if waiting and time.monotonic() - started >= timeout_seconds:
                 raise _not_ready(waiting[0], timeout_seconds)
@@ -313,17 +321,6 @@ def _cores_of_one(spec: EnvironmentSpec) -> int:
 
 def _name_of(run_file: run_files.RunFile) -> str:
     return f"replica {run_file.ordinal} of {run_file.environment}"
-
-
-def _ready_replica(run_file: run_files.RunFile, status: Json) -> StartedReplica:
-    return StartedReplica(
-        id=run_file.replica_id,
-        ordinal=run_file.ordinal,
-        run_dir=str(run_file.run_dir),
-        pid=status.get("pid"),
-        max_sessions=(status.get("info") or {}).get("max_sessions"),
-        memory_bytes=replica_bytes(status),
-    )
 
 
 def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:

@@ -108,15 +108,11 @@ def _key_parts(project: Project) -> Iterator[bytes]:
     assert dependencies is not None
     for path in (dependencies, project.folder / "uv.lock"):
         yield path.read_bytes() if path.is_file() else b""
-    if _refers_to_folders(dependencies):
-        yield os.fsencode(project.folder)
-
-
-def _refers_to_folders(dependencies: Path) -> bool:
-    """Whether what it needs depends on where it lies: `../shared`, a workspace, `setup.py`."""
     packaging = _packaging(dependencies)
     uv = packaging.get("tool", {}).get("uv", {})
-    return "sources" in uv or "workspace" in uv or _is_dynamic(packaging)
+    # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
+    if "sources" in uv or "workspace" in uv or _is_dynamic(packaging):
+        yield os.fsencode(project.folder)
 
 
 @contextlib.contextmanager
@@ -229,11 +225,17 @@ class Builder:
             text=True,
             errors="replace",
         )
-        with _ended_with_us(process):
-            assert process.stdout is not None
-            said = filter(None, self._relay(process.stdout, quiet=quiet))
-            lines = deque(said, maxlen=LAST_LINES)
-            code = process.wait()
+        with process:
+            try:
+                assert process.stdout is not None
+                said = filter(None, self._relay(process.stdout, quiet=quiet))
+                lines = deque(said, maxlen=LAST_LINES)
+                code = process.wait()
+            except BaseException:  # uv, and the build it may be running, end with the launch
+                if process.poll() is None:  # not collected, so that the pid is still its own
+                    identity = ProcessIdentity.of(process.pid)
+                    stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
+                raise
         if code != 0:
             raise self._failed(code, list(lines))
         return list(lines)
@@ -299,19 +301,6 @@ def package_source() -> str:
 def _without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
-
-
-@contextlib.contextmanager
-def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """uv, and the build it may be running, end when the launch is cancelled."""
-    with process:
-        try:
-            yield
-        except BaseException:
-            if process.poll() is None:  # not collected, so that the pid is still its own
-                identity = ProcessIdentity.of(process.pid)
-                stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
-            raise
 
 
 def _packaging(path: Path | None) -> dict[str, Any]:

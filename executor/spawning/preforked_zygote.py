@@ -67,19 +67,14 @@ def _run_zygote(
         os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
         daemons.close()
         os.close(death_pipe[1])
-        _redirect_output(keep={control.fileno(), death_pipe[0]})
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        close_all_but({control.fileno(), death_pipe[0]})
+        sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
         os.environ.update(worker_environment(os.environ))
         os.chdir(home)
         become_zygote(control, death_pipe=death_pipe[0], home=home, began=began)
     finally:
         # Never return into the daemon's code, whatever happened.
         os._exit(70)
-
-
-def _redirect_output(keep: set[int]) -> None:
-    """Point standard input and output at /dev/null, and close all but stderr and `keep`."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    close_all_but(keep)
-    sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
