@@ -78,11 +78,13 @@ def importable(folder: Path | None) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            if _lies_in(sys.modules[name], folder):
-                del sys.modules[name]
+        imported = set(sys.modules) - before
+        for name in [name for name in imported if _lies_in(sys.modules[name], folder)]:
+            del sys.modules[name]
 
 
 def _lies_in(module: Any, folder: Path) -> bool:
+    """Whether a module, or a package without an `__init__.py`, lies in the folder."""
     path = getattr(module, "__file__", None)
-    return path is not None and Path(path).is_relative_to(folder)
+    paths = getattr(module, "__path__", ()) if path is None else (path,)
+    return any(Path(path).is_relative_to(folder) for path in paths)

@@ -136,6 +136,17 @@ def test_a_policy_is_found_in_the_users_folder_as_it_is_now(tmp_path: Path) -> N
     assert str(tmp_path) not in sys.path
 
 
+def test_a_policy_in_a_package_without_an_init_file_is_imported_anew(tmp_path: Path) -> None:
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "outer" / "__init__.py").write_text("")
+    for number in range(2):
+        source = f"def act(seen):\n    return {number}\n# {'x' * number}"
+        (tmp_path / "outer" / "inner" / "mine.py").write_text(source)
+        with importable(tmp_path):
+            assert function_named("outer.inner.mine:act")({}) == number
+    assert not [name for name in sys.modules if name.startswith("outer")]
+
+
 def test_a_policy_whose_import_raises_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "no_policy.py").write_text("1 / 0")
     with importable(tmp_path), pytest.raises(PolicyNotFound, match="raised ZeroDivisionError"):
