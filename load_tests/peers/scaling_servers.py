@@ -193,13 +193,14 @@ def why_no_limit() -> str | None:
 def limit(processes: int = LIMIT_PROCESSES) -> Iterator[Started]:
     """The bare server."""
     with tempfile.TemporaryDirectory(prefix="openenvd-limit-") as folder:
-        port = _free_port()
         command = [sys.executable, "-m", "load_tests.peers.bare_server"]
-        command += ["--port", str(port), "--processes", str(processes)]
+        command += ["--processes", str(processes)]
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         log = Path(folder) / "log"
         with _process(command, folder, log, environ) as process:
-            _until(lambda: "listening" in log.read_text() and _answers(port), process, log)
+            _until(lambda: "listening on" in log.read_text(), process, log)
+            port = int(log.read_text().partition("listening on ")[2].split()[0])
+            _until(lambda: _answers(port), process, log)
             url = f"http://127.0.0.1:{port}"
             yield Started(Target("limit", url, (process.pid,), modes=("ws",)))
 
