@@ -3,6 +3,7 @@
 
     python -m load_tests.cold_cli        a cold `openenv status` against `import click`
     python -m load_tests.idle_memory     PSS of everything, idle
+    python -m load_tests.idle_cost       CPU, wake-ups and PSS of idle environments; `down --all`
     python -m load_tests.launch          request to ready, and the return of `--async`
     python -m load_tests.queue_dispatcher  the dispatch rate, beside the seed's five arrangements
     python -m load_tests.low_resources   launches and memory in cgroups of 0.5 CPU/750 MB, 4/16 GB

@@ -9,6 +9,7 @@ import sys
 PROGRAMS = (
     ("cold_cli", 5, ""),
     ("idle_memory", 1, ""),
+    ("idle_cost", 1, "--environments 1,10 --seconds 10 --settle 5"),
     ("launch", 3, ""),
     ("queue_dispatcher", 1, "--requests 3000"),
     ("queue_dispatcher", 1, "--requests 2000 --executor workers"),
