@@ -7,6 +7,12 @@
                                       │     ──▶ `on_heartbeat(snapshot)`, once a second
     anybody, any thread: `snapshot` ◀─┘
 
+It samples only while there is something to be late for: between `resume` and `pause`, or while
+`begin` was called more often than `end` (or within `with monitor.watching()`). Otherwise it has no
+timer, and its thread is blocked or was never started: an idle process is not woken. Pausing waits
+for `LINGER_SAMPLES` more samples, so that short work is sampled at all, a stall that it ended with
+is recorded, and requests that follow each other cost nothing.
+
 Lag is the delay of a timer. A loop that is blocked for five seconds misses fifty timers, so
 fifty samples are filled in (5.0, 4.9, … 0.1): otherwise the longest stall would weigh least. A
 stall that still lasts counts with what it has missed by now.
@@ -28,7 +34,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -38,6 +45,7 @@ INTERVAL_SECONDS = 0.1
 WINDOW_SECONDS = 60.0
 STALL_SECONDS = 1.0  # from here on it is looked at who holds the loop
 HEARTBEAT_SECONDS = 1.0
+LINGER_SAMPLES = 10  # after the last work
 BUSY_SECONDS = 0.1  # median lag of the last samples of a loop that is called busy
 RECENT_SAMPLES = 20  # two seconds
 MOST_THREADS_SHOWN = 20
@@ -57,7 +65,10 @@ class LoopState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LagSnapshot:
-    """The lag over the window, in seconds; `worst_seconds` and `stalls` since the start."""
+    """The lag over the window, in seconds; `worst_seconds` and `stalls` since the start.
+
+    The window is of the time that was sampled: what was measured stays while nothing happens.
+    """
 
     state: LoopState
     samples: int
@@ -106,6 +117,16 @@ class LagWindow:
             )
             return self._due
 
+    def resume(self, now: float) -> None:
+        """Expect the next beat one interval from now."""
+        with self._lock:
+            self._due = now + self._interval
+
+    def pause(self) -> None:
+        """Expect no beat; what was measured stays."""
+        with self._lock:
+            self._due = math.inf
+
     def overdue_seconds(self, now: float) -> float:
         """For how long the loop should have turned, and has not."""
         with self._lock:
@@ -120,7 +141,8 @@ class LagWindow:
         if overdue > 0:
             lags.extend(lags_of(due, now, self._interval, self._most))
         ordered = sorted(lags)
-        recent = sorted(list(lags)[-RECENT_SAMPLES:])
+        is_paused = due == math.inf
+        recent = [] if is_paused else sorted(list(lags)[-RECENT_SAMPLES:])
         return LagSnapshot(
             state=state_of(overdue, quantile(recent, 0.5), self._stall, is_running=is_running),
             samples=len(ordered),
@@ -157,9 +179,16 @@ def state_of(
 
 
 class EventLoopLagMonitor:
-    """Measures the loop that it is started on, until it is stopped.
+    """Measures the loop that it is started on, while there is something to be late for.
 
-    `with EventLoopLagMonitor() as lag:` inside a coroutine does both.
+    `with EventLoopLagMonitor() as lag:` inside a coroutine measures within the block. A process
+    that is idle most of the time starts it paused, and says when it has work:
+
+        lag.start(paused=True)
+        lag.resume(), lag.pause()          # both may be called again and again
+        with lag.watching(): ...           # counted: a request or a session under way
+
+    All methods but `snapshot` are called on the loop's thread.
     """
 
     def __init__(
@@ -172,7 +201,17 @@ class EventLoopLagMonitor:
         on_heartbeat: Callable[[LagSnapshot], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_heartbeat` is called on the watchdog's thread, once a second."""
+        """Prepare it; nothing runs yet.
+
+        Args:
+            name: of the loop, in log lines and of the watchdog's thread.
+            interval_seconds: between two samples.
+            window_seconds: how much sampled time the percentiles are of.
+            stall_seconds: a delay from which on the code that causes it is logged.
+            on_heartbeat: called on the watchdog's thread when it resumes, once a second while it
+                samples, and once more when it pauses.
+            clock: monotonic seconds.
+        """
         self.name = name
         self._clock = clock
         self._stall_seconds = stall_seconds
@@ -184,48 +223,84 @@ class EventLoopLagMonitor:
             stall_seconds=stall_seconds,
         )
         self._window = self._make_window(clock())
+        self._window.pause()
         self._interval_seconds = interval_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # None while it does not sample
+        self._is_wanted = False
+        self._begun = 0  # by `begin`, without its `end`
+        self._samples_left = 0  # before it pauses, when it is not wanted
         self._thread: threading.Thread | None = None
+        self._samples = threading.Event()  # what the watchdog waits for while there is nothing
         self._ended = threading.Event()
         self._tell_at_seconds = stall_seconds  # doubled each time, so that a long stall is not spam
         self._held_seconds = 0.0
 
-    def start(self) -> None:
-        """Begin, on the running loop. A second call does nothing."""
-        if self._thread is not None:
+    def start(self, *, paused: bool = False) -> None:
+        """Begin on the running loop, at once or with `resume`. A second call does nothing."""
+        if self._loop is not None:
             return
         self._loop = asyncio.get_running_loop()
         self._window = self._make_window(self._clock())
-        self._timer = self._loop.call_later(self._interval_seconds, self._beat)
+        self._window.pause()
         self._ended = threading.Event()
-        thread = threading.Thread(
-            target=self._watch,
-            args=(threading.get_ident(), self._ended),
-            name=f"{self.name}-watchdog",
-            daemon=True,
-        )
-        thread.start()
-        self._thread = thread  # not when there is no room for it: then nothing is to be stopped
+        if not paused or self._begun:
+            self.resume()
 
     def stop(self) -> None:
         """Return when the watchdog has ended. What was measured can still be read."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_sampling()
+        self._is_wanted, self._loop = False, None
         if self._thread is not None:
             self._ended.set()
+            self._samples.set()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
             self._thread = None
+            self._samples.clear()
+
+    def resume(self) -> None:
+        """Sample from now on. Before `start` and when it samples already, it does nothing."""
+        self._is_wanted = self._loop is not None
+        if self._loop is None or self._timer is not None:
+            return
+        self._window.resume(self._clock())
+        self._timer = self._loop.call_later(self._interval_seconds, self._beat)
+        self._samples.set()
+        if self._thread is None:
+            self._start_watchdog()
+
+    def pause(self) -> None:
+        """Stop sampling after `LINGER_SAMPLES` more; a second call does nothing."""
+        if self._is_wanted:
+            self._is_wanted, self._samples_left = False, LINGER_SAMPLES
+
+    def begin(self) -> None:
+        """Count a session or request that has begun; the first resumes."""
+        self._begun += 1
+        if self._begun == 1:
+            self.resume()
+
+    def end(self) -> None:
+        """Count one that has ended; the last pauses."""
+        self._begun -= 1
+        if self._begun == 0:
+            self.pause()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count the block as work under way."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     def snapshot(self) -> LagSnapshot:
         """The lag until now; from any thread."""
         loop = self._loop
         is_running = loop is None or loop.is_running()
-        now = self._clock() if self._timer is not None else -math.inf  # stopped: nothing is due
-        return self._window.snapshot(now, is_running=is_running)
+        return self._window.snapshot(self._clock(), is_running=is_running)
 
     def __enter__(self) -> EventLoopLagMonitor:
         self.start()
@@ -236,23 +311,60 @@ class EventLoopLagMonitor:
 
     def _beat(self) -> None:
         now = self._clock()
+        due = self._window.beat(now)
+        if not self._is_wanted:
+            self._samples_left -= 1
+            if self._samples_left <= 0:
+                self._stop_sampling()
+                return
         assert self._loop is not None
-        self._timer = self._loop.call_later(self._window.beat(now) - now, self._beat)
+        self._timer = self._loop.call_later(due - now, self._beat)
+
+    def _stop_sampling(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._window.pause()
+        self._samples.clear()
+
+    def _start_watchdog(self) -> None:
+        thread = threading.Thread(
+            target=self._watch,
+            args=(threading.get_ident(), self._ended),
+            name=f"{self.name}-watchdog",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the work itself must not fail of it
+            log.warning("%s is sampled without its watchdog: %s", self.name, exc)
+            return
+        self._thread = thread
 
     # On the watchdog's thread
 
     def _watch(self, watched: int, ended: threading.Event) -> None:
         pause = min(HEARTBEAT_SECONDS, self._stall_seconds / 2)
         beat_at = 0.0
-        while not ended.wait(pause):
+        while not ended.is_set():
+            if not self._samples.is_set():
+                self._beat_heart()  # the last, until there is work again
+                self._samples.wait()
+                self._beat_heart()
+            if ended.wait(pause):
+                return
             self._tell_stall(self._window.overdue_seconds(self._clock()), watched)
-            if self._on_heartbeat is None or time.monotonic() < beat_at:
-                continue
-            beat_at = time.monotonic() + HEARTBEAT_SECONDS - pause / 2
-            try:
-                self._on_heartbeat(self.snapshot())
-            except Exception:
-                log.exception("the heartbeat of %s", self.name)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + HEARTBEAT_SECONDS - pause / 2
+                self._beat_heart()
+
+    def _beat_heart(self) -> None:
+        if self._on_heartbeat is None:
+            return
+        try:
+            self._on_heartbeat(self.snapshot())
+        except Exception:
+            log.exception("the heartbeat of %s", self.name)
 
     def _tell_stall(self, overdue: float, watched: int) -> None:
         if overdue >= self._tell_at_seconds:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from openenvd.system.loop_lag import (
+    LINGER_SAMPLES,
     EventLoopLagMonitor,
     LagSnapshot,
     LagWindow,
@@ -239,6 +240,122 @@ async def test_a_stopped_monitor_keeps_what_it_measured() -> None:
             await asyncio.sleep(0)
     clock.now += 100
     assert monitor.snapshot().worst_seconds == pytest.approx(2.999)
+
+
+async def test_what_has_nothing_to_be_late_for_is_not_sampled() -> None:
+    clock = Clock()
+    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor.start(paused=True)
+    clock.now += 100
+    await asyncio.sleep(0.05)
+    assert monitor.snapshot().samples == 0
+    assert not [t for t in threading.enumerate() if t.name == "loop-watchdog"]
+    monitor.stop()
+
+
+async def test_a_stall_that_the_work_ended_with_is_recorded() -> None:
+    clock = Clock()
+    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor.start(paused=True)
+    with monitor.watching(), monitor.watching():
+        clock.now += 3.0
+    await until_paused(monitor, clock)
+    assert monitor.snapshot().worst_seconds == pytest.approx(3.0, abs=0.1)
+    monitor.stop()
+
+
+async def test_the_time_between_two_works_is_no_lag() -> None:
+    clock = Clock()
+    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor.start(paused=True)
+    for _ in range(2):
+        monitor.resume()
+        monitor.resume()
+        monitor.pause()
+        monitor.pause()
+        await until_paused(monitor, clock)
+        clock.now += 100
+    snapshot = monitor.snapshot()
+    assert snapshot.samples >= 2 * LINGER_SAMPLES
+    assert snapshot.max_seconds < 1
+    assert snapshot.state is LoopState.ALIVE
+    monitor.stop()
+
+
+async def test_work_that_follows_at_once_keeps_it_sampling() -> None:
+    clock = Clock()
+    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor.start(paused=True)
+    for _ in range(3 * LINGER_SAMPLES):
+        with monitor.watching():
+            taken = monitor.snapshot().samples
+            while monitor.snapshot().samples == taken:
+                await asyncio.sleep(0)
+    assert monitor.snapshot().samples >= 3 * LINGER_SAMPLES
+    monitor.stop()
+
+
+async def test_a_pause_is_the_last_heartbeat_and_a_resume_the_next() -> None:
+    beats: SimpleQueue[LagSnapshot] = SimpleQueue()
+    monitor = EventLoopLagMonitor(
+        interval_seconds=0.001, stall_seconds=0.05, on_heartbeat=beats.put
+    )
+    monitor.start(paused=True)
+    with monitor.watching():
+        hold_until_wedged(beats)
+    await until_paused(monitor)
+    last = await asyncio.to_thread(until_alive, beats)
+    assert last.stalls >= 1
+    while not beats.empty():
+        beats.get()
+    with monitor.watching():
+        assert (await asyncio.to_thread(beats.get, timeout=60)).state is LoopState.ALIVE
+    monitor.stop()
+
+
+def hold_until_wedged(beats: SimpleQueue[LagSnapshot]) -> None:
+    while beats.get(timeout=60).state is not LoopState.WEDGED:
+        pass
+
+
+def until_alive(beats: SimpleQueue[LagSnapshot]) -> LagSnapshot:
+    while (beat := beats.get(timeout=60)).state is not LoopState.ALIVE:
+        pass
+    return beat
+
+
+async def until_paused(monitor: EventLoopLagMonitor, clock: Clock | None = None) -> None:
+    while monitor._timer is not None:
+        if clock is not None:
+            clock.now += 0.001
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts wake-ups")
+def test_a_paused_monitor_wakes_nothing(child: Callable[[str], str]) -> None:
+    count = child(
+        """
+import asyncio, glob
+from openenvd.system.loop_lag import EventLoopLagMonitor
+
+def wake_ups():
+    lines = (line for path in glob.glob("/proc/self/task/*/status") for line in open(path))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+
+async def main():
+    lag = EventLoopLagMonitor(interval_seconds=0.01, stall_seconds=0.02)
+    lag.start(paused=True)
+    with lag.watching():
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # the samples that are still taken
+    before = wake_ups()
+    await asyncio.sleep(1)
+    print(wake_ups() - before)
+
+asyncio.run(main())
+"""
+    )
+    assert int(count) <= 5
 
 
 def test_a_thread_that_has_ended_is_named_all_the_same() -> None:
