@@ -6,7 +6,6 @@ It begins, waits and ends as a session on `/ws` does; what differs is what is sa
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ..environment.mcp_types import RpcCode, rpc_error
@@ -29,10 +28,10 @@ class McpSocket(SessionSocket):
     def _take(self, payload: bytes) -> None:
         try:
             data = messages.decode(payload)
-        except json.JSONDecodeError as exc:
-            self.send_text(messages.encode(rpc_error(RpcCode.PARSE_ERROR, f"Parse error: {exc}")))
         except UnicodeDecodeError:
             self.fail_text()
+        except Exception as exc:
+            self.send_text(messages.encode(rpc_error(RpcCode.PARSE_ERROR, f"Parse error: {exc}")))
         else:
             self._call_mcp(data)
 
@@ -44,11 +43,13 @@ class McpSocket(SessionSocket):
 
     def _last_frame(self, exc: BaseException) -> bytes:
         details = exc.details() if isinstance(exc, SessionError) else None
-        return messages.encode(rpc_error(RpcCode.SERVER_ERROR, str(exc), data=details or None))
+        text = messages.text_of(exc)
+        return messages.encode_error(rpc_error(RpcCode.SERVER_ERROR, text, data=details or None))
 
 
 def _encode(response: dict[str, Any]) -> bytes:
     try:
         return messages.encode(response)
     except ValueError as exc:
-        return messages.encode(rpc_error(RpcCode.INTERNAL_ERROR, str(exc), response["id"]))
+        text = messages.text_of(exc)
+        return messages.encode_error(rpc_error(RpcCode.INTERNAL_ERROR, text, response["id"]))

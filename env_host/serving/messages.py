@@ -60,13 +60,20 @@ def decode(text: str | bytes) -> Any:
     """Parse the JSON value in `text`.
 
     Raises:
-        json.JSONDecodeError: the text is not JSON.
+        json.JSONDecodeError: the text is not JSON, or is JSON that Python cannot hold: an integer
+            of more than 4,300 digits, values nested deeper than the interpreter's limit.
         UnicodeDecodeError: the bytes are not UTF-8.
     """
     try:
         return from_json(text)
     except ValueError:
-        return json.loads(text.decode() if isinstance(text, bytes) else text)
+        plain = text.decode() if isinstance(text, bytes) else text
+    try:
+        return json.loads(plain)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as exc:
+        raise json.JSONDecodeError(str(exc), plain, 0) from exc
 
 
 def encode(value: dict[str, Any]) -> bytes:
@@ -91,9 +98,25 @@ def data_of(message: dict[str, Any]) -> dict[str, Any]:
     return getattr(checked, "data", {})
 
 
+def encode_error(value: dict[str, Any]) -> bytes:
+    """Write an error as JSON, also where its texts have no UTF-8 (half a surrogate pair)."""
+    try:
+        return encode(value)
+    except ValueError:
+        return json.dumps(value, default=str).encode()
+
+
 def error_frame(message: str, code: WSErrorCode, **details: Any) -> bytes:
     """Make an error frame."""
-    return encode({"type": "error", "data": {"message": message, "code": code, **details}})
+    return encode_error({"type": "error", "data": {"message": message, "code": code, **details}})
+
+
+def text_of(exc: BaseException) -> str:
+    """Return the text of an exception, of whatever class: it may fail to describe itself."""
+    try:
+        return str(exc)
+    except Exception:
+        return type(exc).__name__
 
 
 def validation_frame(exc: ValidationError) -> bytes:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -81,7 +80,10 @@ class Call:
     def settled(self, result: Any, error: BaseException | None) -> None:
         """Hand the outcome to the socket, if it still waits for it."""
         if self.socket.is_waiting_for(self):
-            self.settle(result, error)
+            try:
+                self.settle(result, error)
+            except Exception as exc:
+                self.socket.break_off(exc)
         elif isinstance(result, Session):  # its slot came when its client had just gone
             self.socket.give_back(result)
         elif error is not None:
@@ -198,7 +200,13 @@ class SessionSocket(WebSocketProtocol):
     def resume_writing(self) -> None:
         """Go on: the client reads again."""
         super().resume_writing()
-        self._go_on()
+        self.guarded(self._go_on)
+
+    def check_liveness(self) -> None:
+        """Look whether the client lives, unless it is not read and its answers cannot be seen."""
+        if self._is_full and self._call is not None:
+            self._is_heard = True
+        super().check_liveness()
 
     def _go_on(self) -> None:
         """Answer the messages that have waited."""
@@ -216,14 +224,14 @@ class SessionSocket(WebSocketProtocol):
         try:
             message = messages.decode(payload)
             kind = message.get("type", "")
-        except json.JSONDecodeError as exc:
-            self.send_text(messages.error_frame(f"Invalid JSON: {exc}", WSErrorCode.INVALID_JSON))
-            return
         except UnicodeDecodeError:
             self.fail_text()
             return
         except AttributeError as exc:  # not an object: the session ends, as upstream's does
             self._fail(exc)
+            return
+        except Exception as exc:
+            self.send_text(messages.error_frame(f"Invalid JSON: {exc}", WSErrorCode.INVALID_JSON))
             return
         try:
             self._dispatch(kind, message)
@@ -313,7 +321,9 @@ class SessionSocket(WebSocketProtocol):
         session.call_name, session.call_began = name, self._loop.time()
         limit = self._service.step_timeout_seconds
         if limit and name in ("step", "reset"):
-            call.timer = self._loop.call_later(limit, self._time_out, call, name, limit)
+            call.timer = self._loop.call_later(
+                limit, self.guarded, self._time_out, call, name, limit
+            )
         return call
 
     def _forget_call(self) -> Call | None:
@@ -362,7 +372,8 @@ class SessionSocket(WebSocketProtocol):
                 self.send_text(messages.validation_frame(exc))
             case _:
                 log.warning("%s failed", kind, exc_info=exc, extra=self._log_fields())
-                self.send_text(messages.error_frame(str(exc), WSErrorCode.EXECUTION_ERROR))
+                text = messages.text_of(exc)
+                self.send_text(messages.error_frame(text, WSErrorCode.EXECUTION_ERROR))
 
     # Ending
 
@@ -373,7 +384,7 @@ class SessionSocket(WebSocketProtocol):
 
     def end(self, reason: SessionEnded) -> None:
         """Tell the client, and close."""
-        self._fail(reason)
+        self.guarded(self._fail, reason)
 
     def client_left(self) -> None:
         """Free the slot; nothing can be sent any more."""
@@ -401,7 +412,7 @@ class SessionSocket(WebSocketProtocol):
     def _last_frame(self, exc: BaseException) -> bytes:
         if isinstance(exc, SessionError):
             return messages.error_frame(str(exc), exc.code, **exc.details())
-        return messages.error_frame(str(exc), WSErrorCode.SESSION_ERROR)
+        return messages.error_frame(messages.text_of(exc), WSErrorCode.SESSION_ERROR)
 
     def _log_fields(self) -> dict[str, str]:
         return {} if self._session is None else {"session": self._session.id}
@@ -417,7 +428,7 @@ class SessionSocket(WebSocketProtocol):
         if ending is None:
             self._close_with(last_frame, code)
         else:
-            ending.add_done_callback(lambda _: self._close_with(last_frame, code))
+            ending.add_done_callback(lambda _: self.guarded(self._close_with, last_frame, code))
 
     def _release(self, call: Call | None) -> asyncio.Future[None] | None:
         """Release the session; returns a future of its end, when that takes a while."""

@@ -11,11 +11,16 @@ the connection closed, once the remaining bytes are written, or after `CLOSE_SEC
 
 For a peer that does not read, no more is buffered: the subclass looks at `is_paused`, and of the
 peer's pings the last alone is answered, once it reads again.
+
+No message stays without an answer: whatever a subclass raises that it does not handle itself
+closes the connection with 1011 and a line in the log (`break_off`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from ...system.websocket import (
@@ -33,6 +38,8 @@ from .frames import FrameError, FrameParser, close_frame, code_of_close
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
+
+log = logging.getLogger("openenvd.env_host")
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -82,13 +89,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def check_liveness(self) -> None:
         """Ping a peer that was silent since the last call; close if it was so twice."""
-        if self._is_heard or self._closing is not None or self._has_left:
-            self._is_heard = self._is_pinged = False
-        elif not self._is_pinged:
-            self._is_pinged = True
-            self._write(PING, b"")
-        else:
-            self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
+        self.guarded(self._check_liveness)
 
     def close(self, code: int, reason: str = "") -> None:
         """Begin to close; tolerates a connection that is closed or closing."""
@@ -113,6 +114,8 @@ class WebSocketProtocol(asyncio.Protocol):
                     self._other(kind, payload)
         except FrameError as exc:
             self.fail(exc.code, exc.reason)
+        except Exception as exc:
+            self.break_off(exc)
 
     def eof_received(self) -> bool | None:
         """Close: the peer has closed its side without a close frame."""
@@ -134,6 +137,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Note that the peer reads again, and answer its last ping."""
         self.is_paused = False
+        self._is_heard = True
         pong, self._pong = self._pong, None
         if pong is not None and self._closing is None and not self._has_left:
             self._write(PONG, pong)
@@ -145,6 +149,22 @@ class WebSocketProtocol(asyncio.Protocol):
         self._close_when_written()
         self._leave()
 
+    def break_off(self, exc: BaseException) -> None:
+        """Close at once: what happened was not foreseen, and the peer must not wait for ever."""
+        log.error("a connection is closed after an unexpected error", exc_info=exc)
+        try:
+            self.fail(INTERNAL_ERROR_CLOSE, "internal error")
+        except Exception:
+            log.exception("the connection could not be closed; it is cut")
+            self.transport.abort()
+
+    def guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back; an exception that escapes breaks the connection off."""
+        try:
+            callback(*arguments)
+        except Exception as exc:
+            self.break_off(exc)
+
     def fail_text(self) -> None:
         """Close at once: the peer sent a text that is not UTF-8."""
         self.fail(BAD_TEXT_CLOSE, "the text is not UTF-8")
@@ -153,6 +173,15 @@ class WebSocketProtocol(asyncio.Protocol):
         """Close: uvicorn calls this when it stops."""
         self.close(GOING_AWAY_CLOSE)
         self.transport.close()
+
+    def _check_liveness(self) -> None:
+        if self._is_heard or self._closing is not None or self._has_left:
+            self._is_heard = self._is_pinged = False
+        elif not self._is_pinged:
+            self._is_pinged = True
+            self._write(PING, b"")
+        else:
+            self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
 
     def _write(self, kind: int, payload: bytes) -> None:
         size = len(payload)

@@ -23,6 +23,10 @@ class Do(Action):
 class Seen(Observation):
     text: str = ""
 
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing to say")
+
 class Counter(Environment[Do, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -46,6 +50,12 @@ class Counter(Environment[Do, Seen, State]):
 
     def do_raise(self, action):
         raise RuntimeError("the level file is missing")
+
+    def do_raise_half_a_pair(self, action):
+        raise RuntimeError("half \\ud800")
+
+    def do_raise_without_a_text(self, action):
+        raise Speechless
 
     def do_exit(self, action):
         sys.exit(4)

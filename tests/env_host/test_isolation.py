@@ -16,8 +16,8 @@ from openenvd.env_host.supervisor.session_memory import SessionGroups
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
+from .raw import HEAD
 from .test_shards import ABRUPT_ENDS, last_word, next_exit, pid_of, shards
-from .test_ws_protocol import HEAD
 
 MEGABYTE = 2**20
 

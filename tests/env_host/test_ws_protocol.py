@@ -9,11 +9,10 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
+from websockets.frames import Opcode
 
 from openenvd.env_host.environment.definition import definition_of_class
 from openenvd.env_host.serving.mcp import Mcp
@@ -26,78 +25,9 @@ from openenvd.system.websocket import PING, PONG, frame_head
 
 from .conftest import ECHO, StartHost
 from .hosts import WAIT_SECONDS, Host
+from .raw import HEAD, Raw, frame, opened, raw
 
-HEAD = (
-    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-class Raw:
-    """A client that sends raw bytes."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._file = connection.makefile("rb")
-
-    def send(self, data: bytes) -> None:
-        self.connection.sendall(data)
-
-    def text(self, text: str) -> None:
-        self.send(frame(Opcode.TEXT, text.encode()))
-
-    def head(self) -> bytes:
-        """The head of the answer to a request."""
-        return b"".join(iter(lambda: self._file.readline().strip(b"\r\n"), b""))
-
-    def receive(self) -> tuple[int, bytes]:
-        """Opcode and payload of the next frame."""
-        first, size = self._read(2)
-        if size >= 126:
-            size = int.from_bytes(self._read(2 if size == 126 else 8), "big")
-        return first & 0xF, self._read(size)
-
-    def answer(self) -> Any:
-        opcode, payload = self.receive()
-        assert opcode == Opcode.TEXT, payload
-        return json.loads(payload)
-
-    def close(self) -> None:
-        self._file.close()  # it keeps the connection open otherwise
-
-    def is_over(self) -> bool:
-        try:
-            return not self._file.read(1)
-        except ConnectionResetError:
-            return True
-
-    def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        assert len(data) == size, "the connection has ended"
-        return data
-
-
-def frame(opcode: Opcode, payload: bytes, *, fin: bool = True, mask: bool = True) -> bytes:
-    return Frame(opcode, payload, fin).serialize(mask=mask)
-
-
-@contextmanager
-def raw(host: Host) -> Iterator[Raw]:
-    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as connection:
-        client = Raw(connection)
-        try:
-            yield client
-        finally:
-            client.close()
-
-
-@contextmanager
-def opened(host: Host) -> Iterator[Raw]:
-    with raw(host) as client:
-        client.send(HEAD)
-        assert b"101" in client.head()
-        yield client
 
 
 @contextmanager
@@ -383,14 +313,18 @@ def table_of(admission: AdmissionOnDemand) -> SessionTable:
     return SessionTable(definition, 1, exclusive=False, hooks=Hooks(), admission=admission)
 
 
+def session_socket_of(table: SessionTable) -> SessionSocket:
+    loop = asyncio.get_running_loop()
+    service = SessionService(frozenset({"/ws"}), table, Mcp(table).answer, None, loop)
+    return SessionSocket(service, set())
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(turns: int) -> None:
     admission = AdmissionOnDemand()
     table = table_of(admission)
     loop = asyncio.get_running_loop()
-    session_socket = SessionSocket(
-        SessionService(frozenset({"/ws"}), table, Mcp(table).answer, None, loop), set()
-    )
+    session_socket = session_socket_of(table)
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     await loop.connect_accepted_socket(lambda: session_socket, ours)
