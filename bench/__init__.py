@@ -6,10 +6,11 @@ sweep.py         the agenda: every cell of the grid, against every target, in tu
 crew.py          the generators of a measurement, one pipe each
 generator.py     one generator (a process): its share of a batch
 session.py, ws_session.py, http_session.py   one session, phase by phase
+listen_queues.py what the kernel dropped meanwhile
 target.py        the server under test: its address, and the processes whose CPU and memory count
 results.py       the results: `raw.jsonl`, `summary.csv`, `summary.json`; fields as in the seed
 table.py, figures.py   the results for people
 
 The protocol is that of https://github.com/burtenshaw/openenv-scaling: connect, reset, one step that
-waits, close; all sessions of a batch at once.
+waits, close; all sessions of a batch at once, unless a window is asked for.
 """

@@ -200,7 +200,7 @@ class _Member:
 def shares_of(batch: Batch, members: int) -> list[Batch]:
     """The batch, shared out as evenly as it goes; each share with its own source addresses."""
     counts = [batch.count // members + (n < batch.count % members) for n in range(members)]
-    window = max(1, batch.window // members)
+    window = max(1, batch.window // members) if batch.window else 0
     return [
         replace(batch, count=count, window=window, sources=sources_of(batch.host, number, count))
         for number, count in enumerate(counts)

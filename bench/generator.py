@@ -9,10 +9,14 @@
 Lines of JSON. The clock is `time.monotonic`, which all processes of a machine share: every
 generator starts at the same moment and counts from it.
 
-At most `window` handshakes are under way at once, well below the server's queue of connections:
-the kernel drops what does not fit and tries again after one second, which would measure the
-kernel. Time spent waiting for the window counts as connecting. A retried handshake is
-counted (`retransmits`), and so are source ports that had run out (`port_retries`).
+    without a window   the sockets are made beforehand; at `go`, all are connected in one loop,
+                       and only then is anything read or written
+    with a window      at most so many handshakes are under way; waiting for it is connecting too
+
+A burst fills the server's queue of connections, and the kernel drops what does not fit and tries
+again after one second: as with training code that opens its sessions in one `gather`. A window
+well below that queue hides it. A retried handshake is counted (`retransmits`), and so are source
+ports that had run out (`port_retries`).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from .ws_session import WsScript, WsSession
 
 Json = dict[str, Any]
 
+HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 TICK_SECONDS = 0.25
 PORT_ATTEMPTS = 8
 _MAX_LINE_BYTES = MB
@@ -60,7 +65,8 @@ class Batch:
     count: int
     action: Json
     timeout_seconds: float
-    window: int
+    window: int  # handshakes under way at once; 0: all
+    handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
     sources: tuple[str, ...] = ()  # addresses to connect from; empty: the system chooses
     hold: bool = False  # after the reset, until released
 
@@ -82,7 +88,11 @@ class Generator:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._sources = itertools.cycle(batch.sources or ("",))
+        self._address = _resolved(batch.host, batch.port)
+        self._prepared = [] if batch.window else [self._new_socket() for _ in range(batch.count)]
         self._sessions: list[MeasuredSession] = []
+        self._connecting: dict[MeasuredSession, asyncio.Task[None]] = {}
+        self._may_expire = 0  # the first session whose handshake may still be under way
         self._in_window = 0
         self._room = asyncio.Event()
         self._all_over = asyncio.Event()
@@ -98,10 +108,16 @@ class Generator:
         ticking = self._loop.create_task(self._tick())
         deadline = started_at + self._batch.timeout_seconds
         timer = self._loop.call_later(deadline - time.monotonic(), self._out_of_time)
-        await self._open_all(make, started_at)
+        if self._batch.window:
+            expiring = self._loop.create_task(self._expire_handshakes())
+            await self._open_in_window(make, started_at)
+        else:
+            self._open_at_once(make, started_at)
+            expiring = self._loop.create_task(self._expire_handshakes())
         await self._all_over.wait()
         timer.cancel()
         ticking.cancel()
+        expiring.cancel()
         return {
             "cpu_seconds": time.process_time() - cpu,
             "wall_seconds": time.monotonic() - started_at,
@@ -127,60 +143,105 @@ class Generator:
     def ended(self, session: MeasuredSession) -> None:
         """Count a session that is over, well or not; called once for each."""
         self._ended += 1
+        if (connecting := self._connecting.get(session)) is not None:
+            connecting.cancel()
         if not session.is_admitted:
             self.admitted()
         if self._ended == self._batch.count:
             self._all_over.set()
 
-    async def _open_all(
+    def _open_at_once(
         self, make: Callable[[Generator, float], MeasuredSession], started_at: float
     ) -> None:
-        connecting: set[asyncio.Task[None]] = set()
+        """Connect all sockets in one go; everything else comes after the last of them."""
+        sessions = [make(self, started_at) for _ in range(self._batch.count)]
+        self._sessions += sessions
+        self._in_window = len(sessions)
+        self._prepared.reverse()
+        connecting = []
+        for session in sessions:
+            session.dialled_at = started_at
+            connecting.append((session, self._dial(session, self._prepared.pop())))
+        for session, opened in connecting:
+            if opened is not None:
+                self._begin(session, opened)
+
+    async def _open_in_window(
+        self, make: Callable[[Generator, float], MeasuredSession], started_at: float
+    ) -> None:
         for _ in range(self._batch.count):
             while self._in_window >= self._batch.window:
                 self._room.clear()
                 await self._room.wait()
             self._in_window += 1
             session = make(self, started_at)
+            session.dialled_at = time.monotonic()
             self._sessions.append(session)
             if self._is_late:
                 self._fail_late(session)
-                continue
-            task = self._loop.create_task(self._connect(session))
-            connecting.add(task)
-            task.add_done_callback(connecting.discard)
+            elif (opened := self._dial(session, self._new_socket())) is not None:
+                self._begin(session, opened)
 
-    async def _connect(self, session: MeasuredSession) -> None:
+    def _begin(self, session: MeasuredSession, opened: socket.socket) -> None:
+        task = self._loop.create_task(self._connect(session, opened))
+        self._connecting[session] = task
+        task.add_done_callback(lambda _: self._connecting.pop(session))
+
+    async def _connect(self, session: MeasuredSession, opened: socket.socket) -> None:
         try:
-            connected = await self._open_socket()
-            if session.is_over:  # out of time meanwhile
-                connected.close()
-                return
-            session.outcome.retransmits = _retransmits(connected)
-            await self._loop.create_connection(lambda: session, sock=connected)
-        except OSError as exc:
-            name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-            session.fail(name.lower(), exc.strerror or str(exc))
-
-    async def _open_socket(self) -> socket.socket:
-        for attempt in range(PORT_ATTEMPTS):
-            opened = socket.socket()
             try:
-                opened.setblocking(False)
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if source := next(self._sources):
-                    if sys.platform == "linux":
-                        opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-                    opened.bind((source, 0))
-                await self._loop.sock_connect(opened, (self._batch.host, self._batch.port))
+                await self._loop.sock_connect(opened, self._address)
             except OSError as exc:
-                opened.close()
-                if exc.errno != errno.EADDRNOTAVAIL or attempt == PORT_ATTEMPTS - 1:
+                if exc.errno != errno.EISCONN:
                     raise
-                self._port_retries += 1
-            else:
+            session.outcome.retransmits = _retransmits(opened)
+            await self._loop.create_connection(lambda: session, sock=opened)
+        except OSError as exc:
+            opened.close()
+            _fail_of_os(session, exc)
+        except asyncio.CancelledError:  # out of time meanwhile
+            opened.close()
+            raise
+
+    def _dial(self, session: MeasuredSession, opened: socket.socket) -> socket.socket | None:
+        """Begin to connect; return the socket, or None when the session has failed."""
+        for _ in range(PORT_ATTEMPTS):
+            code = opened.connect_ex(self._address)
+            if code in (0, errno.EINPROGRESS):
                 return opened
-        raise AssertionError("the last attempt returns or raises")
+            opened.close()
+            if code != errno.EADDRNOTAVAIL:
+                break
+            self._port_retries += 1
+            opened = self._new_socket()
+        opened.close()
+        _fail_of_os(session, OSError(code, os.strerror(code)))
+        return None
+
+    def _new_socket(self) -> socket.socket:
+        opened = socket.socket()
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source := next(self._sources):
+            if sys.platform == "linux":
+                opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            opened.bind((source, 0))
+        return opened
+
+    async def _expire_handshakes(self) -> None:
+        """Fail each session whose handshake takes too long; the oldest is the first."""
+        most = self._batch.handshake_seconds
+        while self._may_expire < self._batch.count:
+            if self._may_expire == len(self._sessions):  # the window has let in no more
+                await asyncio.sleep(most)
+                continue
+            session = self._sessions[self._may_expire]
+            if not (session.is_over or session.is_connected):
+                if (left := session.dialled_at + most - time.monotonic()) > 0:
+                    await asyncio.sleep(left)
+                    continue
+                session.fail("handshake_timeout", f"the handshake took over {most:g} s")
+            self._may_expire += 1
 
     async def _tick(self) -> None:
         while True:
@@ -196,6 +257,18 @@ class Generator:
 
     def _fail_late(self, session: MeasuredSession) -> None:
         session.fail("timeout", f"not over after {self._batch.timeout_seconds:g} s")
+
+
+def _resolved(host: str, port: int) -> tuple[str, int]:
+    """Look a name up, once."""
+    found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    address, number = found[0][4][:2]
+    return str(address), int(number)
+
+
+def _fail_of_os(session: MeasuredSession, exc: OSError) -> None:
+    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+    session.fail(name.lower(), exc.strerror or str(exc))
 
 
 def _retransmits(connected: socket.socket) -> int:

@@ -20,7 +20,7 @@ MAX_REQUESTS = 200_000
 MAX_WAIT_SECONDS = 3600.0
 MAX_REPETITIONS = 100
 DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_WINDOW = 1024  # handshakes under way at once: half of uvicorn's queue, a quarter of ours
+GENTLE_WINDOW = 1024  # half of uvicorn's queue of connections, a quarter of ours
 _SPARE_FILES = 64  # of a generator, beside its sockets
 
 
@@ -53,7 +53,8 @@ class Plan:
     action: Json | None = None  # None: `{"wait_seconds": …}`, as the benchmark environment wants
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS  # of a session, beyond its wait
     generators: int | None = None  # None: enough for the cores and the open files
-    window: int = DEFAULT_WINDOW
+    window: int = 0  # handshakes under way at once, all generators together; 0: all
+    weighs: bool = True  # also measures what the sessions of the largest batch hold
 
     def __post_init__(self) -> None:
         check_grid("requests", self.requests_grid, 1, MAX_REQUESTS)
@@ -61,8 +62,8 @@ class Plan:
         check_grid("repetitions", (self.repetitions,), 1, MAX_REPETITIONS)
         if not self.modes or any(mode not in MODES for mode in self.modes):
             raise InvalidPlan(f"the mode is one of {', '.join(MODES)}, not {self.modes!r}")
-        if self.timeout_seconds <= 0 or self.window < 1:
-            raise InvalidPlan("time-out and window must be positive")
+        if self.timeout_seconds <= 0 or self.window < 0:
+            raise InvalidPlan("the time-out must be positive, and the window no less than 1")
 
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""
@@ -78,7 +79,7 @@ class Plan:
     @property
     def sessions_to_weigh(self) -> int:
         """How many are held open while memory is read."""
-        return self.largest if "ws" in self.modes else 0
+        return self.largest if self.weighs and "ws" in self.modes else 0
 
     @property
     def crew_size(self) -> int:
@@ -99,6 +100,9 @@ def check_grid(name: str, values: tuple[float, ...], least: float, most: float) 
 
 
 def crew_size(largest: int, cores: int, files: int) -> int:
-    """One generator for every two cores, more where their open files would not do."""
+    """One generator for every two cores, at least two where they can run side by side.
+
+    More where their open files would not do.
+    """
     by_files = -(-largest // max(1, files - _SPARE_FILES))
-    return max(1, cores // 2, by_files) if largest > 1 else 1
+    return max(min(2, cores), cores // 2, by_files) if largest > 1 else 1

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 from .crew import Harvest
+from .listen_queues import Dropped
 from .plan import Cell
 from .target import Target
 
@@ -83,6 +84,10 @@ class Summary:
     generator_worst_lag: float = 0.0  # of a timer in a generator's event loop
     handshake_retransmits: int = 0  # by the kernel: the server's queue was full
     port_retries: int = 0
+    window: int = 0  # handshakes under way at once; 0: all
+    # By the kernel, of all programs together (`listen_queues.py`); None where it does not tell:
+    kernel_listen_overflows: int | None = None
+    kernel_listen_drops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ def summary_of(
     *,
     server_cpu_seconds: float,
     server_pss_bytes: int,
+    window: int = 0,
+    dropped: Dropped | None = None,
 ) -> Summary:
     """A batch in one row."""
     good = [row for row in rows if row["success"]]
@@ -198,6 +205,9 @@ def summary_of(
         generator_worst_lag=harvest.worst_lag_seconds,
         handshake_retransmits=sum(row["retransmits"] for row in rows),
         port_retries=harvest.port_retries,
+        window=window,
+        kernel_listen_overflows=None if dropped is None else dropped.overflows,
+        kernel_listen_drops=None if dropped is None else dropped.drops,
         unique_pids=len({row["pid"] for row in good if row["pid"]}),
         unique_sessions=len({row["session_hash"] for row in good if row["session_hash"]}),
         unique_hosts=len({row["host_url"] for row in good if row["host_url"]}),

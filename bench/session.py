@@ -52,12 +52,18 @@ class MeasuredSession(asyncio.Protocol):
         self.outcome = Outcome()
         self.is_over = False
         self.is_admitted = False
+        self.dialled_at = started_at  # when its own connection was begun
         self._owner = owner
         self._started_at = started_at
         self._began = started_at  # the phase that is under way
         self._hold = hold
         self._unread = b""
         self._transport: asyncio.Transport | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its handshake is over."""
+        return self.outcome.connect_seconds is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the first message of the session."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from . import target as targets_module
 from .crew import Crew
 from .generator import Batch
-from .plan import Cell, Plan
+from .listen_queues import read_dropped
+from .plan import GENTLE_WINDOW, Cell, Plan
 from .results import Report, ResultFolder, Summary, Weight, rows_of, summary_of
 from .target import Target
 
@@ -62,6 +63,10 @@ class Sweep:
                     time.sleep(PAUSE_SECONDS)
                 self._measure(crew, cell, target, number, len(batches))
         self._on_progress("writing", len(batches), len(batches))
+        return self.write()
+
+    def write(self) -> list[Path]:
+        """Write the report as it is now; return the paths of all files."""
         return self._results.finish(self.report)
 
     def _weigh_all(self, crew: Crew) -> None:
@@ -99,9 +104,9 @@ class Sweep:
                 told_at = time.monotonic()
                 self._on_progress(words, number + ended / cell.requests, total)
 
-        before = targets_module.cpu_seconds(target)
+        before, dropped_before = targets_module.cpu_seconds(target), read_dropped()
         harvest = crew.run(self._batch(cell, target), on_tick=on_tick)
-        used = targets_module.cpu_seconds(target) - before
+        used, dropped = targets_module.cpu_seconds(target) - before, read_dropped()
         rows = rows_of(harvest, cell, target.name)
         summary = summary_of(
             rows,
@@ -110,6 +115,8 @@ class Sweep:
             harvest,
             server_cpu_seconds=used,
             server_pss_bytes=sum(targets_module.pss_bytes(target).values()),
+            window=self._plan.window,
+            dropped=dropped.since(dropped_before) if dropped and dropped_before else None,
         )
         self._results.add(rows, summary)
         self.report.summaries.append(summary)
@@ -125,6 +132,6 @@ class Sweep:
             count=cell.requests,
             action={"wait_seconds": cell.wait_seconds} if action is None else action,
             timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,
-            window=self._plan.window,
+            window=GENTLE_WINDOW if hold else self._plan.window,
             hold=hold,
         )

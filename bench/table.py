@@ -15,10 +15,15 @@ from ..system.units import MB
 from .results import Report, Summary, Weight, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
-_CELL = (("server", ""), ("mode", ""), ("wait", ""))  # what tells batches of one size apart
+_CELL = (
+    ("server", ""),
+    ("mode", ""),
+    ("wait", ""),
+    ("handshakes", ""),
+)  # what tells batches of one size apart
 _HEAD = (
     ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
-    ("connect", "P99, s"), ("CPU ms", "each"), ("load", "busy"), ("shards", ""),
+    ("connect", "P99, s"), ("CPU ms", "each"), ("kernel", "drops"), ("shards", ""),
 )  # fmt: skip
 _BUSY = 0.9
 _SPLIT_SHOWN = 2  # processes by each; of more, how evenly they share
@@ -36,7 +41,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def _table(groups: Sequence[Sequence[Summary]]) -> list[str]:
-    cells = [(s.server, s.mode, f"wait {s.wait_seconds:g} s") for s, *_ in groups]
+    cells = [(s.server, s.mode, f"wait {s.wait_seconds:g} s", window_words(s)) for s, *_ in groups]
     varying = [n for n in range(len(_CELL)) if len({cell[n] for cell in cells}) > 1]
     rows = [
         (*(cell[n] for n in varying), *row_of(group))
@@ -81,7 +86,7 @@ def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
         f"{statistics.median(total_p99):.2f} ({min(total_p99):.2f}-{max(total_p99):.2f})",
         f"{statistics.median(s.connect_p99 for s in group):.2f}",
         f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
-        f"{100 * max(s.generator_busiest_share for s in group):.0f} %",
+        _dropped(group),
         _split(first),
     )
 
@@ -89,11 +94,12 @@ def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
 def summary_line(summary: Summary) -> str:
     """One batch, as soon as it is over."""
     errors = f", {summary.errors}" if summary.errors else ""
+    drops = f", {summary.kernel_listen_drops} dropped" if summary.kernel_listen_drops else ""
     return (
         f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s {summary.mode} "
         f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
         f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
-        f"{summary.server_cpu_ms_per_session:.2f} ms CPU a session"
+        f"{summary.server_cpu_ms_per_session:.2f} ms CPU a session{drops}"
     )
 
 
@@ -115,10 +121,25 @@ def _notes(report: Report) -> list[str]:
             f"in {busy} of {len(report.summaries)} batches a generator used over {_percent(_BUSY)} "
             "of a core outside the step's wait: latencies are upper bounds there"
         )
-    dropped = sum(s.handshake_retransmits for s in report.summaries)
-    if dropped:
-        notes.append(f"the kernel retransmitted {dropped} handshakes: a server's queue was full")
+    again = sum(s.handshake_retransmits for s in report.summaries)
+    if again:
+        notes.append(f"the kernel retransmitted {again} handshakes: a server's queue was full")
+    if any(s.kernel_listen_drops for s in report.summaries):
+        notes.append(
+            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),"
+        )
+        notes.append("  while the batch ran, in the repetition that had the most")
     return notes
+
+
+def window_words(summary: Summary) -> str:
+    """How many handshakes were under way at once."""
+    return f"window {summary.window}" if summary.window else "all at once"
+
+
+def _dropped(group: Sequence[Summary]) -> str:
+    known = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
+    return f"{max(known)}" if known else "?"
 
 
 def _split(summary: Summary) -> str:

@@ -31,6 +31,10 @@ _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
     "--generators", type=click.IntRange(1, 256), help="Number of load-generator processes."
 )
 @click.option(
+    "--window", type=click.IntRange(min=1), metavar="N",
+    help="Handshakes under way at once; by default all of a batch.",
+)  # fmt: skip
+@click.option(
     "--session-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
     help="Time limit of a session, beyond its wait [120].",
 )  # fmt: skip
@@ -43,7 +47,9 @@ _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
 def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     """Measure how many sessions an environment holds at once, and how long they take.
 
-    Connect, reset, one step that waits, close; all sessions of a batch at once. Writes raw.jsonl,
+    Connect, reset, one step that waits, close; all sessions of a batch connect at once, as training
+    code does, unless --window bounds the handshakes under way. A handshake may take ten seconds, as
+    OpenEnv's client gives it. Counts the connections that the kernel dropped. Writes raw.jsonl,
     summary.csv and five figures. Ctrl-C detaches, a second one cancels.
     """
     output = Output(as_json=as_json)
@@ -67,6 +73,7 @@ def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
         "modes": ["http", "ws"] if options["compare"] else mode and [mode],
         "action": _action(options["action"]),
         "generators": options["generators"],
+        "window": options["window"],
         "session_timeout_seconds": options["session_timeout"],
         "output_dir": None if folder is None else str(working_folder() / folder),
     }

@@ -59,6 +59,11 @@ class BenchmarkPayload(base.Payload):
         le=256,
         description="Number of load-generator processes; by default from the number of cores.",
     )
+    window: int | None = Field(
+        None,
+        ge=1,
+        description="Handshakes under way at once; by default all of a batch.",
+    )
     output_dir: base.AbsolutePath | None = Field(
         None,
         description="Folder for results, an absolute path; by default below the daemon's home.",
@@ -86,6 +91,7 @@ class BenchmarkPayload(base.Payload):
             action=self.action,
             timeout_seconds=self.session_timeout_seconds,
             generators=self.generators,
+            window=self.window or 0,
         )
 
 

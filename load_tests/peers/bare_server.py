@@ -5,7 +5,7 @@
 
 No environment, no validation, no limits, no other route than `/ws`: what is left is the cost of
 Python, the event loop and the kernel. Whoever serves environments cannot be quicker; how near he
-comes is the figure that counts. The processes share one listening socket.
+comes is the figure that counts. Each process has a listening socket of its own (`SO_REUSEPORT`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import orjson
 import uvloop
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_create_server
+
+from openenvd.system.proc import raise_fd_limit
 
 BACKLOG = 4096
 _numbers = itertools.count()
@@ -89,12 +91,32 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    listener = socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG)
-    print(f"listening on {listener.getsockname()[1]}", flush=True)
-    for _ in range(options.processes - 1):
+    raise_fd_limit()
+    # All listen before anybody connects: the kernel shares connections out among those it knows.
+    listeners = [listen(options.port)]
+    port = listeners[0].getsockname()[1]
+    listeners += [listen(port) for _ in range(options.processes - 1)]
+    mine = 0
+    for number in range(1, options.processes):
         if os.fork() == 0:
+            mine = number
             break
-    uvloop.run(_serve(listener))
+    for number, listener in enumerate(listeners):
+        if number != mine:
+            listener.close()
+    if not mine:
+        print(f"listening on {port}", flush=True)
+    uvloop.run(_serve(listeners[mine]))
+
+
+def listen(port: int) -> socket.socket:
+    """Return a listening socket that shares its port with others of its kind."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(BACKLOG)
+    return listener
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is measured by `scaling.py`: each a context manager that starts it and leaves nothing behind.
 
-    openenvd   `openenv launch benchmark`, by a daemon in a home of its own
+    openenvd   `openenv launch benchmark`, by a daemon in a home of its own; with a number
+               behind it: that many shards
     openenvd-project   the same, of an upstream project that holds the peer's very classes
     upstream   the same environment by upstream's package: uvicorn with workers, its own Python
     limit      bare_server.py: two processes that do nothing but answer
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -78,21 +79,38 @@ class Started:
 @contextmanager
 def openenvd(arrangement: Arrangement) -> Iterator[Started]:
     """Ours, as a user launches it."""
-    with daemon() as environ:
-        yield _launch(environ, "benchmark", "openenvd", arrangement)
+    with openenvd_all([arrangement]) as [started]:
+        yield started
 
 
 @contextmanager
-def openenvd_project(arrangement: Arrangement) -> Iterator[Started]:
-    """Ours, serving what the peer serves: upstream's classes in a Python that has its package."""
+def openenvd_all(
+    arrangements: Sequence[Arrangement], *, with_projects: bool = False
+) -> Iterator[list[Started]]:
+    """Ours in each arrangement, by one daemon; named after their shards where there are several.
+
+    With projects, each also serves what the peer serves: upstream's classes in a Python that has
+    its package.
+    """
     with daemon() as environ, tempfile.TemporaryDirectory(prefix="openenvd-project-") as folder:
-        project = str(write_project(Path(folder) / "waits"))
-        yield _launch(environ, project, "openenvd-project", arrangement)
+        sources = {"openenvd": "benchmark"}
+        if with_projects:
+            sources["openenvd-project"] = str(write_project(Path(folder) / "waits"))
+        yield [
+            _launch(environ, source, name_of(name, one, len(arrangements)), one)
+            for name, source in sources.items()
+            for one in arrangements
+        ]
+
+
+def name_of(name: str, arrangement: Arrangement, arrangements: int) -> str:
+    """Name a server of ours, as tables and figures show it."""
+    return name if arrangements == 1 else f"{name}-{arrangement.shards}"
 
 
 def _launch(environ: dict[str, str], source: str, name: str, arrangement: Arrangement) -> Started:
     started = time.monotonic()
-    answer = openenv(environ, *_launch_words(source, arrangement))
+    answer = openenv(environ, *_launch_words(source, arrangement), "--name", name)
     seconds = time.monotonic() - started
     told = openenv(environ, "wait", answer["request_id"])
     request = told.get("request", told)

@@ -25,7 +25,7 @@ from openenvd.bench.plan import Plan, crew_size
         {"modes": ()},
         {"modes": ("smoke",)},
         {"timeout_seconds": 0},
-        {"window": 0},
+        {"window": -1},
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
@@ -44,6 +44,7 @@ def test_every_cell_is_visited_once() -> None:
     [
         (1, 64, 20_000, 1),
         (512, 1, 20_000, 1),
+        (512, 2, 20_000, 2),
         (16_384, 4, 20_000, 2),
         (16_384, 2, 1_024, 18),  # as many as it takes to have all sockets open
         (100_000, 4, 20_000, 6),

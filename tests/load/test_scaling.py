@@ -166,6 +166,94 @@ def test_a_generator_that_exits_is_reported(limit: Any, tmp_path: Path) -> None:
         crew.run(batch, on_held=kill_one)
 
 
+def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
+    """Without a window: a server that never accepts has all of them in its queue."""
+    from openenvd.bench.crew import Crew
+    from openenvd.bench.generator import Batch
+
+    sessions = 300
+    with socket.create_server(("127.0.0.1", 0), backlog=sessions) as listener:
+        port = listener.getsockname()[1]
+        batch = Batch("ws", "127.0.0.1", port, "", sessions, {}, 60.0, 0, handshake_seconds=1.0)
+        with Crew(2) as crew:
+            harvest = crew.run(batch)
+        listener.setblocking(False)
+        for _ in range(sessions):
+            listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    kinds = {outcome["error_kind"] for outcome in harvest.outcomes}
+    assert kinds == {"handshake_timeout"}
+    assert all(outcome["total_seconds"] >= 1.0 for outcome in harvest.outcomes)
+
+
+def test_a_window_bounds_the_handshakes_under_way() -> None:
+    from openenvd.bench.crew import Crew
+    from openenvd.bench.generator import Batch
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        port = listener.getsockname()[1]
+        batch = Batch("ws", "127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=0.5)
+        with Crew(2) as crew:
+            harvest = crew.run(batch)
+    late = [outcome for outcome in harvest.outcomes if outcome["total_seconds"] > 0.9]
+    assert len(late) == 12 - 8  # they waited for the first ones to give up
+
+
+def test_what_the_kernel_dropped_is_counted(tmp_path: Path) -> None:
+    from openenvd.bench.listen_queues import read_dropped
+
+    if (before := read_dropped()) is None:
+        pytest.skip("this system has no such counters")
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
+        clients = [socket.socket() for _ in range(8)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        after = read_dropped()
+        for client in clients:
+            client.close()
+    assert after is not None
+    dropped = after.since(before)
+    assert dropped.drops >= dropped.overflows >= 1
+
+
+def ratios_of(*summaries: Any) -> list[str]:
+    """What is told of batches that miss an aim."""
+    from load_tests.scaling import missed
+    from openenvd.bench.results import Report
+
+    return missed(Report([*summaries]))
+
+
+def batch_of(server: str, **fields: Any) -> Any:
+    from openenvd.bench.results import Summary
+
+    said = {"total_p99": 1.0, "kernel_listen_drops": 0, "repetition": 1, **fields}
+    return Summary("ws", "", 8, 8, 1.0, timestamp="", hardware="", server=server, **said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"total_p99": 1.31}, "0 dropped, 1.31 times the limit"),
+        ({"error_rate": 0.25}, "75 %"),
+        ({"kernel_listen_drops": 3}, "3 dropped"),
+    ],
+)
+def test_a_batch_that_misses_an_aim_is_told(fields: dict[str, Any], told: str) -> None:
+    slow = batch_of("limit", repetition=2, total_p99=9.0)  # another repetition's does not count
+    good = batch_of("openenvd-2", repetition=2, total_p99=11.0)
+    [head, line] = ratios_of(batch_of("limit"), batch_of("openenvd-2", **fields), slow, good)
+    assert head.endswith("met by 1 of 2 batches")
+    assert line.startswith("8 x 1 s, openenvd-2 #1")
+    assert told in line
+
+
+def test_without_a_limit_no_aim_is_judged() -> None:
+    assert ratios_of(batch_of("openenvd", total_p99=99.0)) == []
+
+
 def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
     from openenvd.bench.crew import shares_of
     from openenvd.bench.generator import Batch
