@@ -102,7 +102,7 @@ async def running_parts(
             await reconciler.start()
         executor.start()
         dispatcher.start()
-        lag.start()
+        lag.start(paused=True)
         yield Dependencies(
             paths=paths,
             settings=settings,

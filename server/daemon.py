@@ -122,7 +122,7 @@ class Daemon:
         await self._until_stopped(serving)
         self.stopping.set()
         deps.bus.wake_all()  # streams end by themselves, before they would be cut
-        server.should_exit = True
+        server.request_exit()
         cleanup.cancel()
         await serving
 

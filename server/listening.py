@@ -7,15 +7,13 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.server import Server
 
 from .. import __version__
+from ..env_host.serving.event_driven import EventDrivenServer
 from ..system.process_identity import ProcessIdentity
 from .api.security import ensure_token
 from .errors import DaemonError
@@ -88,8 +86,8 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
     return token
 
 
-class HttpServer(Server):
-    """Uvicorn without its signal handlers: the daemon has its own."""
+class HttpServer(EventDrivenServer):
+    """Uvicorn without ticks and signal handlers: the daemon has its own."""
 
     def __init__(self, app: Any, settings: Settings) -> None:
         """Configure uvicorn for `app`; it listens on sockets that are bound already."""
@@ -106,11 +104,6 @@ class HttpServer(Server):
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
 
 
 def _who_listens(port: int) -> str:

@@ -16,14 +16,12 @@ stop exits with 0. The last frames of sessions before that are sent by `shard/ba
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -32,6 +30,7 @@ from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
 from .app import HostApp
+from .event_driven import EventDrivenServer
 from .mcp_websocket import McpSocket
 from .ws_session import SessionService, SessionSocket
 
@@ -40,19 +39,14 @@ STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
 _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?")
 
 
-class HostServer(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+class HostServer(EventDrivenServer):
+    """uvicorn without ticks and signal handlers, which says when it is ready."""
 
     def __init__(
         self, app: Any, service: SessionService | None, on_ready: Callable[[], None]
     ) -> None:
         super().__init__(_config(app, service))
         self._on_ready = on_ready
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone: `serve` and the shard handle them."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application and the listeners; then call `on_ready`."""
@@ -72,18 +66,16 @@ class Server(HostServer):
     def __init__(self, app: HostApp) -> None:
         self._service = app.session_service
         super().__init__(app, self._service, on_ready=lambda: None)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the application (its lifespan); from then on connections can be served."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[])
-        await self.on_tick(0)
-        self._tasks.append(asyncio.create_task(self._tick(), name="http-date"))
         if self._service is not None:
             watch = SessionWatch(self._service.table)
-            self._tasks.append(asyncio.create_task(watch.run(), name="session-watch"))
+            self._watch = asyncio.create_task(watch.run(), name="session-watch")
 
     def make_protocol(self) -> asyncio.Protocol:
         """Make the protocol of one accepted connection: HTTP, or a WebSocket on request."""
@@ -97,25 +89,16 @@ class Server(HostServer):
 
     async def stop(self) -> None:
         """Let the current requests finish, close every connection, stop the application."""
-        for task in self._tasks:
-            task.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         await self.shutdown(sockets=[])
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            await self.on_tick(0)  # the `date` header
 
 
 async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve a project's own app as it is, until SIGTERM or SIGINT."""
     server = HostServer(app, None, on_ready)
-
-    def stop() -> None:
-        server.should_exit = True
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
     await server.serve(sockets=[listener])
 
 

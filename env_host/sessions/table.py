@@ -90,6 +90,7 @@ class SessionTable:
         self._hooks = hooks
         self._admission = admission
         self._sessions: dict[str, Session] = {}
+        self.occupied = asyncio.Event()  # set while there is a session
         self.counts = Counts()
         self.taken = 0  # slots; a session whose environment is closing may still take one
         self._closing = 0
@@ -194,6 +195,8 @@ class SessionTable:
         if self._sessions.pop(session.id, None) is None:
             return None
         self._closing += 1
+        if not self._sessions:
+            self.occupied.clear()
         if not self._exclusive:
             self.taken -= 1
         self._hooks.on_change(len(self._sessions))
@@ -254,6 +257,7 @@ class SessionTable:
         self.counts.begun += 1
         session = self._new()
         self._sessions[session.id] = session
+        self.occupied.set()
         self._hooks.on_change(len(self._sessions))
         if socket is not None:
             self._attach(session, socket)

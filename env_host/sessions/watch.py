@@ -4,7 +4,8 @@
 `SessionWatch` is one task for all sessions, since a timer for each would cost more than a waiting
 session does. It pings a client that has sent nothing for a round, and closes the connection of one
 that has not answered by the next round. It logs a call that lasts very long, again each time the
-call has lasted twice as long. It gives free memory back to the kernel when no session is left.
+call has lasted twice as long. It gives free memory back to the kernel when no session is left,
+and sleeps then until there is one.
 
 `close_idle_sessions` runs only where sessions may be idle for a limited time.
 """
@@ -49,10 +50,13 @@ class SessionWatch:
         self._next_log: dict[str, float] = {}  # by session: how long its call lasts by then
 
     async def run(self) -> None:
-        """Look at all sessions again and again; never returns."""
+        """Look at all sessions again and again while there are any; never returns."""
         loop = asyncio.get_running_loop()
-        next_round = loop.time() + self._round_seconds
+        next_round = 0.0
         while True:
+            if not self._had_sessions:
+                await self._table.occupied.wait()
+                next_round = loop.time() + self._round_seconds
             await asyncio.sleep(min(LOOK_SECONDS, self._round_seconds, self._hung_seconds))
             is_round = loop.time() >= next_round
             if is_round:
@@ -89,6 +93,7 @@ async def close_idle_sessions(table: SessionTable, limit_seconds: float) -> None
     loop = asyncio.get_running_loop()
     text = f"The session was idle for more than {limit_seconds:g} s."
     while True:
+        await table.occupied.wait()
         await asyncio.sleep(max(limit_seconds / 4, MIN_IDLE_LOOK_SECONDS))
         for session in table.idle(loop.time(), limit_seconds):
             if session.socket is not None:

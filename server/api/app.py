@@ -11,8 +11,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...requests_db.errors import DatabaseError
+from ...system.loop_lag import EventLoopLagMonitor
 from ..errors import ApiError, StorageFailed
 from . import routes_daemon, routes_environments, routes_requests
 from .dependencies import Dependencies
@@ -33,6 +35,7 @@ def create_app(deps: Dependencies, token: str) -> FastAPI:
     )
     app.state.deps = deps
     app.add_middleware(FastPath, deps=deps)
+    app.add_middleware(LagSampling, lag=deps.lag)
     app.add_middleware(Guard, token=token)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -43,6 +46,19 @@ def create_app(deps: Dependencies, token: str) -> FastAPI:
         app.include_router(routes.router, prefix="/v1")
     app.include_router(routes_daemon.root)
     return app
+
+
+class LagSampling:
+    """ASGI middleware: the loop's lag is sampled while a call waits for its answer."""
+
+    def __init__(self, app: ASGIApp, lag: EventLoopLagMonitor) -> None:
+        self._app = app
+        self._lag = lag
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the call as work under way."""
+        with self._lag.watching():
+            await self._app(scope, receive, send)
 
 
 async def _answer_api_error(_request: Request, exc: Exception) -> JSONResponse:

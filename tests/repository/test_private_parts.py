@@ -25,8 +25,8 @@ SANSIO = "uvicorn.protocols.websockets.websockets_sansio_impl"
 USED = {  # what: who uses it
     "uvicorn.protocols.http.auto:AutoHTTPProtocol": "env_host/serving",
     f"{SANSIO}:WebSocketsSansIOProtocol": "env_host/serving",
-    "uvicorn.server:Server.capture_signals": "server/listening.py",
-    "uvicorn.server:Server.on_tick": "env_host/serving",
+    "uvicorn.server:Server.capture_signals": "env_host/serving",
+    "uvicorn.server:Server.main_loop": "env_host/serving",
     "uvicorn.server:Server.startup": "env_host/serving",
     "uvicorn.server:Server.shutdown": "env_host/serving",
     "websockets.speedups:apply_mask": "env_host/websocket, rollouts/sessions",
@@ -55,6 +55,13 @@ def test_uvicorn_calls_a_protocol_with_the_arguments_that_ours_passes_on() -> No
 def test_uvicorns_server_keeps_its_connections_in_a_set() -> None:
     assert isinstance(ServerState().connections, set)
     assert Server(Config(lambda: None)).server_state.connections == set()
+
+
+def test_uvicorns_protocols_read_the_headers_that_every_response_has_from_the_server() -> None:
+    from uvicorn.protocols.http import h11_impl
+
+    assert "self.server_state.default_headers" in inspect.getsource(h11_impl)
+    assert ServerState().default_headers == []
 
 
 def test_the_daemon_starts_without_uvicorns_command_line_and_pydantics_version_1() -> None:

@@ -12,6 +12,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,36 @@ def test_a_stopped_daemon_leaves_private_files_and_no_identity(home: Path) -> No
     assert not paths.socket.exists()
     for path in [home, *home.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts wake-ups")
+def test_an_idle_daemon_sleeps(home: Path) -> None:
+    """At most two wake-ups a second: of all its threads, the zygote and the workers."""
+    pid = daemon.connect(Paths(home), settings={"port": 0}).identity["pid"]
+    try:
+        # The first samples of the loop's lag follow the call that found the daemon up.
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (count := wake_ups_in(pid, seconds=2.0)) > 4:
+            assert time.monotonic() < deadline, f"{count / 2} wake-ups a second"
+    finally:
+        daemon.stop(Paths(home))
+
+
+def wake_ups_in(pid: int, seconds: float) -> int:
+    before = wake_ups(pid)
+    time.sleep(seconds)
+    return wake_ups(pid) - before
+
+
+def wake_ups(pid: int) -> int:
+    pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    lines = [
+        line
+        for each in pids
+        for status in Path(f"/proc/{each}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
 def wait_gone(pid: int) -> None:

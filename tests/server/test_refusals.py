@@ -13,13 +13,14 @@ from openenvd.server.api.app import create_app
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import MAX_BODY_BYTES
 from openenvd.server.api.streams import Position
+from openenvd.system.loop_lag import EventLoopLagMonitor
 
 TOKEN = "a-token"
 LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
 
 
 async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
-    deps = cast(Dependencies, SimpleNamespace(identity={"version": "1"}))
+    deps = cast(Dependencies, SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor()))
     transport = httpx.ASGITransport(create_app(deps, TOKEN))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
