@@ -9,6 +9,7 @@ comes by.
     forks          forking.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
+    HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
     logs           log_files.py
     time           backoff.py, loop_lag.py, futures.py
     metrics        prometheus.py

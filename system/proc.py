@@ -157,6 +157,9 @@ def exit_sentence(wait_status: int) -> str:
     return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
 
 
+_fd_limits: list[tuple[int, int]] = []  # of this process, before the first was raised
+
+
 def raise_fd_limit() -> int:
     """Raise the soft limit on open files to the hard one, and return it."""
     import contextlib
@@ -166,4 +169,18 @@ def raise_fd_limit() -> int:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            _fd_limits.append((soft, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def lower_fd_limit(pid: int) -> None:
+    """Give a program that was started just now the limit that `raise_fd_limit` has raised.
+
+    Programs that use `select`, or close every descriptor that there could be, count on a low one.
+    """
+    import contextlib
+    import resource
+
+    if _fd_limits and hasattr(resource, "prlimit"):
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _fd_limits[0])

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 
 from ...processes.resources.pids_limit import why_not_started
+from ...system.proc import lower_fd_limit
 from .source import Exited, Forked, Refused, SourceEvent, worker_environment
 
 _EXIT_SECONDS = 1.0  # from the end of a process's files to its exit
@@ -93,6 +94,7 @@ class SubprocessSource:
                 env=worker_environment(os.environ),
                 cwd=self._home,
             )
+        lower_fd_limit(child.pid)
         self._children[child.pid] = child
         ours.setblocking(False)
         sentinel = os.pidfd_open(child.pid) if sys.platform == "linux" else None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ...system.descriptors import Message, receive_message, send_message
 from ...system.json_lines import Json
+from ...system.proc import lower_fd_limit
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class ZygoteClient:
                 cwd=home,
                 start_new_session=True,  # Ctrl-C at `up --foreground` is the daemon's to handle
             )
+        lower_fd_limit(process.pid)
         return cls(process, ours)
 
     @classmethod

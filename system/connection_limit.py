@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accepts connections up to a limit, so that silent ones cannot keep others out.
+
+    listener ─▶ Listener ─▶ ConnectionLimit.reserve ─┬─▶ opened
+                                                       └─▶ 503: every connection has a request
+
+A connection beyond the limit takes the place of the one that has been without a request for
+longest. asyncio's own servers, uvloop's above all, accept all of the kernel's queue in one go,
+until there are no descriptors left for anybody; hence the accepting here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+BATCH = 32  # accepted in one go: those that make room for them are closed only after that
+FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+
+log = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """What can be counted."""
+
+    transport: Any
+
+
+class ConnectionLimit:
+    """The connections of one listener, at most `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._reserved = 0  # accepted, and not opened yet
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}  # without a request, the oldest first
+
+    def reserve(self) -> bool:
+        """Return whether one more may be opened: `add` or `give_back` is to follow.
+
+        Closes the connection that has been idle for longest, where that makes the room.
+        """
+        if len(self._open) + self._reserved >= self._most:
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+            oldest.transport.abort()
+        self._reserved += 1
+        return True
+
+    def give_back(self) -> None:
+        """Note that what was reserved was not opened."""
+        self._reserved -= 1
+
+    def add(self, connection: Connection) -> None:
+        """Count a connection that was opened; it is idle."""
+        self._reserved -= 1
+        self._open.add(connection)
+        self._idle[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """Count a connection no more."""
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def note_request(self, connection: Connection) -> None:
+        """Note that the connection has a request."""
+        self._idle.pop(connection, None)
+
+    def note_idle(self, connection: Connection) -> None:
+        """Note that the connection's request has been answered."""
+        if connection in self._open:
+            self._idle[connection] = None
+
+
+class Listener:
+    """Accepts connections of one socket on the loop, as far as their limit allows."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        most: int,
+        make_protocol: Callable[[ConnectionLimit], asyncio.BaseProtocol],
+    ) -> None:
+        """`make_protocol` makes a protocol that reports to the limit, at most `most` of them."""
+        self._listener = listener
+        self._limit = ConnectionLimit(most)
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more; the socket stays open."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            try:
+                accepted, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                self._wait(exc)
+                return
+            accepted.setblocking(False)
+            if self._limit.reserve():
+                task = self._loop.create_task(self._open(accepted))
+                self._opening.add(task)
+                task.add_done_callback(self._opening.discard)
+            else:
+                _turn_away(accepted)
+
+    def _wait(self, exc: OSError) -> None:
+        log.warning("no more connections can be accepted for now: %s", exc)
+        self._loop.remove_reader(self._listener.fileno())
+        self._timer = self._loop.call_later(FULL_SECONDS, self.start)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        protocol = self._make_protocol(self._limit)
+        try:
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted)
+        except OSError:  # its client has left already
+            self._limit.give_back()
+            accepted.close()
+
+
+def closing_answer(status: HTTPStatus, headers: str = "") -> bytes:
+    """Return an HTTP answer that says no more than its status, and closes."""
+    body = f'{{"detail":"{status.phrase}"}}'
+    return (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n{body}"
+    ).encode()
+
+
+def _turn_away(accepted: socket.socket) -> None:
+    """Answer that there is no room; what the client sends is not read."""
+    with accepted, contextlib.suppress(OSError):  # it may have left
+        accepted.send(closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 1\r\n"))

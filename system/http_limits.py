@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds of what one HTTP connection may send, and of how long it may take: around uvicorn's own.
+
+    bytes ─▶ HttpLimits.data_received ─▶ uvicorn's protocol ─▶ BodyLimit ─▶ the application
+             head: bytes (431), time (408)                     body: announced or counted (413)
+             body: progress (408)
+
+uvicorn gives a kept connection five seconds until its next request. It does not bound the bytes of
+a head where httptools parses it, and neither the time of the first head nor that of a body.
+
+What is bounded costs a request half a microsecond: times are looked at by one timer a connection,
+which is set again only when it has passed.
+
+Standard library alone: `HttpLimits` is mixed into the class that uvicorn chooses (`limited`), and
+looks at what its two implementations share: `cycle`, `flow`, `transport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from .connection_limit import ConnectionLimit, closing_answer
+from .units import MB
+
+MAX_HEAD_BYTES = 32 * 1024
+MAX_BODY_BYTES = 100 * MB  # of a request, unless a setting says otherwise
+MAX_PIPELINED = 64  # requests of one connection behind the one that is being answered
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTiming:
+    """How long the parts of a request may take."""
+
+    head_seconds: float = 30.0  # also until the first byte of it
+    body_seconds: float = 30.0  # in each of these, a body must have grown by
+    body_bytes: int = 30 * 1024  # so much, while the application was ready to take it
+    unread_seconds: float = 5.0  # for the rest of a body whose request is answered already
+
+
+class HttpLimits:
+    """One connection: a mixin before uvicorn's HTTP protocol."""
+
+    timing = HttpTiming()
+    limit: ConnectionLimit | None = None  # that it counts for; None: others count
+
+    # uvicorn's
+    cycle: Any
+    flow: Any
+    loop: asyncio.AbstractEventLoop
+    transport: Any
+
+    _timer: asyncio.TimerHandle | None = None
+    _reports_bodies = False  # by `on_body`: httptools; h11 bounds trailers itself
+    _is_refused = False  # answered by us: what else comes is dropped
+    _unused_bytes = 0  # received, and neither part of a head that is complete nor of a body
+    _head_since: float | None = None  # None: no byte of the next head has come
+    _received_bytes = 0
+    _seen: tuple[Any, int] = (None, 0)  # the request whose body was looked at, bytes by then
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first head, and not for ever."""
+        super().connection_made(transport)  # type: ignore[misc]
+        if self.limit is not None:
+            self.limit.add(self)
+        self._head_since = self.loop.time()
+        self._timer = self.loop.call_later(self.timing.head_seconds, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.limit is not None:
+            self.limit.remove(self)
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what the limits allow."""
+        if self._is_refused:
+            return
+        size, cycle = len(data), self.cycle
+        self._received_bytes += size
+        if cycle is None or not cycle.more_body:
+            if self._head_since is None:
+                self._head_since = self.loop.time()
+            if self._unused_bytes + size > MAX_HEAD_BYTES:
+                self._take_long(data)
+                return
+            self._unused_bytes += size
+        elif self._reports_bodies:
+            if self._unused_bytes > MAX_HEAD_BYTES:  # of trailers
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                return
+            self._unused_bytes += size
+        super().data_received(data)  # type: ignore[misc]
+        if self.cycle is not cycle:
+            self._request_began()
+
+    def on_body(self, body: bytes) -> None:
+        """Note that what came was a body's (httptools)."""
+        self._unused_bytes = 0
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        """Note the end of a body whose request was answered before (httptools)."""
+        self._unused_bytes = 0
+        if (cycle := self.cycle) is not None and cycle.response_complete:
+            cycle.more_body = False
+        super().on_message_complete()  # type: ignore[misc]
+
+    def on_response_complete(self) -> None:
+        """Be ready for the next request; the rest of this one's body must come soon."""
+        cycle = self.cycle
+        super().on_response_complete()  # type: ignore[misc]
+        if self.cycle is not cycle:  # it had come already, behind this one (h11)
+            self._request_began()
+        elif cycle.response_complete:  # no other is in the pipeline
+            if cycle.more_body:
+                self.loop.call_later(self.timing.unread_seconds, self._end_unread, cycle)
+            if self.limit is not None:
+                self.limit.note_idle(self)
+
+    def _request_began(self) -> None:
+        self._head_since = None
+        self._unused_bytes = 0
+        if self.limit is not None:
+            self.limit.note_request(self)
+        if len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS)
+
+    def _take_long(self, data: bytes) -> None:
+        """Take as much as a head may have; if it ends there, the rest too."""
+        cycle, room = self.cycle, MAX_HEAD_BYTES - self._unused_bytes
+        super().data_received(data[:room])  # type: ignore[misc]
+        if self.cycle is cycle:
+            if not self.transport.is_closing():
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        self._request_began()
+        if self._is_mine():
+            self.data_received(data[room:])
+
+    def _look(self) -> None:
+        """Close a connection that has taken too long, and look again later."""
+        self._timer = None
+        if self._is_refused or not self._is_mine():
+            return
+        now, cycle = self.loop.time(), self.cycle
+        seconds = self.timing.body_seconds
+        if cycle is None or (cycle.response_complete and not cycle.more_body):
+            seconds = self.timing.head_seconds
+            if self._head_since is not None:
+                seconds -= now - self._head_since
+            if seconds <= 0:
+                self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+                return
+        elif not cycle.response_complete and self._is_stalled():
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+            return
+        self._timer = self.loop.call_later(seconds, self._look)
+
+    def _is_stalled(self) -> bool:
+        """Return whether a body has grown too little since this was last called."""
+        cycle, (before, bytes_before) = self.cycle, self._seen
+        if not cycle.more_body or self.flow.read_paused:
+            self._seen = None, 0  # it is the application that is waited for
+            return False
+        self._seen = cycle, self._received_bytes
+        return before is cycle and self._received_bytes - bytes_before < self.timing.body_bytes
+
+    def _end_unread(self, cycle: Any) -> None:
+        if self.cycle is cycle and cycle.more_body and self._is_mine():
+            self.transport.abort()
+
+    def _is_mine(self) -> bool:
+        """Return whether the connection is open, and has not become a WebSocket."""
+        return not self.transport.is_closing() and self.transport.get_protocol() is self
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Answer what can be answered, and close; what else the client sends is dropped.
+
+        Read on for a moment: a connection closed with bytes unread is reset, and the client would
+        see that instead of the answer.
+        """
+        self._is_refused = True
+        cycle = self.cycle
+        may_answer = cycle is None or cycle.more_body is not cycle.response_complete
+        if cycle is not None and not cycle.response_complete:
+            may_answer = may_answer and not cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+        is_silent = not self._received_bytes
+        if may_answer and not is_silent:
+            self.transport.write(closing_answer(status))
+        if not may_answer or is_silent or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(self.timing.unread_seconds, self.transport.abort)
+
+
+class BodyLimit:
+    """ASGI middleware: refuses a body by its announced length, and a chunked one by what comes."""
+
+    def __init__(self, app: Any, most_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 413."""
+        if scope["type"] == "http":
+            for name, value in scope["headers"]:
+                if name == b"content-length" and int(value) > self._most_bytes:
+                    await self._refuse(send)
+                    return
+                if name == b"transfer-encoding":
+                    await self._count(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    async def _count(self, scope: Any, receive: Receive, send: Send) -> None:
+        received_bytes = 0
+        is_started = is_over = False
+
+        async def receive_some() -> Message:
+            nonlocal received_bytes, is_over
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            if received_bytes <= self._most_bytes:
+                return message
+            if not is_over and not is_started:
+                is_over = True
+                await self._refuse(send)
+            is_over = True
+            return {"type": "http.disconnect"}
+
+        async def send_unless_over(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            if not is_over:
+                await send(message)
+
+        await self._app(scope, receive_some, send_unless_over)
+
+    async def _refuse(self, send: Send) -> None:
+        body = b'{"detail":"A body may have at most %d bytes"}' % self._most_bytes
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def limited(http_protocol: type[Any], timing: HttpTiming | None = None) -> type[Any]:
+    """Return uvicorn's protocol class with limits."""
+    members = {
+        "timing": timing or HttpTiming(),
+        "_reports_bodies": hasattr(http_protocol, "on_body"),
+    }
+    return type(f"Limited{http_protocol.__name__}", (HttpLimits, http_protocol), members)
