@@ -13,7 +13,8 @@
     down.py         down, prune
     following.py    queue a LONG request, leave it, or follow its log; what Ctrl-C does to it
     failures.py     a failure with its evidence, the same block everywhere
-    output.py       stdout and stderr, JSON and text, colour, tables
+    output.py       stdout and stderr, JSON and text
+    drawing.py      tables and lines, colour
     phrases.py      durations and sizes for people
     options.py      what several commands share: options, the connection, NAME|REQUEST_ID
     passthrough.py  upstream's commands

@@ -24,9 +24,10 @@ from ..client import following
 from ..client.api import DaemonClient
 from ..requests_db.states import RequestState
 from . import exit_codes, phrases
+from .drawing import is_coloured, new_console
 from .failures import request_failure
 from .options import Command, reconnect
-from .output import Output, is_coloured, new_console
+from .output import Output
 
 Json = dict[str, Any]
 # Of a final request: what `--json` prints beside id and error, and the lines for people.

@@ -9,10 +9,11 @@ import click
 
 from ..requests_db.states import FINAL_STATES, RequestState
 from . import exit_codes, phrases
+from .drawing import requests_table
 from .failures import request_failure
 from .following import wait_quietly
 from .options import connect, json_option
-from .output import Output, good, requests_table
+from .output import Output, good
 
 DEFAULT_LIMIT = 50
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)

@@ -18,9 +18,10 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused, ClientError, ConnectionLost
 from ..requests_db.states import RequestState
 from . import exit_codes, phrases
+from .drawing import Drawn, environments_table, for_rich, new_console, requests_table
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option, reconnect
-from .output import Output, environments_table, faint, new_console, requests_table
+from .output import Output, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has a line of each
@@ -62,21 +63,21 @@ def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
     return {**found, "environments": environments, "requests": [request]}
 
 
-def picture(found: dict[str, Any], now: float) -> list[Any]:
+def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     """What is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
-    parts: list[Any] = [_headline(found["daemon"])]
+    parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
-        parts += [_styled(faint(line)) for line in _serving(environments)]
-        parts += [_styled(line) for line in _held(environments, now)]
+        parts += [faint(line) for line in _serving(environments)]
+        parts += _held(environments, now)
     if requests:
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
     failures = _failures(found)
     if failures:
-        parts += ["", _styled("\n".join(failures))]
+        parts += ["", "\n".join(failures)]
     return parts
 
 
@@ -102,12 +103,12 @@ def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
     ]
 
 
-def _headline(daemon: dict[str, Any]) -> Any:
+def _headline(daemon: dict[str, Any]) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
     text += _lag(daemon.get("loop"))
-    return _styled(faint(text))
+    return faint(text)
 
 
 def _lag(loop: dict[str, Any] | None) -> str:
@@ -116,12 +117,6 @@ def _lag(loop: dict[str, Any] | None) -> str:
         return ""
     p99, most = (loop[f"{key}_seconds"] * 1000 for key in ("p99", "max"))
     return f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
-
-
-def _styled(text: str) -> Any:
-    from rich.text import Text
-
-    return Text.from_ansi(text)
 
 
 def _failures(found: dict[str, Any]) -> list[str]:
@@ -222,7 +217,8 @@ def _watch_screen(changes: _Changes, found: dict[str, Any], target: str | None) 
     console = new_console(sys.stdout)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(Group(*picture(found, time.time())), refresh=True)
+            parts = map(for_rich, picture(found, time.time()))
+            live.update(Group(*parts), refresh=True)
             if changes.happened.wait(REDRAW_SECONDS):
                 found = _look_again(changes, target)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..processes.tree import stop_tree
+from ..processes.tree import stop_tree, wait_until_dead
 from ..system.cgroups import Cgroup
 from ..system.descriptors import descriptors_of
 from ..system.json_lines import Json, decode_line, encode_line
@@ -39,6 +39,7 @@ from .fork_server_client import fork_shim, spawn_detached
 
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
+_LINGER_SECONDS = 2.0  # of a shim that has said that it stopped, to exit
 
 
 class ShimGone(ConnectionError):
@@ -237,7 +238,8 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     """End the shim and the server of a run directory, whatever is left of them.
 
     For a shim that was killed: the kernel ended its server with it, but perhaps not what the
-    server had started. Also for a shim that does not answer.
+    server had started. Also for a shim that does not answer. After one that has ended in order
+    there is nothing to look for: it had reaped all that was below it before it said so.
 
     Returns:
         The pids that were signalled.
@@ -248,6 +250,8 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     shim = status.get("shim") or run.get("shim") or status.get("keeper")  # of run files' version 1
     if shim:
         identity = ProcessIdentity(shim["pid"], shim["started_at"])
+        if status.get("state") == "stopped" and wait_until_dead([identity], _LINGER_SECONDS):
+            return []
         ended += stop_tree(identity, grace_seconds=grace_seconds)
     cgroup = Cgroup.from_json(status["cgroup"]) if status.get("cgroup") else None
     if status.get("pid") is not None:

@@ -51,6 +51,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ..processes.exits import diagnose  # noqa: F401  every shim needs it when its server exits
 from ..system import forking
 from ..system.descriptors import Message, close_all, receive_message, send_message
 from ..system.json_lines import Json

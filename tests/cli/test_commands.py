@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from openenvd.cli import exit_codes
-from openenvd.cli.output import requests_table
+from openenvd.cli.drawing import requests_table
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM, Command

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -284,6 +285,24 @@ def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replic
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
+
+
+def test_after_an_orderly_stop_nothing_is_looked_for(replica: Make) -> None:
+    """Not even a process that the status names: to look for its tree is to read all of /proc."""
+    one = replica().ready()
+    one.link.send("stop", grace_seconds=0.0)
+    one.wait_state("stopped")
+    one.wait_for_end()
+    path = Path(one.run_dir) / files.STATUS_FILE_NAME
+    status = json.loads(path.read_text())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        identity = ProcessIdentity.of(other.pid)
+        named = {"pid": identity.pid, "pid_started_at": identity.started_at}
+        path.write_text(json.dumps(status | named))
+        assert clean_up_after_shim(one.run_dir, grace_seconds=0.0) == []
+        assert identity.is_alive()
+        path.write_text(json.dumps(status | named | {"state": "ready"}))
+        assert clean_up_after_shim(one.run_dir, grace_seconds=0.0) == [other.pid]
 
 
 def test_shim_and_server_exit_when_their_home_was_removed(replica: Make) -> None:

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tables and lines are drawn, and in colour or not; the tables of environments and requests.
+
+Aligned here when every line fits, which costs microseconds a line and no import; what must be
+folded to fit a terminal, or is not plain ASCII, is left to rich (0.6 ms a line, and 30 ms).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import click
+
+from ..requests_db.states import EnvironmentState, ReplicaState, RequestState
+from . import phrases
+
+if TYPE_CHECKING:
+    import rich.table
+    from rich.console import Console, RenderableType
+
+# Off a terminal nothing is wrapped: what reads us splits lines itself.
+_UNWRAPPED_COLUMNS = 10_000
+_GAP = "  "  # between two columns
+
+_COLOURS: dict[str, str] = {
+    EnvironmentState.READY: "green",
+    EnvironmentState.DEGRADED: "yellow",
+    EnvironmentState.STARTING: "cyan",
+    EnvironmentState.STOPPING: "cyan",
+    RequestState.RUNNING: "cyan",
+    RequestState.SUCCEEDED: "green",
+    RequestState.FAILED: "red",
+}
+
+_WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others are folded first
+
+
+class Cell(NamedTuple):
+    """A text of a table, and how it is styled: `click.style`'s arguments."""
+
+    text: str
+    style: dict[str, Any]
+
+
+class Table:
+    """Rows below headings."""
+
+    def __init__(self, *headings: str) -> None:
+        self._headings = headings
+        self._rows: list[tuple[Cell, ...]] = [
+            tuple(Cell(heading, {"bold": True}) for heading in headings)
+        ]
+
+    def add_row(self, *cells: str | Cell) -> None:
+        """Add a row: a cell for each heading."""
+        self._rows.append(tuple(c if isinstance(c, Cell) else Cell(c, {}) for c in cells))
+
+    def lines(self, columns: int) -> list[str] | None:
+        """Return the aligned lines; None when they do not fit, or only rich knows their width."""
+        widths = [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
+        if sum(widths) + len(_GAP) * len(widths) > columns:
+            return None
+        if not all(_is_plain(cell.text) for row in self._rows for cell in row):
+            return None
+        return [_aligned(row, widths) for row in self._rows]
+
+    def __rich__(self) -> rich.table.Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
+        for heading in self._headings:
+            table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+        for row in self._rows[1:]:
+            table.add_row(*(Text.from_ansi(click.style(cell.text, **cell.style)) for cell in row))
+        return table
+
+
+def _aligned(row: tuple[Cell, ...], widths: list[int]) -> str:
+    parts = []
+    for cell, width in zip(row, widths, strict=True):
+        text = click.style(cell.text, **cell.style) if cell.style and cell.text else cell.text
+        parts.append(text + " " * (width - len(cell.text)))
+    return _GAP.join(parts).rstrip(" ")
+
+
+def _is_plain(text: str) -> bool:
+    """Whether each character takes one column."""
+    return text.isascii() and (text.isprintable() or not text)
+
+
+Drawn = str | Table  # a string may be styled (`click.style`), and have several lines
+
+
+def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
+    """Write tables and lines; folded where a terminal is too narrow for them."""
+    coloured = is_coloured(stream)
+    columns = shutil.get_terminal_size().columns if stream.isatty() else _UNWRAPPED_COLUMNS
+    lines: list[str] = []
+    for part in parts:
+        drawn = part.lines(columns) if isinstance(part, Table) else _fitting(part, columns)
+        if drawn is None:
+            lines = _folded(parts, stream)
+            break
+        lines += drawn if coloured else map(click.unstyle, drawn)
+    stream.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
+    stream.flush()
+
+
+def _fitting(text: str, columns: int) -> list[str] | None:
+    lines = text.split("\n")
+    plain = [click.unstyle(line) for line in lines]
+    if columns < _UNWRAPPED_COLUMNS and not all(map(_is_plain, plain)):
+        return None
+    return lines if max(map(len, plain)) <= columns else None
+
+
+def _folded(parts: Sequence[Drawn], stream: TextIO) -> list[str]:
+    console = new_console(stream)
+    with console.capture() as captured:  # rich would end the process at a broken pipe
+        for part in parts:
+            console.print(for_rich(part))
+    return captured.get().splitlines()
+
+
+def for_rich(part: Drawn) -> RenderableType:
+    """Return what rich draws of a part."""
+    from rich.text import Text
+
+    return Text.from_ansi(part) if isinstance(part, str) else part
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether colour is wanted there (https://no-color.org: set and not empty means no)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def new_console(stream: TextIO) -> Console:
+    """Return a rich console that keeps to `is_coloured`, and wraps on terminals alone."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        no_color=not is_coloured(stream),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if stream.isatty() else _UNWRAPPED_COLUMNS,
+    )
+
+
+def environments_table(environments: Sequence[dict[str, Any]], now: float | None = None) -> Table:
+    """One line for each environment."""
+    now = time.time() if now is None else now
+    table = Table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
+    for environment in environments:
+        replicas = environment["replicas"]
+        ready = sum(replica["state"] == ReplicaState.READY for replica in replicas)
+        table.add_row(
+            environment["name"],
+            _state(environment["state"]),
+            environment["address"] or "-",
+            _sessions(environment),
+            f"{ready}/{len(replicas)}" if replicas else "-",
+            environment.get("source") or "-",
+            phrases.duration(now - environment["created_at"]),
+        )
+    return table
+
+
+def requests_table(requests: Sequence[dict[str, Any]], now: float | None = None) -> Table:
+    """One line for each request."""
+    now = time.time() if now is None else now
+    table = Table("REQUEST", "ID", "STATE", "WHEN", "")
+    for request in requests:
+        table.add_row(
+            request["label"],
+            phrases.short_id(request["id"]),
+            _state(request["state"]),
+            phrases.timing(request, now),
+            _remark(request),
+        )
+    return table
+
+
+def _state(state: str) -> Cell:
+    if state == RequestState.CANCELLED:
+        return Cell(state, {"dim": True})
+    return Cell(state, {"fg": colour} if (colour := _COLOURS.get(state)) else {})
+
+
+def _sessions(environment: dict[str, Any]) -> str:
+    most = environment.get("max_sessions")
+    return f"{environment['sessions']}/{most}" if most else str(environment["sessions"])
+
+
+def _remark(request: dict[str, Any]) -> str:
+    if request.get("pending_reason"):
+        return str(request["pending_reason"])
+    if request["state"] == RequestState.RUNNING and request.get("cancel_requested_at"):
+        return "being cancelled"
+    if request.get("error"):
+        return str(request["error"]["message"]).partition("\n")[0]
+    return ""
