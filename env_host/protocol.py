@@ -75,6 +75,9 @@ class ServeOptions:
     step_timeout_seconds: float | None = option(
         None, "Time limit of a reset or step; past it the client gets an error.", above=0
     )
+    http_session_idle_seconds: float = option(
+        900.0, "A session without a WebSocket ends when unused for so long; 0: never.", least=0
+    )
     gpus: int | None = option(
         None, "GPUs of each replica; its shards take them in turn.", least=0, most=64
     )

@@ -97,6 +97,7 @@ class SessionTable:
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
+        self.on_unattached: Callable[[], None] = _ignore  # a session is without a WebSocket
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(definition)
         self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
@@ -142,6 +143,7 @@ class SessionTable:
         except BaseException:
             await self.close(session)
             raise
+        self.on_unattached()
         return session
 
     def find(self, session_id: str) -> Session:
@@ -168,7 +170,11 @@ class SessionTable:
     def detach(self, session: Session) -> asyncio.Future[None] | None:
         """Detach a session from its WebSocket; a future of its end, if it ends with that."""
         self._detach(session)
-        return self.release(session) if session.close_when_detached else None
+        if session.close_when_detached:
+            return self.release(session)
+        session.touch()
+        self.on_unattached()
+        return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
         """End a session, and wait for its end unless it is abandoned to a running call."""
@@ -296,3 +302,7 @@ class SessionTable:
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
                 while self.taken >= self.max_sessions and self._exclusive and self._closing:
                     await self._changed.wait()
+
+
+def _ignore() -> None:
+    pass

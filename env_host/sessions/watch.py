@@ -7,7 +7,8 @@ that has not answered by the next round. It logs a call that lasts very long, ag
 call has lasted twice as long. It gives free memory back to the kernel when no session is left,
 and sleeps then until there is one.
 
-`close_idle_sessions` runs only where sessions may be idle for a limited time.
+`close_idle_sessions` runs only where sessions may be idle for a limited time. `UnattachedExpiry` ends
+the sessions that were begun over HTTP and forgotten, and has a timer only while there are such.
 """
 
 from __future__ import annotations
@@ -100,3 +101,38 @@ async def close_idle_sessions(table: SessionTable, limit_seconds: float) -> None
                 session.socket.end(SessionEnded(text, GOING_AWAY_CLOSE))
             else:
                 await table.close(session)
+
+
+class UnattachedExpiry:
+    """Ends the sessions without a WebSocket that nothing uses any more. On the event loop only."""
+
+    def __init__(self, table: SessionTable, limit_seconds: float) -> None:
+        self._table = table
+        self._limit_seconds = limit_seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None  # None: there is no such session
+
+    def note(self) -> None:
+        """Take note that a session has just been begun or left without a WebSocket."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._limit_seconds, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        due = [(self._due(each, now), each) for each in self._table if each.socket is None]
+        expired = [session for when, session in due if when <= now]
+        for session in expired:
+            self._table.release(session)
+        if expired:
+            text = "%d sessions without a WebSocket ended: nothing had used them for %g s"
+            log.warning(text, len(expired), self._limit_seconds)
+        left = [when for when, _ in due if when > now]
+        self._timer = None
+        if left:
+            next_look = max(min(left), now + MIN_IDLE_LOOK_SECONDS)
+            self._timer = self._loop.call_at(next_look, self._look)
+
+    def _due(self, session: Session, now: float) -> float:
+        """Return when the session expires, as far as is known by now."""
+        is_in_use = session.busy or session.calls is None  # or its environment is being created
+        return (now if is_in_use else session.last_used) + self._limit_seconds

@@ -28,7 +28,7 @@ from ..ipc.fd_messages import MessageChannel
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..sessions.watch import close_idle_sessions
+from ..sessions.watch import UnattachedExpiry, close_idle_sessions
 from .acceptor import Arrival
 from .admission import Admission
 from .connection_registry import ConnectionRegistry
@@ -98,6 +98,8 @@ class ServingProcess:
             hooks=self.registry,
             admission=self.admission,
         )
+        if limit := config.http_session_idle_seconds:
+            self.table.on_unattached = UnattachedExpiry(self.table, limit).note
         self.server = make_server(definition, self.table, self._siblings())
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()

@@ -137,6 +137,30 @@ def test_closing_an_attached_session_waits_for_its_websocket_to_close(start: Sta
     host.note_that(sessions=0)
 
 
+def test_a_session_without_a_websocket_ends_when_nothing_uses_it(start: StartHost) -> None:
+    host = start(max_sessions=2, http_session_idle_seconds=0.2)
+    host.ready()
+    with host.open() as client:  # not concerned, however idle
+        client.ask("reset")
+        session = rpc(host, "openenv/session/create")["result"]["session_id"]
+        host.until(lambda capacity: capacity["sessions"] == 1)
+        assert rpc(host, "tools/list", session_id=session)["error"]["code"] == -32602
+        session = rpc(host, "openenv/session/create")["result"]["session_id"]
+        with host.open(f"/ws?session_id={session}") as attached:
+            attached.ask("reset")
+        host.until(lambda capacity: capacity["sessions"] == 1)
+        assert client.ask("state")["type"] == "state"
+    assert "1 sessions without a WebSocket ended" in host.log.read_text()
+
+
+def test_an_isolated_session_begun_over_http_ends_when_nothing_uses_it(start: StartHost) -> None:
+    host = start(isolate=True, max_sessions=1, http_session_idle_seconds=0.2)
+    host.ready()
+    for _ in range(2):
+        assert rpc(host, "openenv/session/create")["result"]["session_id"]
+        host.emptied()
+
+
 def test_mcp_over_a_websocket_has_a_session_of_its_own(start: StartHost) -> None:
     host = start()
     host.ready()

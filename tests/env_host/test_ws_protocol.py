@@ -19,7 +19,7 @@ from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
 from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
-from openenvd.env_host.sessions.watch import SessionWatch
+from openenvd.env_host.sessions.watch import SessionWatch, UnattachedExpiry
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.websocket import PING, PONG, frame_head
 
@@ -359,3 +359,22 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"session {session.id}: step has not returned for {n} s" for n in (61, 123)]
     await table.close(session)
+
+
+async def test_there_is_a_timer_only_while_a_session_has_no_websocket() -> None:
+    admission = AdmissionOnDemand()
+    admission.opened.set()
+    table = table_of(admission)
+    expiry = UnattachedExpiry(table, 0.01)
+    table.on_unattached = expiry.note
+    assert expiry._timer is None
+    session = await table.open()
+    assert expiry._timer is not None
+    session.busy = 1
+    expiry._look()
+    assert len(table) == 1
+    assert expiry._timer is not None
+    session.busy = 0
+    while len(table):
+        await asyncio.sleep(0.01)
+    assert expiry._timer is None
