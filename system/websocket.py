@@ -64,6 +64,13 @@ def parse_head(data: Readable, at: int = 0) -> FrameHead | None:
     return data[at], False, payload_at, payload_at + size
 
 
+def least_head_bytes(payload_bytes: int) -> int:
+    """Return how long the head of an unmasked frame is; a longer one breaks the protocol."""
+    if payload_bytes <= MAX_CONTROL_BYTES:
+        return 2
+    return 4 if payload_bytes < 1 << 16 else 10
+
+
 def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> bytes:
     """Make the head of an unfragmented frame; `key` masks the payload, and is a client's duty."""
     masked = MASKED if key else 0

@@ -7,8 +7,8 @@ that has not answered by the next round. It logs a call that lasts very long, ag
 call has lasted twice as long. It gives free memory back to the kernel when no session is left,
 and sleeps then until there is one.
 
-`close_idle_sessions` runs only where sessions may be idle for a limited time. `UnattachedExpiry` ends
-the sessions that were begun over HTTP and forgotten, and has a timer only while there are such.
+`close_idle_sessions` runs only where sessions may be idle for a limited time. `UnattachedExpiry`
+ends the sessions that were begun over HTTP and forgotten; it has a timer only while there are such.
 """
 
 from __future__ import annotations

@@ -4,12 +4,15 @@
     bytes received ──▶ FrameParser.feed ──▶ [(TEXT, payload), (PING, payload), …]
 
 Fragmented messages are returned whole. A breach of the protocol raises `FrameError`, which carries
-what the close frame is to say. Whether a text is UTF-8 is left to the JSON parser, which looks
-anyway. The heads of frames are in `system/websocket.py`; why this is not a library's: see
-`docs/decisions/0009-own-websocket-framing.md`.
+what the close frame is to say, as soon as the head of a frame shows it. Whether a text is UTF-8 is
+left to the JSON parser, which looks anyway; but fragments are looked at here, so that a broken text
+fails before its last fragment has come. The heads of frames are in `system/websocket.py`; why this
+is not a library's: see `docs/decisions/0009-own-websocket-framing.md`.
 """
 
 from __future__ import annotations
+
+import codecs
 
 from ...system.websocket import (
     BAD_TEXT_CLOSE,
@@ -29,6 +32,7 @@ from ...system.websocket import (
     TOO_BIG_CLOSE,
     close_payload,
     frame_head,
+    least_head_bytes,
     parse_head,
 )
 
@@ -40,6 +44,9 @@ except ImportError:  # no wheel for this Python
 _WHOLE_TEXT = FIN | TEXT
 _RESERVED = 0x70
 _CONTROL = 0x8  # opcodes from here on
+_SHORT_HEAD = 2 + KEY_BYTES  # bytes, of a masked frame of at most `MAX_CONTROL_BYTES`
+_LONGER_HEAD = 4 + KEY_BYTES  # of one of less than 64 kB
+_TOP_BIT = 1 << 63  # of a length, which must not be set (RFC 6455, section 5.2)
 _LARGE_BYTES = 1 << 16  # from here on a slice is not worth its copy
 _OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
@@ -56,17 +63,16 @@ class FrameError(Exception):
 
 
 class FrameParser:
-    """Parses the bytes of one connection into messages of at most `max_bytes` each."""
+    """Parses the bytes of one connection into messages of `max_bytes` (125 or more) at most."""
 
-    __slots__ = ("_chunks", "_fragments", "_held", "_kind", "_max_bytes", "_wanted")
+    __slots__ = ("_chunks", "_fragments", "_held", "_max_bytes", "_wanted")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._chunks: list[bytes] | None = None  # of a frame that has not arrived whole
         self._held = 0  # bytes in them
         self._wanted = 0  # bytes without which it is not worth looking again
-        self._fragments: bytearray | None = None  # of a message in several frames
-        self._kind = 0  # of that message
+        self._fragments: _Fragments | None = None  # of a message in several frames
 
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that are complete with `data`, and the control frames between them.
@@ -89,37 +95,51 @@ class FrameParser:
                 self._keep_start(data[position:])
                 break
             first, is_masked, payload_at, stop = head
-            if first != _WHOLE_TEXT or not is_masked or stop - payload_at > self._max_bytes:
-                self._check(first, is_masked, stop - payload_at)
+            head_bytes, size = payload_at - position, stop - payload_at
+            is_short = head_bytes == _SHORT_HEAD or (
+                head_bytes == _LONGER_HEAD and size > MAX_CONTROL_BYTES
+            )
+            if first != _WHOLE_TEXT or not is_short or self._fragments is not None:
+                self._check(first, is_masked, head_bytes, size)
             if stop > end:
                 self._keep(data[position:] if position else data, stop - position)
                 break
             key = data[payload_at - KEY_BYTES : payload_at]
-            if stop - payload_at < _LARGE_BYTES:
+            if size < _LARGE_BYTES:
                 payload = apply_mask(data[payload_at:stop], key)
             else:
                 payload = apply_mask(memoryview(data)[payload_at:stop], key)
-            if first == _WHOLE_TEXT and self._fragments is None:
+            if first == _WHOLE_TEXT:
                 found.append((TEXT, payload))
             elif message := self._message(first, payload):
                 found.append(message)
             position = stop
         return found
 
-    def _check(self, first: int, is_masked: bool, size: int) -> None:
+    def _check(self, first: int, is_masked: bool, head_bytes: int, size: int) -> None:
+        """Check a frame by its head."""
+        self._check_start(first, is_masked, size)
+        if size >= _TOP_BIT or head_bytes != least_head_bytes(size) + KEY_BYTES:
+            raise FrameError(PROTOCOL_ERROR_CLOSE, "a length is not as short as it can be")
+        held = 0 if self._fragments is None or first & _CONTROL else len(self._fragments.data)
+        if held + size > self._max_bytes:
+            raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
+
+    def _check_start(self, first: int, is_masked: bool, size: int) -> None:
         if not is_masked:
             raise FrameError(PROTOCOL_ERROR_CLOSE, "a client must mask its frames")
         if first & _RESERVED or first & OPCODE not in _OPCODES:
             raise FrameError(PROTOCOL_ERROR_CLOSE, "reserved bits or opcode")
-        if first & _CONTROL and (size > MAX_CONTROL_BYTES or not first & FIN):
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
-        if size > self._max_bytes:
-            raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
+        if first & _CONTROL:
+            if size > MAX_CONTROL_BYTES or not first & FIN:
+                raise FrameError(PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
+        elif (first & OPCODE == CONTINUATION) is (self._fragments is None):
+            raise FrameError(PROTOCOL_ERROR_CLOSE, "a fragment out of order")
 
     def _keep_start(self, data: bytes) -> None:
         """Keep a head that is incomplete, unless two bytes of it show that it is wrong."""
         if len(data) > 1:
-            self._check(data[0], bool(data[1] & MASKED), data[1] & ~MASKED)
+            self._check_start(data[0], bool(data[1] & MASKED), data[1] & ~MASKED)
         self._keep(data, len(data) + 1)
 
     def _keep(self, data: bytes, wanted: int) -> None:
@@ -130,24 +150,37 @@ class FrameParser:
     def _message(self, first: int, payload: bytes) -> Message | None:
         """Return the message that a frame completes; None for a fragment before the last."""
         kind = first & OPCODE
-        if kind & _CONTROL:
+        fragments = self._fragments
+        if kind & _CONTROL or (first & FIN and fragments is None):
             return kind, payload
-        if (kind == CONTINUATION) is (self._fragments is None):
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "a fragment out of order")
-        if first & FIN and self._fragments is None:
-            return kind, payload
-        return self._join(kind, payload, last=bool(first & FIN))
-
-    def _join(self, kind: int, payload: bytes, *, last: bool) -> Message | None:
-        if self._fragments is None:
-            self._fragments, self._kind = bytearray(), kind
-        self._fragments += payload  # not in a list: they may be many, and empty
-        if len(self._fragments) > self._max_bytes:
-            raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
-        if not last:
+        if fragments is None:
+            fragments = self._fragments = _Fragments(kind)
+        fragments.add(payload, is_last=bool(first & FIN))
+        if not first & FIN:
             return None
-        whole, self._fragments = bytes(self._fragments), None
-        return self._kind, whole
+        self._fragments = None
+        return fragments.kind, bytes(fragments.data)
+
+
+class _Fragments:
+    """The fragments of one message so far."""
+
+    __slots__ = ("_decoder", "data", "kind")
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.data = bytearray()  # not a list: they may be many, and empty
+        self._decoder = codecs.getincrementaldecoder("utf-8")() if kind == TEXT else None
+
+    def add(self, payload: bytes, *, is_last: bool) -> None:
+        """Add the next one; raises `FrameError` when the text cannot become UTF-8 any more."""
+        self.data += payload
+        if self._decoder is None:
+            return
+        try:
+            self._decoder.decode(payload, is_last)
+        except UnicodeDecodeError as exc:
+            raise FrameError(BAD_TEXT_CLOSE, "the text is not UTF-8") from exc
 
 
 def close_frame(code: int, reason: str = "") -> bytes:

@@ -68,7 +68,8 @@ def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
     empty = sent(Opcode.CONT, b"", fin=False) * 1000
     for _ in range(300):
         assert parser.feed(empty) == []
-    assert not parser._fragments
+    assert parser._fragments is not None
+    assert not parser._fragments.data
     assert parser.feed(sent(Opcode.CONT, b"x")) == [(TEXT, b"x")]
 
 
@@ -87,6 +88,12 @@ def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
             1009,
         ),  # before its payload has come
         (sent(Opcode.TEXT, bytes(LIMIT), fin=False) + sent(Opcode.CONT, b"x"), 1009),
+        (sent(Opcode.TEXT, bytes(LIMIT), fin=False) + b"\x80\x81", 1009),  # by its head alone
+        (b"\x81\xfe\x00\x7d" + bytes(4), 1002),
+        (b"\x81\xff" + (65535).to_bytes(8, "big") + bytes(4), 1002),
+        (b"\x81\xff\x80" + bytes(7) + bytes(4), 1002),
+        (sent(Opcode.TEXT, b"\xce", fin=False) + sent(Opcode.CONT, b"x", fin=False), 1007),
+        (sent(Opcode.TEXT, b"x", fin=False) + sent(Opcode.CONT, b"\xce"), 1007),
     ],
     ids=[
         "unmasked",
@@ -98,6 +105,12 @@ def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
         "text within a text",
         "too large by its head",
         "too large by its fragments",
+        "too large by a fragment's head",
+        "16 bits for 125",
+        "64 bits for 65535",
+        "the top bit of the length",
+        "no UTF-8 in a fragment",
+        "half a character at the end",
     ],
 )
 def test_protocol_violations_are_refused_with_their_close_code(data: bytes, code: int) -> None:
