@@ -14,7 +14,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any, Self
 
@@ -26,7 +26,7 @@ from .generator import Batch
 
 Json = dict[str, Any]
 
-START_SECONDS = 30.0  # for a generator to import what it needs
+START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
 HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has read it by then
 MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
 END_SECONDS = 5.0
@@ -48,17 +48,22 @@ class Harvest:
 
 
 class Crew:
-    """A set of generators; a context manager that stops them all."""
+    """A set of generators; a context manager that stops them all.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        program: what is started, if not our own generator: it reads and writes the same lines.
+    """
+
+    def __init__(self, size: int, program: Sequence[str] = ()) -> None:
         self._size = size
+        self._program = program or (sys.executable, "-P", "-m", f"{__package__}.generator")
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
         try:
             for number in range(self._size):
-                member = _Member(number)
+                member = _Member(number, self._program)
                 self._members.append(member)
                 self._selector.register(member.output, selectors.EVENT_READ, member)
         except BaseException:
@@ -121,13 +126,9 @@ class Crew:
 class _Member:
     """The crew's side of one generator."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, program: Sequence[str]) -> None:
         self.number = number
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.generator"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._unread = bytearray()
         self._forget()
 

@@ -89,7 +89,9 @@ class Generator:
         self._loop = asyncio.get_running_loop()
         self._sources = itertools.cycle(batch.sources or ("",))
         self._address = _resolved(batch.host, batch.port)
-        self._prepared = [] if batch.window else [self._new_socket() for _ in range(batch.count)]
+        self._prepared = (
+            [] if batch.window else [new_socket(next(self._sources)) for _ in range(batch.count)]
+        )
         self._sessions: list[MeasuredSession] = []
         self._connecting: dict[MeasuredSession, asyncio.Task[None]] = {}
         self._may_expire = 0  # the first session whose handshake may still be under way
@@ -179,7 +181,7 @@ class Generator:
             self._sessions.append(session)
             if self._is_late:
                 self._fail_late(session)
-            elif (opened := self._dial(session, self._new_socket())) is not None:
+            elif (opened := self._dial(session, new_socket(next(self._sources)))) is not None:
                 self._begin(session, opened)
 
     def _begin(self, session: MeasuredSession, opened: socket.socket) -> None:
@@ -213,20 +215,10 @@ class Generator:
             if code != errno.EADDRNOTAVAIL:
                 break
             self._port_retries += 1
-            opened = self._new_socket()
+            opened = new_socket(next(self._sources))
         opened.close()
         _fail_of_os(session, OSError(code, os.strerror(code)))
         return None
-
-    def _new_socket(self) -> socket.socket:
-        opened = socket.socket()
-        opened.setblocking(False)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if source := next(self._sources):
-            if sys.platform == "linux":
-                opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-            opened.bind((source, 0))
-        return opened
 
     async def _expire_handshakes(self) -> None:
         """Fail each session whose handshake takes too long; the oldest is the first."""
@@ -257,6 +249,18 @@ class Generator:
 
     def _fail_late(self, session: MeasuredSession) -> None:
         session.fail("timeout", f"not over after {self._batch.timeout_seconds:g} s")
+
+
+def new_socket(source: str = "") -> socket.socket:
+    """Make a socket that connects from an address; `connect` chooses the port."""
+    opened = socket.socket()
+    opened.setblocking(False)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if source:
+        if sys.platform == "linux":
+            opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+        opened.bind((source, 0))
+    return opened
 
 
 def _resolved(host: str, port: int) -> tuple[str, int]:

@@ -39,12 +39,14 @@ class Sweep:
         *,
         on_progress: OnProgress = lambda *_: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
+        program: Sequence[str] = (),
     ) -> None:
         self._plan = plan
         self._targets = list(targets)
         self._results = ResultFolder(folder)
         self._on_progress = on_progress
         self._on_summary = on_summary
+        self._program = program  # of the generators, if not our own
         self.report = Report()
 
     def run(self) -> list[Path]:
@@ -56,7 +58,7 @@ class Sweep:
             first = (cell.repetition - 1) % max(1, len(self._targets))
             turn = [*self._targets[first:], *self._targets[:first]]
             batches += [(cell, target) for target in turn if cell.mode in target.modes]
-        with Crew(self._plan.crew_size) as crew:
+        with Crew(self._plan.crew_size, self._program) as crew:
             self._weigh_all(crew)
             for number, (cell, target) in enumerate(batches):
                 if number:

@@ -18,6 +18,7 @@ PROGRAMS = (
     ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
     ("scaling", 1, "--short"),
+    ("held_sessions", 1, "--short"),
     ("shard_start", 1, ""),
     ("steps", 1, "--short"),
     ("brigade", 1, "--short"),

@@ -2,7 +2,10 @@
 r"""How many sessions at once, and how long they take: the seed's protocol, beside peer and limit.
 
     python -m load_tests.scaling --short
-    python -m load_tests.scaling --compare-limit           the aims below; half an hour
+    python -m load_tests.scaling --compare-limit           the aims below; a quarter of an hour
+    python -m load_tests.scaling --compare-limit --clients picows
+    python -m load_tests.scaling --compare-limit --clients upstream --requests-grid 16384 \
+        --generators 8 --peer upstream
     python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \
         --wait-grid 1,5,10 --reps 3 --mode ws --peer upstream --limit
     python -m load_tests.scaling --window 1024 --limit     not more handshakes under way than these
@@ -13,9 +16,11 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
 Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
 one instant, as training code does that opens its sessions in one `gather`; a handshake may take
 10 s, as upstream's client gives it. The load comes from `openenvd.bench`: several processes that
-report their own CPU, and count latencies from the start of the batch. Servers take turns within the
-same run. Drops are the kernel's, of the whole system: run nothing else beside it. Written:
-`raw.jsonl` and `summary.csv` with the seed's fields, `summary.json`, five figures.
+report their own CPU, and count latencies from the start of the batch; with `--clients`, from others
+in one `gather` a process (`gather_clients.py`): those of upstream's package, which cost much more
+than a server does, or bare `picows` clients. Servers take turns within the same run. Drops are the
+kernel's, of the whole system: run nothing else beside it. Written: `raw.jsonl` and `summary.csv`
+with the seed's fields, `summary.json`, five figures.
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same
@@ -36,7 +41,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.peers import scaling_servers as servers
-from load_tests.peers.scaling_servers import Arrangement, Started
+from load_tests.peers.gather_clients import KINDS
+from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import OPENENV, machine
 from load_tests.shared.scaling_arguments import parse_counts, parse_grid, target_of_url
 from openenvd.bench import figures, table
@@ -90,6 +96,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--workers", type=int, help="of upstream; by default one for each core")
     add("--max-sessions", type=int, help="slots, all processes together; by default enough")
     add("--url", help="measure a server that runs already, instead of ours")
+    add("--clients", choices=("light", *KINDS), default="light", help="who makes the load")
     add(
         "--window",
         type=int,
@@ -123,12 +130,23 @@ def plan_of(options: argparse.Namespace) -> Plan:
         timeout_seconds=options.timeout,
         generators=options.generators,
         window=options.window,
-        weighs=not options.skip_memory,
+        weighs=not options.skip_memory and options.clients == "light",
     )
 
 
+def program_of(options: argparse.Namespace) -> list[str]:
+    """What makes the load; nothing stands for the generator of `openenvd.bench`."""
+    if options.clients == "light":
+        return []
+    python: str | Path = sys.executable
+    if options.clients == "upstream":
+        python = servers.peer_python(options.peer_python)
+    return [str(python), str(REPOSITORY / "load_tests/peers/gather_clients.py"), options.clients]
+
+
 def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) -> int:
-    sweep = Sweep(plan, [one.target for one in started], options.output_dir, on_summary=_tell)
+    targets, program = [one.target for one in started], program_of(options)
+    sweep = Sweep(plan, targets, options.output_dir, on_summary=_tell, program=program)
     sweep.report.facts = {one.target.name: one.facts for one in started}
     written = sweep.run()
     sweep.report.facts["ratios"] = ratios(sweep.report)

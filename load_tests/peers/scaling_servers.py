@@ -195,7 +195,10 @@ def peer_python(given: str | None) -> Path:
     if not python.exists():
         uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
         subprocess.run([uv, "venv", "--quiet", str(folder)], check=True)
-        install = [uv, "pip", "install", "--quiet", "--python", str(python), PEER_REQUIREMENT]
+        install = [
+            uv, "pip", "install", "--quiet", "--compile-bytecode",
+            "--python", str(python), PEER_REQUIREMENT,
+        ]  # fmt: skip
         subprocess.run(install, check=True)
     return python
 

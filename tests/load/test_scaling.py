@@ -250,6 +250,46 @@ def test_a_batch_that_misses_an_aim_is_told(fields: dict[str, Any], told: str) -
     assert told in line
 
 
+def test_other_clients_report_as_our_generator_does(limit: Any) -> None:
+    from load_tests.peers.scaling_servers import REPOSITORY
+    from openenvd.bench.crew import Crew
+    from openenvd.bench.generator import Batch
+
+    program = [sys.executable, str(REPOSITORY / "load_tests/peers/gather_clients.py"), "picows"]
+    action = {"wait_seconds": 0.01}
+    batch = Batch("ws", limit.target.host, limit.target.port, "", 20, action, 30.0, 0)
+    with Crew(2) as crew, Crew(2, program) as others:
+        ours, theirs = crew.run(batch), others.run(batch)
+    for harvest in (ours, theirs):
+        assert len({one["observation"]["session_hash"] for one in harvest.outcomes}) == 20
+        assert len(harvest.cpu_seconds) == 2
+    assert set(theirs.outcomes[0]) == set(ours.outcomes[0])
+
+
+def test_sessions_that_are_held_step_when_they_are_told(limit: Any) -> None:
+    from load_tests.held_sessions import held
+
+    with held(limit.target, sessions=30, processes=2, window=8) as clients:
+        assert (clients.opened, clients.failed) == (30, 0)
+        assert len(clients.step(0.2, 0.0)) == 6
+        paced = clients.step(1.0, 0.3)
+    assert len(paced) == 30
+    assert min(paced) > 0
+
+
+def test_held_sessions_that_cannot_be_opened_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from load_tests.held_sessions import held
+    from openenvd.bench.target import Target
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with held(Target("nobody", f"http://127.0.0.1:{port}"), 4, 2, 8) as clients:
+        assert (clients.opened, clients.failed) == (0, 4)
+    assert "failed: ConnectionRefused" in capsys.readouterr().out
+
+
 def test_without_a_limit_no_aim_is_judged() -> None:
     assert ratios_of(batch_of("openenvd", total_p99=99.0)) == []
 

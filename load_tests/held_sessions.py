@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many sessions held open on one machine: what they hold, and what a step of some of them takes.
+
+    python -m load_tests.held_sessions [--json FILE] [--limit]      65,536 sessions
+    python -m load_tests.held_sessions --short                      2,048
+
+Opens all sessions (`openenv launch benchmark`, reset, at most `--window` handshakes under way),
+leaves them alone, and reads what the server's processes hold; then a random tenth of them steps:
+all at once, and paced over `--paced-seconds`. Latencies count from when a step was due.
+
+An address has some 28,000 ports towards one server, so clients connect from eight: 127.0.0.1 to
+127.0.0.8. A process may have only so many open files: the soft limit is raised to the hard one, and
+where that does not do, several client processes and several shards share the sessions out.
+
+Memory is PSS, of all of the server's processes, against the same server with a few sessions. The
+kernel's own memory is in no process's PSS: `Slab` of /proc/meminfo and the pages of TCP buffers
+(/proc/net/sockstat) are the whole machine's, and hold both ends of each connection.
+
+Aims: 65,536 sessions, 4 kB or less of PSS each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from load_tests.peers import scaling_servers
+from load_tests.shared.report import Report, parse_arguments, percentile
+from openenvd.bench import target as targets
+from openenvd.bench.target import Target
+
+SESSIONS, SHORT_SESSIONS = 65_536, 2_048
+SOURCES = [f"127.0.0.{last}" for last in range(1, 9)]
+SPARE_FILES = 512  # of a process, beside its sessions
+WARMING_SESSIONS = 64
+SETTLE_SECONDS = 2.0
+IDLE_SECONDS = 5.0
+SOON_SECONDS = 0.2  # until a step is due: every client process has read it by then
+KB = 1024
+
+
+class ClientProcess:
+    """One process of `held_clients.py`."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "load_tests.shared.held_clients"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """One command; its answer comes from `hear`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """The answer to the last command."""
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit("error: a client process ended early")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        """Close everything."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def held(target: Target, sessions: int, processes: int, window: int) -> Iterator[Clients]:
+    """So many sessions, open."""
+    clients = Clients(processes)
+    try:
+        clients.open(target, sessions, window)
+        yield clients
+    finally:
+        clients.end()
+
+
+class Clients:
+    """Several client processes, each with its part of the sessions."""
+
+    def __init__(self, processes: int) -> None:
+        self._members = [ClientProcess() for _ in range(processes)]
+        self.opened = 0
+        self.failed = 0
+        self.seconds = 0.0
+
+    def open(self, target: Target, sessions: int, window: int) -> None:
+        """All of them."""
+        began = time.monotonic()
+        for number, member in enumerate(self._members):
+            many = len(self._members)
+            count = sessions // many + (number < sessions % many)
+            member.tell(
+                {
+                    "open": {
+                        "host": target.host,
+                        "port": target.port,
+                        "path": target.path,
+                        "count": count,
+                        "sources": SOURCES if sys.platform == "linux" else [],
+                        "window": max(1, window // many),
+                    }
+                }
+            )
+        answers = self._heard()
+        self.seconds = time.monotonic() - began
+        self.opened = sum(answer["opened"] for answer in answers)
+
+    def step(self, share: float, seconds: float) -> list[float]:
+        """A random share of them steps once; returns the latencies."""
+        at = time.monotonic() + SOON_SECONDS
+        for number, member in enumerate(self._members):
+            step = {"share": share, "seconds": seconds, "at": at, "seed": number}
+            member.tell({"step": step})
+        return [value for answer in self._heard() for value in answer["latencies"]]
+
+    def end(self) -> None:
+        """Close all sessions."""
+        for member in self._members:
+            member.end()
+
+    def _heard(self) -> list[dict[str, Any]]:
+        answers = [member.hear() for member in self._members]
+        self.failed += sum(answer["failed"] for answer in answers)
+        for why in {answer["why"] for answer in answers if answer["failed"]}:
+            print(f"failed: {why}", flush=True)
+        return answers
+
+
+def kernel_bytes() -> dict[str, int]:
+    """What the kernel holds, of the whole machine; nothing where it does not say."""
+    if sys.platform != "linux":
+        return {}
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    slab = int(meminfo["Slab"].split()[0]) * KB
+    words = next(
+        line.split()
+        for line in Path("/proc/net/sockstat").read_text().splitlines()
+        if line.startswith("TCP:")
+    )
+    pages = int(words[words.index("mem") + 1])
+    return {"slab": slab, "TCP buffers": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+def measure(report: Report, target: Target, options: Any, clients: int) -> None:
+    """One server, once; adds to the lines of the table."""
+    name, sessions = target.name, options.sessions
+    with held(target, min(WARMING_SESSIONS, sessions), 1, options.window) as few:
+        few.step(1.0, 0.0)
+        time.sleep(SETTLE_SECONDS)
+        warm, warm_kernel = sum(targets.pss_bytes(target).values()), kernel_bytes()
+        warm_sessions = few.opened
+    time.sleep(SETTLE_SECONDS)
+    with held(target, sessions, clients, options.window) as all_of_them:
+        time.sleep(SETTLE_SECONDS)
+        pss, kernel = targets.pss_bytes(target), kernel_bytes()
+        cpu = targets.cpu_seconds(target)
+        time.sleep(IDLE_SECONDS)
+        cpu = targets.cpu_seconds(target) - cpu
+        at_once = all_of_them.step(options.share, 0.0)
+        paced = all_of_them.step(options.share, options.paced_seconds)
+        after = sum(targets.pss_bytes(target).values())
+    more = max(1, all_of_them.opened - warm_sessions)
+    _add(report, f"{name}: sessions held", "", all_of_them.opened)
+    _add(report, f"{name}: failed to open, or to step", "", all_of_them.failed)
+    _add(report, f"{name}: to open them all", "s", all_of_them.seconds)
+    _add(report, f"{name}: server's processes", "", len(pss))
+    _add(report, f"{name}: PSS of the server with all of them", "MB", sum(pss.values()) / KB**2)
+    _add(report, f"{name}: PSS each (aim: 4)", "kB", (sum(pss.values()) - warm) / more / KB)
+    _add(report, f"{name}: PSS each, after the steps", "kB", (after - warm) / more / KB)
+    for what, held_bytes in kernel.items():
+        each = (held_bytes - warm_kernel[what]) / more / KB
+        _add(report, f"{name}: kernel's {what}, both ends, each", "kB", each)
+    _add(report, f"{name}: CPU while idle, of one core", "%", 100 * cpu / IDLE_SECONDS)
+    for what, latencies in (("at once", at_once), ("paced", paced)):
+        _add(report, f"{name}: steps {what}", "", len(latencies))
+        for share in (0.5, 0.99):
+            value = percentile(latencies, share) * 1e3 if latencies else float("nan")
+            _add(report, f"{name}: a step {what}, P{100 * share:.0f}", "ms", value)
+
+
+def _add(report: Report, name: str, unit: str, value: float) -> None:
+    known = next((measure for measure in report.measures if measure.name == name), None)
+    if known is None:
+        report.add(name, unit, [value])
+    else:
+        known.values.append(value)
+
+
+def client_processes(sessions: int) -> int:
+    """How many it takes, and at least one for each of two cores."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        files = 2**20
+    by_files = -(-sessions // max(1, files - SPARE_FILES))
+    return max(2, by_files)
+
+
+def main() -> int:
+    """What the arguments say."""
+    options = parse_arguments(
+        "Sessions held open: memory, and the latency of steps.",
+        1,
+        short={"action": "store_true", "help": f"{SHORT_SESSIONS:,} sessions"},
+        sessions={"type": int, "help": f"how many (default {SESSIONS:,})"},
+        shards={"help": "of ours; by default as many as it takes"},
+        share={"type": float, "default": 0.1, "help": "of the sessions that step"},
+        window={"type": int, "default": 1024, "help": "handshakes under way"},
+        limit={"action": "store_true", "help": "the bare server as well"},
+        **{"paced-seconds": {"type": float, "default": 10.0, "help": "of the paced steps"}},
+    )
+    options.sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)
+    clients = client_processes(options.sessions)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    report = Report("Sessions held open")
+    report.note(
+        f"a process may have {hard} open files here (the soft limit was {soft}): "
+        f"{clients} client processes"
+    )
+    report.note("the kernel's memory is the whole machine's; other programs change it too")
+    arrangement = scaling_servers.Arrangement(
+        max_sessions=options.sessions, processes=clients, shards=options.shards
+    )
+    for _ in range(options.repetitions):
+        with scaling_servers.openenvd(arrangement) as started:
+            measure(report, started.target, options, clients)
+        if options.limit and not scaling_servers.why_no_limit():
+            with scaling_servers.limit(clients) as started:
+                measure(report, started.target, options, clients)
+    report.finish(options.json)
+    return 0 if _is_complete(report) else 1
+
+
+def _is_complete(report: Report) -> bool:
+    """Whether no session of ours failed."""
+    failed = [m.values for m in report.measures if m.name.startswith("openenvd: failed")]
+    return not any(map(sum, failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

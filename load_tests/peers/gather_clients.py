@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients as training code has them: all of a process's sessions in one `asyncio.gather`.
+
+    python load_tests/peers/gather_clients.py upstream    `GenericEnvClient` of OpenEnv's package
+    python load_tests/peers/gather_clients.py picows      bare `picows` clients, on uvloop
+
+Speaks with a crew as `openenvd.bench.generator` does (lines of JSON, see there), so that a batch is
+measured alike whoever makes the load. On the standard library beside what it is called after: the
+Python that has upstream's package has nothing of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import Any
+
+Json = dict[str, Any]
+
+UPSTREAM = "openenv"
+TICK_SECONDS = 0.25
+HANDSHAKE_SECONDS = 10.0  # what `GenericEnvClient` gives by default
+
+# Told of each phase as it ends; returns the observation of the step.
+Session = Callable[[str, Json, Callable[[str], None]], Awaitable[Json]]
+
+
+async def upstream_session(url: str, action: Json, ends: Callable[[str], None]) -> Json:
+    """One session of OpenEnv's own client, with its defaults."""
+    client = import_module(UPSTREAM).GenericEnvClient(base_url=url)  # not in our Python
+    await client.connect()
+    ends("connect")
+    try:
+        await client.reset()
+        ends("reset")
+        result = await client.step(action)
+        ends("step")
+    finally:
+        await client.close()
+    observation: Json = result.observation
+    return observation
+
+
+async def picows_session(url: str, action: Json, ends: Callable[[str], None]) -> Json:
+    """One session with as little between it and the socket as there is."""
+    from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+
+    answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    class Listener(WSListener):
+        def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+            if frame.msg_type == WSMsgType.TEXT:
+                answers.put_nowait(bytes(frame.get_payload_as_memoryview()))
+
+        def on_ws_disconnected(self, transport: WSTransport) -> None:
+            answers.put_nowait(None)
+
+    async def call(transport: WSTransport, message: Json) -> Json:
+        transport.send(WSMsgType.TEXT, json.dumps(message).encode())
+        if (answer := await answers.get()) is None:
+            raise ConnectionError("the server closed the connection")
+        told: Json = json.loads(answer)
+        if told["type"] == "error":
+            raise ConnectionError(str(told))
+        return told
+
+    connecting = ws_connect(Listener, f"{url.replace('http', 'ws', 1)}/ws")
+    transport, _ = await asyncio.wait_for(connecting, HANDSHAKE_SECONDS)
+    ends("connect")
+    await call(transport, {"type": "reset", "data": {}})
+    ends("reset")
+    told = await call(transport, {"type": "step", "data": action})
+    ends("step")
+    transport.send_close(WSCloseCode.OK)
+    while await answers.get() is not None:
+        pass
+    observation: Json = told["data"]["observation"]
+    return observation
+
+
+KINDS: dict[str, Session] = {"upstream": upstream_session, "picows": picows_session}
+
+
+class Gather:
+    """One batch."""
+
+    def __init__(self, kind: str, batch: Json) -> None:
+        self._session = KINDS[kind]
+        self._batch = batch
+        self._url = f"http://{batch['host']}:{batch['port']}{batch['path']}"
+        self._ended = 0
+        self._lag_seconds = 0.0
+
+    async def run(self, started_at: float) -> Json:
+        """All sessions at `started_at`; returns what a generator reports."""
+        await asyncio.sleep(started_at - time.monotonic())
+        cpu = time.process_time()
+        ticking = asyncio.create_task(self._tick())
+        count = self._batch["count"]
+        outcomes = await asyncio.gather(*(self._one(started_at) for _ in range(count)))
+        ticking.cancel()
+        return {
+            "cpu_seconds": time.process_time() - cpu,
+            "wall_seconds": time.monotonic() - started_at,
+            "worst_lag_seconds": self._lag_seconds,
+            "port_retries": 0,
+            "outcomes": outcomes,
+        }
+
+    async def _one(self, started_at: float) -> Json:
+        outcome: Json = {
+            "connect_seconds": None,
+            "reset_seconds": None,
+            "step_seconds": None,
+            "observation": None,
+            "error_kind": None,
+            "error_message": None,
+            "retransmits": 0,
+        }
+        began = started_at
+
+        def ends(phase: str) -> None:
+            nonlocal began
+            now = time.monotonic()
+            outcome[f"{phase}_seconds"], began = now - began, now
+
+        try:
+            async with asyncio.timeout(self._batch["timeout_seconds"]):
+                outcome["observation"] = await self._session(self._url, self._batch["action"], ends)
+        except Exception as exc:  # each of them is a result
+            cause = exc.__cause__ or exc
+            late = isinstance(cause, TimeoutError) and outcome["connect_seconds"] is None
+            outcome["error_kind"] = "handshake_timeout" if late else type(cause).__name__
+            outcome["error_message"] = str(exc)[:300]
+        outcome["total_seconds"] = time.monotonic() - started_at
+        self._ended += 1
+        return outcome
+
+    async def _tick(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_SECONDS
+            await asyncio.sleep(TICK_SECONDS)
+            self._lag_seconds = max(self._lag_seconds, time.monotonic() - due)
+            say({"ended": self._ended, "held": 0})
+
+
+def say(message: Json) -> None:
+    """One line to the crew."""
+    print(json.dumps(message), flush=True)
+
+
+def main() -> None:
+    """Batch after batch, until the crew closes stdin."""
+    kind = sys.argv[1]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if kind == "upstream":
+        import_module(UPSTREAM).GenericEnvClient  # noqa: B018  # seconds, before anything is timed
+    with asyncio.Runner(loop_factory=_loop_factory(kind)) as runner:
+        gather: Gather | None = None
+        for line in sys.stdin:
+            message = json.loads(line)
+            if "batch" in message:
+                gather = Gather(kind, message["batch"])
+                say({"prepared": True})
+            elif gather is not None and "go" in message:
+                say({"done": runner.run(gather.run(message["go"]))})
+
+
+def _loop_factory(kind: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What `asyncio.run` makes, as most training code has it; uvloop for `picows`."""
+    if kind != "picows":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()
