@@ -42,11 +42,13 @@ TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, sign
 
 
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:
-    """Import modules whose pages forked processes are to share, and keep the collector from them.
+    """Import modules whose pages forked processes are to share, and see to it that they do.
 
     A module that cannot be imported is left to the process that needs it, which reports it. To
     `collect` what importing left as garbage takes some tens of milliseconds.
     """
+    from .page_sharing import prepare_to_fork  # here: who never forks need not have it
+
     gc.disable()  # what imports allocate stays: nothing to collect, much to look through
     for module in modules:
         try:
@@ -56,6 +58,7 @@ def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     if collect:
         gc.collect()
     gc.freeze()
+    prepare_to_fork()
 
 
 def thread_count() -> int:
