@@ -37,6 +37,7 @@ from typing import Any
 import orjson
 import uvloop
 
+from ..system.access_tokens import bearer_header
 from ..system.proc import raise_fd_limit
 from ..system.units import MB
 from .http_session import HttpScript, HttpSession
@@ -69,14 +70,16 @@ class Batch:
     handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
     sources: tuple[str, ...] = ()  # addresses to connect from; empty: the system chooses
     hold: bool = False  # after the reset, until released
+    token: str | None = None  # that the server wants
 
     def sessions(self) -> Callable[[Generator, float], MeasuredSession]:
         """What makes its sessions."""
         authority = f"{self.host}:{self.port}"
+        headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(self.token).items())
         if self.mode == "http":
-            script = HttpScript(authority, self.path, self.action)
+            script = HttpScript(authority, self.path, self.action, headers)
             return lambda owner, at: HttpSession(script, owner, at)
-        ws_script, hold = WsScript(authority, self.path, self.action), self.hold
+        ws_script, hold = WsScript(authority, self.path, self.action, headers), self.hold
         return lambda owner, at: WsSession(ws_script, owner, at, hold=hold)
 
 

@@ -20,16 +20,18 @@ _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 class HttpScript:
     """The bytes that every session of a batch sends to one server."""
 
-    def __init__(self, authority: str, path: str, action: dict[str, Any]) -> None:
-        self.reset = _post(authority, f"{path}/reset", {})
-        self.step = _post(authority, f"{path}/step", {"action": action})
+    def __init__(
+        self, authority: str, path: str, action: dict[str, Any], headers: str = ""
+    ) -> None:
+        self.reset = _post(authority, f"{path}/reset", {}, headers)
+        self.step = _post(authority, f"{path}/step", {"action": action}, headers)
 
 
-def _post(authority: str, path: str, body: dict[str, Any]) -> bytes:
+def _post(authority: str, path: str, body: dict[str, Any], headers: str) -> bytes:
     content = orjson.dumps(body)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
+        f"{headers}Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
 

@@ -131,6 +131,7 @@ class Sweep:
             host=target.host,
             port=target.port,
             path=target.path,
+            token=target.token,
             count=cell.requests,
             action={"wait_seconds": cell.wait_seconds} if action is None else action,
             timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from ..system.access_tokens import bearer_header
 from .errors import Unreachable
 
 HTTP_PORT = 80
@@ -27,6 +28,7 @@ class Target:
     url: str
     root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
     modes: tuple[str, ...] = ("ws", "http")  # its protocols
+    token: str | None = None  # that it wants
 
     @property
     def host(self) -> str:
@@ -48,7 +50,7 @@ def check_answers(target: Target) -> None:
     """Check that the server answers `GET /health`, whatever it says."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=ASK_SECONDS)
     try:
-        connection.request("GET", f"{target.path}/health")
+        connection.request("GET", f"{target.path}/health", headers=bearer_header(target.token))
         connection.getresponse()
     except (OSError, http.client.HTTPException) as exc:
         why = str(exc) or type(exc).__name__

@@ -39,8 +39,10 @@ MAX_HEAD_BYTES = 64 * 1024
 class WsScript:
     """The bytes that every session of a batch sends to one server."""
 
-    def __init__(self, authority: str, path: str, action: dict[str, Any]) -> None:
-        self.opening = upgrade_request(authority, f"{path}/ws")
+    def __init__(
+        self, authority: str, path: str, action: dict[str, Any], headers: str = ""
+    ) -> None:
+        self.opening = upgrade_request(authority, f"{path}/ws", headers)
         self.reset = unmasked_client_frame(b'{"type":"reset","data":{}}')
         self.step = unmasked_client_frame(orjson.dumps({"type": "step", "data": action}))
         self.closing = unmasked_client_frame(b'{"type":"close"}')

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ from .following import follow, leave, submit, submit_options
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 from .source import check_name, read_source, working_folder
+
+if TYPE_CHECKING:
+    from ..client.api import DaemonClient
 
 
 @click.command()
@@ -36,8 +40,12 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
     if is_async:
         return leave(request, output)
     ready = f"{request['environment']} is ready at "  # what we end with ourselves
+
+    def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        return _conclude(final, client, output)
+
     return follow(
-        client, request, output, _conclude, is_told_later=lambda line: line.startswith(ready)
+        client, request, output, conclude, is_told_later=lambda line: line.startswith(ready)
     )
 
 
@@ -47,18 +55,43 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])
     given = given_options(LaunchOptions, options)
+    if given.get("token", "").startswith("@"):
+        given["token"] = _read_token(given["token"][1:])
     return {"name": name, "source": source.text, "cwd": str(here), **given}, source.note
 
 
-def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_token(path: str) -> str:
+    """Read a token from a file, as which no other user sees it in `ps`.
+
+    Raises:
+        click.BadParameter: The file cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as exc:
+        raise click.BadParameter(f"{path}: {exc}", param_hint="--token") from None
+
+
+def _conclude(
+    final: dict[str, Any], client: DaemonClient, output: Output
+) -> tuple[dict[str, Any], list[str]]:
     environment = _environment_of(final)
     if environment["address"] is None:
         return {"environment": environment}, []
+    launched = final["result"]["environment"]
+    if launched.get("has_token"):
+        environment["base_url"] = client.base_url(environment["name"])["base_url"]
+    if launched.get("is_exposed"):
+        output.note(
+            f"warning: {environment['name']} can be reached from other machines, by whoever has "
+            "its token"
+        )
+    base_url = environment.get("base_url") or environment["address"]
     return {"environment": environment}, [
         f"{good('✓')} {environment['name']} is ready at {environment['address']}",
         "",
         "  from openenv import GenericEnvClient",
-        f'  with GenericEnvClient(base_url="{environment["address"]}").sync() as env:',
+        f'  with GenericEnvClient(base_url="{base_url}").sync() as env:',
         "      print(env.reset().observation)",
     ]
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "launch": ("launch", "Run an environment."),
     "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Show environments and requests, or one of them."),
+    "address": ("address", "Print what clients of an environment connect to."),
     "logs": ("logs", "Print the log of an environment or a request."),
     "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),

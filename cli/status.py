@@ -26,6 +26,7 @@ from .output import Output, faint
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has a line of each
 REDRAW_SECONDS = 1.0  # for the ages
+_ENDED = frozenset({"FAILED", "STOPPED"})
 LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
 
 
@@ -71,6 +72,7 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
         parts += ["", environments_table(environments, now)]
         parts += [faint(line) for line in _serving(environments)]
         parts += _held(environments, now)
+        parts += _exposed(environments)
     if requests:
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
@@ -100,6 +102,16 @@ def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
         f"{phrases.duration(now - held['since'])} (see openenv logs {environment['name']})"
         for environment in environments
         if (held := (environment.get("serving") or {}).get("held"))
+    ]
+
+
+def _exposed(environments: list[dict[str, Any]]) -> list[str]:
+    """Which environments other machines may reach."""
+    return [
+        f"  {environment['name']}: listens on {environment['host']}: other machines can connect, "
+        "with its token"
+        for environment in environments
+        if environment.get("is_exposed") and environment["state"] not in _ENDED
     ]
 
 

@@ -124,6 +124,10 @@ class DaemonClient:
         environment: Json = self._http.request("GET", _environment(name))["environment"]
         return environment
 
+    def base_url(self, name: str) -> Json:
+        """Return `{"address", "token", "base_url"}`: what clients of an environment connect to."""
+        return self._http.request("GET", f"{_environment(name)}/base_url")
+
     def environment_log(
         self,
         name: str,

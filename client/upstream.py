@@ -46,6 +46,7 @@ class OpenEnvdProvider:
         max_sessions: Maximum number of sessions, all replicas together.
         env_vars: Environment variables of the replicas.
         port: The environment's port; by default a free one.
+        token: What clients must send; `auto` makes one. Upstream's client gets it with the address.
         context_timeout_s: Seconds the environment may take to get ready.
     """
 
@@ -58,12 +59,14 @@ class OpenEnvdProvider:
         max_sessions: int | None = None,
         env_vars: dict[str, str] | None = None,
         port: int | None = None,
+        token: str | None = None,
         context_timeout_s: float = READY_SECONDS,
     ) -> None:
         self.context_timeout_s = context_timeout_s  # upstream reads it under this name
         self._source = None if source is None else os.fspath(source)
         self._name = name
-        self._options = {"replicas": replicas, "max_sessions": max_sessions, "port": port}
+        self._options: Json = {"replicas": replicas, "max_sessions": max_sessions, "port": port}
+        self._options["token"] = token
         self._env_vars = env_vars or {}
         self._environment: Json | None = None
         self._launched: str | None = None  # the name, while there is something to take down
@@ -79,14 +82,14 @@ class OpenEnvdProvider:
 
     @property
     def base_url(self) -> str:
-        """The environment's address.
+        """The environment's address, with its token if it wants one.
 
         Raises:
             RuntimeError: when it has not been started.
         """
         if self._environment is None:
             raise RuntimeError("OpenEnvdProvider has not been started")
-        return str(self._environment["address"])
+        return str(self._environment["base_url"])
 
     # Upstream's RuntimeProvider.
 
@@ -150,7 +153,7 @@ class OpenEnvdProvider:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self._launched} was not ready within {seconds:.0f} s")
             time.sleep(_LOOK_AGAIN_SECONDS)
-        self._environment = environment
+        self._set_environment(client, environment)
 
     def __enter__(self) -> Self:
         self.start()
@@ -209,8 +212,11 @@ class OpenEnvdProvider:
         if ended["state"] != "SUCCEEDED":
             self._launched = None  # a failed launch stops what it had started
             raise RequestFailed(ended)
-        self._environment = ended["result"]["environment"]
+        self._set_environment(client, ended["result"]["environment"])
         return self.base_url
+
+    def _set_environment(self, client: DaemonClient, environment: Json) -> None:
+        self._environment = {**environment, **client.base_url(environment["name"])}
 
     def _connect(self) -> DaemonClient:
         return daemon.connect(Paths.from_environment())

@@ -146,12 +146,14 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
+    from .serving.access import Access
     from .serving.uvicorn_server import serve
     from .startup.event_loop import run_loop
 
     serving = serve(
         app,
         _listener(inputs.listen_fd),
+        access=Access.of(inputs.config),
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
     )
     run_loop(serving, _exit_soon)
@@ -241,12 +243,15 @@ async def _run_child(
     head: bytes,
 ) -> None:
     """Run a shard, or an isolated session of whose connection `head` has been read."""
+    from .serving.access import Access
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
     from .shard.isolated_session import IsolatedSession
     from .shard.shard import Shard
 
     def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
+        if siblings is not None and config.token is not None:
+            siblings = replace(siblings, token=config.token.encode())
         app = HostApp(
             served,
             table,
@@ -255,7 +260,7 @@ async def _run_child(
             scoreboard=scoreboard,
             siblings=siblings,
         )
-        return Server(app)
+        return Server(app, Access.of(config))
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:

@@ -38,6 +38,7 @@ HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
+LOOPBACK = "127.0.0.1"
 MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client accepts itself
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
@@ -82,6 +83,22 @@ class ServeOptions:
         None, "GPUs of each replica; its shards take them in turn.", least=0, most=64
     )
     serve_as_is: bool = option(False, "Run the project's own app, untouched.")
+    host: str = option(
+        LOOPBACK,
+        "Address to listen on; one that others can reach needs a token.",
+        metavar="ADDRESS",
+    )
+    allow_origin: list[str] = option(  # noqa: RUF009  a field with a factory
+        list,
+        "Let web pages of this origin connect, and clients by its name: https://host. Repeatable.",
+        metavar="ORIGIN",
+    )
+    token: str | None = option(
+        None,
+        "What clients must send; `auto` makes one, @FILE reads it. By default where others can "
+        "reach the environment.",
+        metavar="auto|TOKEN|@FILE",
+    )
 
     @property
     def session_memory_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..system.access_tokens import bearer_header, with_token, without_token
 from ..system.units import MB
 from . import run_files
 from .errors import NotAnswering
@@ -16,18 +17,19 @@ from .errors import NotAnswering
 MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
 
 
-def ask(address: str, path: str, timeout_seconds: float) -> Any:
+def ask(base_url: str, path: str, timeout_seconds: float) -> Any:
     """The JSON that an environment answers to `GET path`.
 
     Raises:
         NotAnswering: it does not, or not with 200 and JSON.
     """
+    address, token = without_token(base_url)
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(
         parts.hostname or "127.0.0.1", parts.port, timeout=timeout_seconds
     )
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}{path}")
+        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=bearer_header(token))
         response = connection.getresponse()
         body = response.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as exc:
@@ -43,8 +45,8 @@ def ask(address: str, path: str, timeout_seconds: float) -> Any:
         raise NotAnswering(f"{address}{path} does not answer with JSON", _HINT) from exc
 
 
-def address_by_name(runs: Path, name: str) -> str:
-    """Where the environment of this name listens on this machine.
+def base_url_by_name(runs: Path, name: str) -> str:
+    """The base URL, with its token, of the environment of this name on this machine.
 
     Raises:
         NotAnswering: none of its replicas has been started here.
@@ -52,7 +54,7 @@ def address_by_name(runs: Path, name: str) -> str:
     found = run_files.of_environment(runs, name)
     if not found:
         raise NotAnswering(f"{name} has no replica on this machine", _HINT)
-    return found[0].address
+    return with_token(found[0].address, found[0].token)
 
 
 _HINT = "openenv status shows what runs, openenv logs NAME what it printed"

@@ -52,6 +52,11 @@ class RunFile:
         return address_of(self.host, self.port)
 
     @property
+    def token(self) -> str | None:
+        """What its clients must send."""
+        return self.data.get("token")
+
+    @property
     def created_at(self) -> float:
         """When it was written: another attempt of the same launch writes another."""
         return float(self.data.get("created_at", 0.0))

@@ -11,11 +11,16 @@ How a source becomes something that runs stands in `sources/`; what runs it, in 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from ..env_host.protocol import ServeOptions
+from ..system.access_tokens import TOKEN_PATTERN, new_token
 from ..system.options import option
+from ..system.request_origin import is_loopback, read_origin
 from ..system.units import MB
+
+AUTO = "auto"  # instead of a token: make one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,6 @@ class LaunchOptions(ServeOptions):
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
         dict, "A variable for the environment; without a value, the one it has here. Repeatable."
     )
-    host: str = option("127.0.0.1", "The address to listen on.", flag="")
     port: int | None = option(
         None, "Port to listen on; by default a free one.", least=1, most=65535
     )
@@ -59,6 +63,10 @@ class LaunchOptions(ServeOptions):
             raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
         if self.serve_as_is and (self.isolate or self.shards is not None):
             raise ValueError("serve_as_is runs the project's own server: one process, no shards")
+        for origin in self.allow_origin:
+            read_origin(origin)
+        if self.token is not None and not re.fullmatch(f"{AUTO}|{TOKEN_PATTERN}", self.token):
+            raise ValueError("token: write `auto`, or 16 to 256 letters, digits and any of -._~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,14 @@ class EnvironmentSpec(LaunchOptions):
 
     name: str
     source: str
+
+    def with_access(self) -> EnvironmentSpec:
+        """This spec with a token, if it needs one, and origins as browsers spell them."""
+        token = new_token() if self.token == AUTO else self.token
+        if token is None and not is_loopback(self.host):
+            token = new_token()
+        origins = [read_origin(origin) for origin in self.allow_origin]
+        return replace(self, token=token, allow_origin=origins)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -19,9 +19,10 @@ from pydantic import Field, model_validator
 from ..bench.errors import InvalidPlan
 from ..bench.plan import DEFAULT_TIMEOUT_SECONDS, MODES, Plan
 from ..environments import run_files
-from ..environments.http_get import address_by_name, ask
+from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout, make_private
 from ..shim.client import ShimClient, ShimGone
+from ..system.access_tokens import without_token
 from ..system.units import MB
 from . import base
 
@@ -130,9 +131,10 @@ class _Measuring:
         from ..bench import figures, table  # in the worker that measures, not in every worker
         from ..bench.sweep import Sweep
 
-        address = address_by_name(self._layout.runs, self._payload.name)
-        self._check_action(address)
-        target = self._target(address)
+        base_url = base_url_by_name(self._layout.runs, self._payload.name)
+        self._check_action(base_url)
+        target = self._target(base_url)
+        address = target.url
         base.say(f"{self._payload.name} is measured at {address}; results go to {self._folder}")
         sweep = Sweep(
             self._plan,
@@ -165,14 +167,14 @@ class _Measuring:
             "table": lines,
         }
 
-    def _check_action(self, address: str) -> None:
+    def _check_action(self, base_url: str) -> None:
         """Check that the environment can wait, or that an action was given.
 
         Raises:
             NotAnswering
             InvalidPlan: its actions know no `wait_seconds`, and none was given.
         """
-        schema = ask(address, "/schema", SCHEMA_SECONDS).get("action") or {}
+        schema = ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}
         known = schema.get("properties") or {}
         if self._payload.action is None and "wait_seconds" not in known:
             fields = ", ".join(name for name in known if name != "metadata") or "none"
@@ -182,12 +184,13 @@ class _Measuring:
                 "openenv launch benchmark",
             )
 
-    def _target(self, address: str) -> Target:
+    def _target(self, base_url: str) -> Target:
         from ..bench.target import Target
 
         replicas = run_files.of_environment(self._layout.runs, self._payload.name)
         pids = tuple(pid for replica in replicas if (pid := _server_pid(replica)) is not None)
-        return Target(self._payload.name, address, pids)
+        address, token = without_token(base_url)
+        return Target(self._payload.name, address, pids, token=token)
 
     def _on_progress(self, message: str, done: float, total: float) -> None:
         self._context.progress(

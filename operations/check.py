@@ -12,9 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..environments import run_files
 from ..environments.errors import PreparationFailed
+from ..environments.layout import Layout
 from ..environments.sources.resolve import bundled
 from ..environments.venv.project_venv import find_uv, package_source
+from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
 
@@ -32,7 +35,7 @@ class Check(base.Operation):
 
     @staticmethod
     def run(payload: base.Payload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "cgroups", "uv", "disk", "environments", "problems"}`."""
+        """`{"python", "limits", "cgroups", "uv", "disk", "environments", "exposed", …}`."""
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": _limits(),
@@ -40,6 +43,7 @@ class Check(base.Operation):
             "uv": _uv(),
             "disk": _disk(context.home),
             "environments": sorted(bundled()),
+            "exposed": _exposed(context.home),
         }
         return {**found, "problems": list(problems(found))}
 
@@ -53,12 +57,23 @@ def problems(found: Json) -> Iterator[Json]:
         }
     if found["uv"]["path"] is None:
         yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
+    for name, host in found["exposed"].items():
+        yield {
+            "message": f"{name} listens on {host}, which other machines may reach",
+            "hint": "its token is all that keeps them out; without --host it listens on loopback",
+        }
     if found["disk"]["free_bytes"] < LITTLE_DISK_BYTES:
         free_mb = found["disk"]["free_bytes"] / MB
         yield {
             "message": f"{free_mb:.0f} MB are free in {found['disk']['path']}",
             "hint": "projects' dependencies are installed there; make room, or set OPENENV_HOME",
         }
+
+
+def _exposed(home: Path) -> Json:
+    """The addresses of environments that other machines may reach, by name."""
+    found = run_files.all_of(Layout(home).runs)
+    return {r.environment: r.host for r in found if not is_loopback(r.host)}
 
 
 def _limits() -> Json:

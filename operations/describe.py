@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ..environments.http_get import address_by_name, ask
+from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout
+from ..system.access_tokens import without_token
 from . import base
 
 
@@ -33,10 +34,10 @@ class Describe(base.Operation):
         Raises:
             NotAnswering
         """
-        address = address_by_name(Layout(context.home).runs, payload.name)
+        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
         return {
             "name": payload.name,
-            "address": address,
-            "metadata": ask(address, "/metadata", payload.timeout_seconds),
-            "schema": ask(address, "/schema", payload.timeout_seconds),
+            "address": without_token(base_url)[0],
+            "metadata": ask(base_url, "/metadata", payload.timeout_seconds),
+            "schema": ask(base_url, "/schema", payload.timeout_seconds),
         }

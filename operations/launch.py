@@ -28,6 +28,7 @@ from ..environments.sources.program import program_of
 from ..environments.sources.resolve import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, LaunchOptions
 from ..environments.venv.project_venv import project_python
+from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
 
@@ -79,7 +80,7 @@ class Launch(base.Operation):
 
     @staticmethod
     def run(payload: LaunchPayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"environment": {"name", "state", "address", "replicas": […]}}`.
+        """`{"environment": {"name", "state", "address", "has_token", …, "replicas": […]}}`.
 
         Raises:
             EnvironmentsError
@@ -94,7 +95,7 @@ class _Launching:
         self._payload = payload
         self._context = context
         self._layout = Layout(context.home)
-        self._spec = payload.spec()
+        self._spec = payload.spec().with_access()
         self._started_at = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -116,6 +117,8 @@ class _Launching:
                     "name": self._spec.name,
                     "state": "READY",
                     "address": replicas.address,
+                    "has_token": self._spec.token is not None,
+                    "is_exposed": not is_loopback(self._spec.host),
                     "replicas": [replica.to_json() for replica in ready],
                 }
             }

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ..environments.http_get import address_by_name, ask
+from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout
+from ..system.access_tokens import without_token
 from . import base
 
 
@@ -34,8 +35,9 @@ class Probe(base.Operation):
         Raises:
             NotAnswering
         """
-        address = address_by_name(Layout(context.home).runs, payload.name)
+        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
         started = time.monotonic()
-        health = ask(address, "/health", payload.timeout_seconds)
+        health = ask(base_url, "/health", payload.timeout_seconds)
         seconds = time.monotonic() - started
+        address, _ = without_token(base_url)
         return {"name": payload.name, "address": address, "health": health, "seconds": seconds}

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..env_host.startup import malloc_tuning
-from ..environments.http_get import address_by_name
+from ..environments.http_get import base_url_by_name
 from ..environments.layout import Layout
+from ..system.access_tokens import without_token
 from ..system.units import MB
 from . import base
 from .options import RolloutOptions
@@ -129,9 +130,13 @@ class Rollout(base.Operation):
         reporter = _ProgressReporter(context)
         runs = Layout(context.home).runs
         config = payload.run_config(
-            {name: name if "://" in name else address_by_name(runs, name) for name in payload.names}
+            {
+                without_token(name)[0]: name if "://" in name else base_url_by_name(runs, name)
+                for name in payload.names
+            }
         )
-        base.say(f"{_episodes(config.episodes)} at {', '.join(config.environments.values())}")
+        addresses = (without_token(url)[0] for url in config.environments.values())
+        base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
         with importable(folder), _variables(payload.env), malloc_tuning.kept_pages():
             result = run_on_thread(roll_out(config, reporter.report, base.say))

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from ..system.access_tokens import without_token
 from .concurrency_limit import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
@@ -209,7 +210,7 @@ class Attempt:
         status = EpisodeStatus.DONE if self._answer.done else EpisodeStatus.TRUNCATED
         return Episode(
             id=self._id,
-            environment=self._address,
+            environment=without_token(self._address)[0],
             seed=self._seed,
             steps=(),
             total_reward=self._reward,

@@ -102,10 +102,17 @@ def apply_mask(data: Readable, mask: bytes | bytearray) -> bytes:
     return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
 
 
-def upgrade_request(authority: str, path: str) -> bytes:
-    """Make the HTTP request with which a client asks for a WebSocket."""
+def upgrade_request(authority: str, path: str, headers: str = "") -> bytes:
+    """Make the HTTP request with which a client asks for a WebSocket.
+
+    Args:
+        authority: The server's host and port.
+        path: What is asked for.
+        headers: Further headers, each with the end of its line.
+    """
     key = base64.b64encode(os.urandom(16)).decode()
     return (
         f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nUpgrade: websocket\r\n"
-        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+        f"{headers}\r\n"
     ).encode()

@@ -29,6 +29,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
+from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp_websocket import McpSocket
@@ -36,16 +37,16 @@ from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
-_BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?")
+_BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?token=")
 
 
 class HostServer(EventDrivenServer):
     """uvicorn without ticks and signal handlers, which says when it is ready."""
 
     def __init__(
-        self, app: Any, service: SessionService | None, on_ready: Callable[[], None]
+        self, app: Any, service: SessionService | None, access: Access, on_ready: Callable[[], None]
     ) -> None:
-        super().__init__(_config(app, service))
+        super().__init__(_config(app, service, access))
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,9 +64,10 @@ class Server(HostServer):
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
 
-    def __init__(self, app: HostApp) -> None:
+    def __init__(self, app: HostApp, access: Access) -> None:
+        self._access = access
         self._service = app.session_service
-        super().__init__(app, self._service, on_ready=lambda: None)
+        super().__init__(app, self._service, access, on_ready=lambda: None)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -87,6 +89,11 @@ class Server(HostServer):
         )
         return protocol
 
+    def permits(self, head: bytes) -> bool:
+        """Tell whether a handshake may begin a session; if not, the connection is refused here."""
+        upgrade = parse_upgrade(head)
+        return upgrade is not None and self._access.permits(upgrade)
+
     async def stop(self) -> None:
         """Let the current requests finish, close every connection, stop the application."""
         if self._watch is not None:
@@ -94,21 +101,23 @@ class Server(HostServer):
         await self.shutdown(sockets=[])
 
 
-async def serve(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
+async def serve(
+    app: Any, listener: socket.socket, *, access: Access, on_ready: Callable[[], None]
+) -> None:
     """Serve a project's own app as it is, until SIGTERM or SIGINT."""
-    server = HostServer(app, None, on_ready)
+    server = HostServer(app, None, access, on_ready)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
     await server.serve(sockets=[listener])
 
 
-def _config(app: Any, service: SessionService | None) -> Config:
+def _config(app: Any, service: SessionService | None, access: Access) -> Config:
     http: Any = AutoHTTPProtocol
     ws: Any = WebSocketsSansIOProtocol
     if service is not None:
-        http, ws = partial(ProtocolSwitch, service), partial(UpgradeSwitch, service)
+        http, ws = partial(ProtocolSwitch, service, access), partial(UpgradeSwitch, service, access)
     return Config(
-        app,
+        AccessGuard(app, access),
         http=http,
         ws=ws,
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -124,11 +133,12 @@ def _config(app: Any, service: SessionService | None) -> Config:
 class ProtocolSwitch(asyncio.Protocol):
     """A connection until the head of its first request has arrived."""
 
-    __slots__ = ("_connections", "_given", "_head", "_service", "_transport")
+    __slots__ = ("_access", "_connections", "_given", "_head", "_service", "_transport")
 
-    def __init__(self, service: SessionService, **given: Any) -> None:
+    def __init__(self, service: SessionService, access: Access, **given: Any) -> None:
         """Take what uvicorn gives its HTTP protocol."""
         self._service = service
+        self._access = access
         self._given = given
         self._connections: set[Any] = given["server_state"].connections
         self._transport: Any = None
@@ -156,8 +166,8 @@ class ProtocolSwitch(asyncio.Protocol):
                 self._leave_to_uvicorn()
             return
         end += len(END_OF_HEAD)
-        upgrade = parse_upgrade(head[:end])
-        if upgrade is None or upgrade.path not in self._service.paths:
+        upgrade = permitted_upgrade(head[:end], self._service, self._access)
+        if upgrade is None:
             self._leave_to_uvicorn()
             return
         self._connections.discard(self)
@@ -185,9 +195,10 @@ class UpgradeSwitch:
     another in its own place; it forwards each call but `data_received` to that instead.
     """
 
-    def __init__(self, service: SessionService, **given: Any) -> None:
+    def __init__(self, service: SessionService, access: Access, **given: Any) -> None:
         """Take what uvicorn gives its WebSocket protocol."""
         self._service = service
+        self._access = access
         self._given = given
         self._transport: Any = None
         self._real: Any = None
@@ -201,8 +212,8 @@ class UpgradeSwitch:
         if self._real is not None:
             self._real.data_received(data)
             return
-        upgrade = parse_upgrade(data)
-        if upgrade is not None and upgrade.path in self._service.paths:
+        upgrade = permitted_upgrade(data, self._service, self._access)
+        if upgrade is not None:
             connections = self._given["server_state"].connections
             self._real = open_session(self._service, upgrade, self._transport, connections)
             return
@@ -212,6 +223,14 @@ class UpgradeSwitch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
+
+
+def permitted_upgrade(head: bytes, service: SessionService, access: Access) -> Upgrade | None:
+    """Parse a handshake that may begin a session here; any other is the application's to refuse."""
+    upgrade = parse_upgrade(head)
+    if upgrade is None or upgrade.path not in service.paths or not access.permits(upgrade):
+        return None
+    return upgrade
 
 
 def open_session(

@@ -35,8 +35,8 @@ Json = dict[str, Any]
 GetReady = Callable[[], Awaitable[Callable[[int], None]]]  # to give a descriptor away
 
 _HEAD = (
-    b"POST /mcp HTTP/1.1\r\nhost: shard\r\ncontent-type: application/json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n"
+    b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
+    b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 )
 _END_OF_HEAD = b"\r\n\r\n"
 
@@ -49,6 +49,7 @@ class Siblings:
     roomier: Callable[[], int | None]  # one with room for a session, when this shard has none
     hand_over: Callable[[int, int], None]  # gives shard `index` a descriptor, and closes it here
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
+    token: bytes = b""  # of the environment, if it has one
 
     @property
     def isolates(self) -> bool:
@@ -63,7 +64,7 @@ class Siblings:
             SessionError: the process ended before it had answered.
         """
         assert self.isolate is not None
-        return await _ask(request, self.isolate, "The process of the new session")
+        return await _ask(request, self.token, self.isolate, "The process of the new session")
 
     async def ask(self, index: int, request: Json) -> Json:
         """Return shard `index`'s answer to a JSON-RPC request; `SessionError` when it has ended."""
@@ -71,10 +72,11 @@ class Siblings:
         async def get_ready() -> Callable[[int], None]:
             return functools.partial(self.hand_over, index)
 
-        return await _ask(request, get_ready, f"Shard {index}, which has this session,")
+        who = f"Shard {index}, which has this session,"
+        return await _ask(request, self.token, get_ready, who)
 
 
-async def _ask(request: Json, get_ready: GetReady, who: str) -> Json:
+async def _ask(request: Json, token: bytes, get_ready: GetReady, who: str) -> Json:
     """Call `get_ready` last: the function it returns must be called, or its slot is lost."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -85,7 +87,7 @@ async def _ask(request: Json, get_ready: GetReady, who: str) -> Json:
             give = await get_ready()
             give(theirs.detach())
             body = json.dumps(request).encode()
-            writer.writelines([_HEAD % len(body), body])
+            writer.writelines([_HEAD % (token, len(body)), body])
             return body_of(await reader.read())
         except (OSError, ValueError) as exc:
             raise SessionError(f"{who} ended before it had answered.") from exc

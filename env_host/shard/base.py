@@ -56,6 +56,9 @@ class ConnectionServer(Protocol):
     def make_protocol(self) -> asyncio.Protocol:
         """Return what answers one connection."""
 
+    def permits(self, head: bytes) -> bool:
+        """Tell whether a handshake may begin a session."""
+
     async def stop(self) -> None:
         """Finish the requests under way, and stop the application."""
 
@@ -178,7 +181,7 @@ class ServingProcess:
         is_whole = head.is_upgrade or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
-        elif head.wants_session:
+        elif head.wants_session and self.server.permits(bytes(arrival.data)):
             self.admission.consider(arrival)
         else:
             self._serve(arrival)

@@ -11,6 +11,8 @@ import uuid
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
+from ...system.access_tokens import split_target
+
 SESSION_PATHS = (b"/ws", b"/mcp")
 END_OF_HEAD = b"\r\n\r\n"
 MAX_HEAD_BYTES = 64 * 1024  # a longer head is not parsed
@@ -41,7 +43,7 @@ def read_head(data: bytes) -> Head:
     words = line.split(b" ")
     if len(words) != 3:
         return Head()
-    path, _, query = words[1].partition(b"?")
+    path, query = split_target(words[1])
     session_id = _session_id(query) if b"session_id" in query else None
     is_upgrade = words[0] == b"GET" and path in SESSION_PATHS and b"websocket" in rest.lower()
     wants_session = is_upgrade and session_id is None

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
+
+from ...system.access_tokens import split_target
 
 END_OF_HEAD = b"\r\n\r\n"
 MAX_HEAD_BYTES = 64 * 1024
@@ -26,6 +29,7 @@ class Upgrade:
     path: str
     query: str
     key: bytes
+    headers: Mapping[bytes, bytes]  # by their names in lower case
 
     def parameter(self, name: str) -> str | None:
         """Return a parameter of the address."""
@@ -46,12 +50,15 @@ def parse_upgrade(head: bytes) -> Upgrade | None:
         name, colon, value = line.partition(b":")
         if not colon or name[-1:] in (b"", b" ", b"\t"):
             return None
-        headers[name.lower()] = value.strip()
+        name = name.lower()
+        if name in headers:
+            return None
+        headers[name] = value.strip()
     key = headers.get(b"sec-websocket-key", b"")
     if not (_asks_for_websocket(headers) and b"host" in headers and _is_key(key)):
         return None
-    path, _, query = request[1].decode("latin-1").partition("?")
-    return Upgrade(unquote(path), query, key)
+    path, query = split_target(request[1])
+    return Upgrade(unquote(path.decode("latin-1")), query.decode("latin-1"), key, headers)
 
 
 def acceptance(upgrade: Upgrade) -> bytes:

@@ -251,6 +251,7 @@ class _Plan:
             "socket_path": str(self._layout.replica_socket(replica_id)),
             "host": self._spec.host,
             "port": self._port,
+            "token": self._spec.token,
             "memory_limit_bytes": self._spec.memory_bytes,
             "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from openenvd.bench.errors import InvalidPlan
 from openenvd.bench.target import HTTP_PORT, Target
+from openenvd.system.access_tokens import without_token
 
 
 def parse_grid(name: str, text: str) -> tuple[float, ...]:
@@ -42,7 +43,7 @@ def target_of_url(name: str, url: str) -> Target:
     Raises:
         InvalidPlan: it is no address, or one that only TLS reaches.
     """
-    full = url if "://" in url else f"http://{url}"
+    full, token = without_token(url if "://" in url else f"http://{url}")
     try:
         parts = urlsplit(full)
         port = parts.port
@@ -54,4 +55,4 @@ def target_of_url(name: str, url: str) -> Target:
             "write http://host:8000",
         )
     path = parts.path.rstrip("/").removesuffix("/ws")
-    return Target(name, f"http://{parts.hostname}:{port or HTTP_PORT}{path}")
+    return Target(name, f"http://{parts.hostname}:{port or HTTP_PORT}{path}", token=token)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
+from ...system.access_tokens import bearer_header, without_token
 from ..errors import NoEnvironment
 from ..sessions.answers import Answer
 from ..sessions.session import session_url
@@ -60,11 +61,13 @@ class _RandomPlayer:
 
 def action_schema(address: str) -> Json:
     """The JSON schema of an action. Blocks."""
+    address, token = without_token(address)
     parts = urlsplit(session_url(address))
     scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
     url = urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))
     try:
-        with urllib.request.urlopen(url, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
+        request = urllib.request.Request(url, headers=bearer_header(token))  # noqa: S310
+        with urllib.request.urlopen(request, timeout=SCHEMA_SECONDS) as response:  # noqa: S310
             found = json.load(response)
         schema: Json = found["action"]
     except (OSError, ValueError, KeyError, TypeError) as exc:

@@ -29,6 +29,7 @@ from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
 from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ...system.access_tokens import without_token
 from ...system.websocket import KEY_BYTES, frame_head
 from ..episodes import BytesLike, FailureReason
 from ..errors import EpisodeFailed, NoEnvironment
@@ -40,7 +41,8 @@ from .message_memory import MessageMemory
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # where it was installed without a compiler
-    from ...system.websocket import apply_mask
+    from ...system.access_tokens import without_token
+from ...system.websocket import apply_mask
 
 CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
 _CLOSE = b'{"type":"close"}'
@@ -57,7 +59,7 @@ def session_url(address: str) -> str:
     except (KeyError, ValueError):  # a scheme, a host or a port that there is not
         scheme = None
     if scheme is None:
-        raise NoEnvironment(f"{address!r} is not the address of an environment")
+        raise NoEnvironment(f"{_shown(address)!r} is not the address of an environment")
     path = parts.path.rstrip("/")
     path = path if path.endswith("/ws") else f"{path}/ws"
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
@@ -121,7 +123,8 @@ class Session(asyncio.BufferedProtocol):
         try:
             uri = parse_uri(session_url(address))
         except InvalidURI as exc:
-            raise NoEnvironment(f"{address!r} is not the address of an environment") from exc
+            shown = _shown(address)
+            raise NoEnvironment(f"{shown!r} is not the address of an environment") from exc
         try:
             async with asyncio.timeout(seconds):
                 return await _opened(uri, receiving)
@@ -317,7 +320,12 @@ async def _opened(uri: WebSocketURI, receiving: Receiving) -> Session:
 
 
 def _not_connected(address: str, why: str) -> EpisodeFailed:
-    return EpisodeFailed(FailureReason.NOT_CONNECTED, f"{address} does not answer: {why}")
+    return EpisodeFailed(FailureReason.NOT_CONNECTED, f"{_shown(address)} does not answer: {why}")
+
+
+def _shown(address: str) -> str:
+    """The address without its token."""
+    return without_token(address)[0]
 
 
 def client_frame(text: bytes) -> bytes:

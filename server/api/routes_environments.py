@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,8 +12,10 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from ...environments import run_files
 from ...requests_db.records import Environment, Json, Replica
 from ...requests_db.sql import queries
+from ...system.access_tokens import with_token
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TEXT, Tail
@@ -35,6 +38,20 @@ async def get_environment(name: str, deps: Injected) -> Json:
     environment = await deps.submitter.environment(name)
     replicas = await deps.store.read(queries.replicas(name))
     return {"environment": environment_view(environment, replicas, deps.reconciler.replicas.live)}
+
+
+@router.get("/environments/{name}/base_url")
+async def base_url(name: str, deps: Injected) -> Json:
+    """What clients connect to: the address, with the token if the environment wants one."""
+    environment = await deps.submitter.environment(name)
+    found = await asyncio.to_thread(run_files.of_environment, deps.paths.runs, name)
+    token = found[0].token if found else None
+    address = environment.address
+    return {
+        "address": address,
+        "token": token,
+        "base_url": None if address is None else with_token(address, token),
+    }
 
 
 @router.get("/environments/{name}/logs")

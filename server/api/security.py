@@ -9,18 +9,21 @@ token all the same, so that there is one rule.
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...system.access_tokens import bearer, is_token
+from ...system.request_origin import is_allowed_host, is_allowed_origin
 from ...system.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+LOOPBACK = "127.0.0.1"  # where it listens
+_ONCE = frozenset({b"host", b"origin", b"authorization"})  # headers that come once at most
 TOKEN_BYTES = 32
 MAX_BODY_BYTES = MB  # of all variables of an environment, and then some
 
@@ -40,27 +43,23 @@ def ensure_token(path: Path) -> str:
     return token
 
 
-def refuse(headers: dict[bytes, bytes], token: str) -> ApiError | None:
+def refuse(headers: Sequence[tuple[bytes, bytes]], token: str) -> ApiError | None:
     """Why a call with these headers is refused; None when it may pass."""
-    host = headers.get(b"host", b"").decode("latin-1")
-    if _without_port(host) not in LOOPBACK_NAMES:
+    found = dict(headers)
+    if [name for name, _ in headers if name in _ONCE] != [name for name in found if name in _ONCE]:
+        return Forbidden("Host, Origin or Authorization was sent more than once")
+    host = found.get(b"host", b"").decode("latin-1")
+    if not is_allowed_host(host, LOOPBACK):
         return Forbidden(f"Host {host!r} is not this machine", "use http://127.0.0.1")
-    origin = headers.get(b"origin", b"").decode("latin-1")
-    if origin and _without_port(origin.removeprefix("http://")) not in LOOPBACK_NAMES:
-        return Forbidden(f"Origin {origin!r} may not call this daemon")
-    scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), token.encode()):
+    origin = found.get(b"origin")
+    if origin is not None and not is_allowed_origin(origin.decode("latin-1"), host):
+        return Forbidden(f"Origin {origin.decode('latin-1')!r} may not call this daemon")
+    if not is_token(bearer(found.get(b"authorization", b"")), token):
         return Unauthorized(
             "this call carries no valid token",
             "send `Authorization: Bearer <token>`; the token is in the daemon's home folder",
         )
     return None
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
 
 
 class Guard:
@@ -75,8 +74,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        refusal = refuse(headers, self._token) or _too_large(headers)
+        headers = scope["headers"]
+        refusal = refuse(headers, self._token) or _too_large(dict(headers))
         if refusal is not None:
             await _answer(refusal, send)
             return

@@ -10,12 +10,15 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 from ...env_host.ipc.capacity import BLOCKED
+from ...env_host.protocol import LOOPBACK
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ...requests_db.states import ReplicaState, RequestState
 from ...system.loop_lag import LagSnapshot
+from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ..dispatch.running import label_of
 
@@ -24,15 +27,25 @@ _SECRET_NAME = re.compile(
     r"token|secret|passw|pwd|credential|private|auth|cookie|dsn|(?:^|_)(?:api)?keys?(?:_|$)",
     re.IGNORECASE,
 )
+_URL_TOKEN = re.compile(r"([?&]token=)[^&\s]+")
 _SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")  # a password in an address
 
 
 def redact(payload: Json) -> Json:
-    """The payload with the values of its `env` hidden that look secret, by name or by content."""
-    env = payload.get("env")
-    if not isinstance(env, dict):
-        return payload
-    return {**payload, "env": {k: REDACTED if _is_secret(k, v) else v for k, v in env.items()}}
+    """The payload with its tokens hidden, and the values of `env` that look secret."""
+    shown = {name: _without_tokens(value) for name, value in payload.items()}
+    if shown.get("token") is not None:
+        shown["token"] = REDACTED
+    if isinstance(env := shown.get("env"), dict):
+        shown["env"] = {k: REDACTED if _is_secret(k, v) else v for k, v in env.items()}
+    return shown
+
+
+def _without_tokens(value: Any) -> Any:
+    """Hide the tokens of base URLs, such as the names of what a rollout plays in."""
+    if isinstance(value, list):
+        return [_without_tokens(item) for item in value]
+    return _URL_TOKEN.sub(rf"\1{REDACTED}", value) if isinstance(value, str) else value
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -50,7 +63,7 @@ _SHOWN_OF_REQUEST = (
 def request_view(request: Request, pending_reason: str | None = None) -> Json:
     """One request. `pending_reason` says why a pending one does not run yet."""
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
-        "label": label_of(request),
+        "label": _without_tokens(label_of(request)),
         "payload": redact(request.payload),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error),
@@ -78,6 +91,8 @@ def environment_view(
         "serving": serving_view(live.get(replica.id) for replica in replicas),
         "provider": spec.get("provider"),
         "source": spec.get("source"),
+        "host": spec.get("host") or LOOPBACK,
+        "is_exposed": not is_loopback(spec.get("host") or LOOPBACK),
         "request_id": environment.request_id,
         "created_at": environment.created_at,
         "error": error_view(environment.error),

@@ -10,6 +10,7 @@ import pytest
 
 from openenvd.client.errors import RequestFailed
 from openenvd.client.upstream import OpenEnvdProvider
+from openenvd.system.access_tokens import with_token
 
 from .fake_daemon import Call, FakeDaemon, new_environment, new_request
 
@@ -27,6 +28,9 @@ def launches(fake: FakeDaemon) -> list[dict[str, Any]]:
         request = new_request(str(len(bodies)), result={"environment": environment})
         fake.ends(request)
         fake.get(f"/v1/environments/{name}", {"environment": environment})
+        token = call.body["payload"].get("token")
+        base_url = with_token(environment["address"], token)
+        fake.get(f"/v1/environments/{name}/base_url", {"base_url": base_url})
         call.json(202, {"request_id": request["id"], "request": request})
 
     fake.post("/v1/requests", submit)
@@ -44,6 +48,12 @@ def test_start_launches_and_stop_takes_down_once(launches: list[dict[str, Any]])
     payload = launch["payload"]
     assert (payload["source"], payload["max_sessions"], payload["env"]) == ("echo", 4, {"A": "1"})
     assert down["payload"]["name"] == payload["name"]
+
+
+def test_a_client_is_given_the_token_with_the_address(launches: list[dict[str, Any]]) -> None:
+    with OpenEnvdProvider("echo", token="a-token-of-the-tests") as provider:
+        assert provider.base_url == "http://127.0.0.1:21000?token=a-token-of-the-tests"
+    assert launches[0]["payload"]["token"] == "a-token-of-the-tests"
 
 
 def test_the_container_interface_is_the_same_environment(launches: list[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 
 Json = dict[str, Any]
+JSON = {"content-type": "application/json"}
 
 TOOLS = """
 import os
@@ -109,7 +110,7 @@ def test_one_connection_may_carry_requests_for_many_sessions(host: Callable[...,
     for session_id in ids:
         params = {"session_id": session_id, "name": "count", "arguments": {}}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        connection.request("POST", "/mcp", json.dumps(body))
+        connection.request("POST", "/mcp", json.dumps(body), JSON)
         assert json.loads(connection.getresponse().read())["result"]["count"] == 1
     connection.close()
 
@@ -225,7 +226,7 @@ def test_a_connection_is_not_bound_to_the_isolated_session_it_first_named(
     for session_id in ids:
         params = {"session_id": session_id, "name": "count"}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        connection.request("POST", f"/mcp?session_id={session_id}", json.dumps(body))
+        connection.request("POST", f"/mcp?session_id={session_id}", json.dumps(body), JSON)
         pids.add(json.loads(connection.getresponse().read())["result"]["pid"])
     connection.close()
     assert len(pids) == 2

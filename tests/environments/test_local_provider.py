@@ -22,7 +22,7 @@ from openenvd.environments.errors import (
     NotReady,
     ReplicaFailed,
 )
-from openenvd.environments.http_get import address_by_name, ask
+from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers import local
 from openenvd.environments.providers.base import Replicas, StartedReplica
@@ -85,7 +85,7 @@ def test_replicas_answer_at_one_address_and_outlive_their_launch(
     replicas.release()
     assert [replica.max_sessions for replica in ready] == [3, 2]
     assert len({replica.pid for replica in ready}) == 2
-    assert address_by_name(layout.runs, "sample") == replicas.address
+    assert base_url_by_name(layout.runs, "sample") == replicas.address
     assert ask(replicas.address, "/health", 10.0) == {"status": "healthy"}
     run_files.stop_environment(layout.runs, "sample")
     assert not [replica for replica in ready if psutil.pid_exists(replica.pid or 0)]

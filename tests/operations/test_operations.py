@@ -199,11 +199,13 @@ def test_check_reports_missing_parts_with_hints() -> None:
         "cgroups": {"available": False, "why_not": "read-only"},
         "uv": {"path": None, "why_not": "uv is not there"},
         "disk": {"path": "/h", "free_bytes": 5 * 2**20},
+        "exposed": {"trial": "0.0.0.0"},
     }
     told = list(problems(found))
     assert [problem["message"] for problem in told] == [
         "no memory cgroups: read-only",
         "uv is not there",
+        "trial listens on 0.0.0.0, which other machines may reach",
         "5 MB are free in /h",
     ]
     assert all(problem["hint"] for problem in told)

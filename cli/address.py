@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv address`: the base URL of an environment, with its token if it wants one."""
+
+from __future__ import annotations
+
+import click
+
+from ..client.errors import ApiRefused
+from . import exit_codes
+from .options import connect, json_option
+from .output import Output
+
+
+@click.command()
+@click.argument("name")
+@json_option
+def address(name: str, as_json: bool) -> int:
+    """Print the base URL that clients of an environment are given, alone on a line.
+
+    It contains the environment's token, if it wants one, so it is a secret then.
+    """
+    output = Output(as_json=as_json)
+    found = connect(output).base_url(name)
+    if found["base_url"] is None:
+        details = {"message": f"{name} has no address", "hint": f"openenv status {name}"}
+        raise ApiRefused(404, {"kind": "not_found", **details})
+    output.result(found["base_url"])
+    output.json(found)
+    return exit_codes.OK

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may use an environment, decided by the head of each request, before anything acts on it.
+
+    every HTTP request, every handshake ──▶ `AccessGuard` ──▶ the application
+    handshakes of our own sessions ───────▶ `Access.permits` ──▶ the session; or else as above
+
+Host and Origin first (`system/request_origin.py`), then the token (`system/access_tokens.py`), and
+last what a request is made of: routes that take JSON take nothing else, since a browser sends text
+and forms to any server without asking it.
+
+A refusal has a status and a sentence: 403 for a wrong Host or Origin, 401 without the token, 415
+for a body that is not JSON. A handshake is refused with the same status, not by a close after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ...system.access_tokens import bearer, is_token, split_target, without_parameter
+from ...system.request_origin import is_allowed_host, is_allowed_origin
+
+if TYPE_CHECKING:
+    from ..protocol import HostConfig
+    from ..websocket.handshake import Upgrade
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+# What takes JSON alone: our routes, and what a project's app has of upstream's.
+JSON_ROUTES = frozenset({"/reset", "/step", "/mcp", "/web/reset", "/web/step"})
+PREFLIGHT_SECONDS = 600
+SHOWN_CHARACTERS = 100  # of a header, in a refusal
+_ONCE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
+_READ = _ONCE | {b"sec-fetch-mode", b"sec-fetch-dest", b"content-length", b"transfer-encoding"}
+_ALLOW_ORIGIN = b"access-control-allow-origin"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused."""
+
+    status: int
+    detail: str
+
+
+class Access:
+    """The rules of one environment.
+
+    Args:
+        bound: The address that it is bound to.
+        origins: Further origins that are allowed, as `read_origin` spells them.
+        token: What every request must carry; None: nothing.
+    """
+
+    def __init__(self, bound: str, origins: Iterable[str] = (), token: str | None = None) -> None:
+        self._bound = bound
+        self._origins = frozenset(origins)
+        self._token = token
+
+    @classmethod
+    def of(cls, config: HostConfig) -> Access:
+        """Return the rules that a configuration asks for."""
+        return cls(config.host, config.allow_origin, config.token)
+
+    def permits(self, upgrade: Upgrade) -> bool:
+        """Tell whether a handshake may begin a session."""
+        return self.refusal(upgrade.headers, upgrade.query.encode("latin-1")) is None
+
+    def refusal(self, headers: Mapping[bytes, bytes], query: bytes) -> Refusal | None:
+        """Return why a request is refused; None when it may pass.
+
+        Args:
+            headers: The headers by their names in lower case, none of which came twice.
+            query: The query of its target.
+        """
+        return self.origin_refusal(headers) or self.token_refusal(headers, query)
+
+    def origin_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Return why a request is refused by its Host and Origin; None when both are allowed."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not is_allowed_host(host, self._bound, self._origins):
+            return Refusal(403, _not_allowed("Host", host, "http://NAME:PORT names it"))
+        origin = headers.get(b"origin")
+        if origin is None:
+            return _cross_site_refusal(headers)
+        if not is_allowed_origin(text := origin.decode("latin-1"), host, self._origins):
+            return Refusal(403, _not_allowed("Origin", text, "it is named"))
+        return None
+
+    def token_refusal(self, headers: Mapping[bytes, bytes], query: bytes) -> Refusal | None:
+        """Return why a request is refused by its token; None when none is wanted, or it is sent."""
+        if self._token is None:
+            return None
+        sent = bearer(headers.get(b"authorization", b"")), without_parameter(query)[1]
+        if any(is_token(one, self._token) for one in sent):
+            return None
+        return Refusal(
+            401,
+            "this environment wants its token: send `Authorization: Bearer TOKEN`, or connect to "
+            "the base URL that `openenv address NAME` prints",
+        )
+
+
+class AccessGuard:
+    """ASGI middleware: refuses a request before the application has seen any of it."""
+
+    def __init__(self, app: Any, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, answer its preflight, or pass it on without its token."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers, twice = _guarded(scope["headers"])
+        _put_route_back(scope)
+        refusal = twice or self._access.origin_refusal(headers)
+        if refusal is None and (origin := headers.get(b"origin")) is not None:
+            if preflight := _preflight(scope, origin):
+                await _answer(scope, receive, send, 204, preflight, b"")
+                return
+            send = _readable_by(origin, send)
+        refusal = refusal or self._access.token_refusal(headers, scope["query_string"])
+        refusal = refusal or _body_refusal(scope, headers)
+        if refusal is not None:
+            body = json.dumps({"detail": refusal.detail}).encode()
+            await _answer(scope, receive, send, refusal.status, _headers_of(refusal), body)
+            return
+        scope["query_string"] = without_parameter(scope["query_string"])[0]
+        await self._app(scope, receive, send)
+
+
+def _not_allowed(header: str, value: str, how: str) -> str:
+    shown = value[:SHOWN_CHARACTERS]
+    return f"{header} {shown!r} is not allowed; it is when {how} as --allow-origin at the launch"
+
+
+def _cross_site_refusal(headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Refuse what another page loads without an Origin, such as an image; links may be followed."""
+    if headers.get(b"sec-fetch-site") != b"cross-site":
+        return None
+    is_link = headers.get(b"sec-fetch-mode") == b"navigate"
+    if is_link and headers.get(b"sec-fetch-dest") == b"document":
+        return None
+    return Refusal(403, "Sec-Fetch-Site 'cross-site' is not allowed: a page loads this as its own")
+
+
+def _guarded(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
+    """Return the headers that are looked at, and a refusal when one of them came twice."""
+    found: dict[bytes, bytes] = {}
+    refusal = None
+    for name, value in headers:
+        key = name.lower()
+        if key not in _READ:
+            continue
+        if key in found and key in _ONCE:
+            refusal = Refusal(403, f"more than one {key.decode().title()} header is not allowed")
+        found[key] = value
+    return found, refusal
+
+
+def _put_route_back(scope: Scope) -> None:
+    """Put a route that was appended to a base URL with a token where it belongs."""
+    if scope["path"] == "/" and (query := scope["query_string"]):
+        path, scope["query_string"] = split_target(b"/?" + query)
+        scope["path"], scope["raw_path"] = unquote(path.decode("latin-1")), path
+
+
+def _preflight(scope: Scope, origin: bytes) -> Headers | None:
+    """Return what a browser wants to know before a page's request; None if it does not ask."""
+    if scope["type"] != "http" or scope["method"] != "OPTIONS":
+        return None
+    asked = {name.lower(): value for name, value in scope["headers"]}
+    method = asked.get(b"access-control-request-method")
+    if method is None:
+        return None
+    answer = [
+        (_ALLOW_ORIGIN, origin),
+        (b"vary", b"origin"),
+        (b"access-control-allow-methods", method),
+        (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
+    ]
+    if (wanted := asked.get(b"access-control-request-headers")) is not None:
+        answer.append((b"access-control-allow-headers", wanted))
+    if asked.get(b"access-control-request-private-network") == b"true":
+        answer.append((b"access-control-allow-private-network", b"true"))
+    return answer
+
+
+def _body_refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Refuse what is not JSON on a route that takes JSON; an empty body needs no type."""
+    if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in JSON_ROUTES:
+        return None
+    kind = headers.get(b"content-type")
+    if kind is None:
+        is_empty = headers.get(b"content-length", b"0") == b"0"
+        if is_empty and b"transfer-encoding" not in headers:
+            return None
+    elif kind.partition(b";")[0].strip().lower() == b"application/json":
+        return None
+    return Refusal(415, f"{scope['path']} takes `Content-Type: application/json` alone")
+
+
+def _readable_by(origin: bytes, send: Send) -> Send:
+    """Let a page read the answers, unless the application says itself who may."""
+
+    async def send_readable(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            if all(name.lower() != _ALLOW_ORIGIN for name, _ in headers):
+                headers += [(_ALLOW_ORIGIN, origin), (b"vary", b"origin")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_readable
+
+
+def _headers_of(refusal: Refusal) -> Headers:
+    asked = [(b"www-authenticate", b"Bearer")] if refusal.status == 401 else []
+    return [(b"content-type", b"application/json"), *asked]
+
+
+async def _answer(
+    scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
+) -> None:
+    """Answer a request, or a handshake with something other than a WebSocket."""
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        await receive()  # `websocket.connect`
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close"})  # the server answers 403
+            return
+        kind = "websocket.http.response"
+    if status != 204:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})
