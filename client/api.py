@@ -163,7 +163,8 @@ class DaemonClient:
 
     def stop(self) -> Json:
         """Ask the daemon to stop; it answers first."""
-        return self._http.request("POST", "/v1/stop", {})
+        # Without a body, which would be sent apart from the head, and might find the daemon gone.
+        return self._http.request("POST", "/v1/stop")
 
 
 def _request(request_id: str) -> str:

@@ -154,6 +154,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         app,
         _listener(inputs.listen_fd),
         access=Access.of(inputs.config),
+        max_message_bytes=inputs.config.max_message_bytes,
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
     )
     run_loop(serving, _exit_soon)
@@ -257,6 +258,7 @@ async def _run_child(
             table,
             manifest=config.manifest,
             step_timeout_seconds=config.step_timeout_seconds,
+            max_message_bytes=config.max_message_bytes,
             scoreboard=scoreboard,
             siblings=siblings,
         )

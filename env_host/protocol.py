@@ -39,7 +39,8 @@ EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line 
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
 LOOPBACK = "127.0.0.1"
-MAX_MESSAGE_BYTES = 100 * MB  # one WebSocket message; what upstream's client accepts itself
+DEFAULT_MESSAGE_MB = 100  # one WebSocket message; what upstream's client accepts itself
+MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_MB * MB
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 
@@ -79,6 +80,12 @@ class ServeOptions:
     http_session_idle_seconds: float = option(
         900.0, "A session without a WebSocket ends when unused for so long; 0: never.", least=0
     )
+    max_message_mb: int = option(
+        DEFAULT_MESSAGE_MB,
+        "Size limit of a message or body that a client sends: 100M.",
+        least=1,
+        most=2048,
+    )
     gpus: int | None = option(
         None, "GPUs of each replica; its shards take them in turn.", least=0, most=64
     )
@@ -104,6 +111,11 @@ class ServeOptions:
     def session_memory_bytes(self) -> int | None:
         """The memory limit of one isolated session."""
         return None if self.session_memory_mb is None else self.session_memory_mb * MB
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The size limit of one message, or of the body of one request."""
+        return self.max_message_mb * MB
 
 
 @dataclass(frozen=True, slots=True)

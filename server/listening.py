@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
-from ..system.connection_limit import ConnectionLimit, Listener
-from ..system.http_limits import limited
+from ..system.connection_limit import connections_within
 from ..system.proc import raise_fd_limit
 from ..system.process_identity import ProcessIdentity
 from .api.security import ensure_token
@@ -27,9 +24,6 @@ from .housekeeping.runtime_dir import held
 from .settings import Paths, Settings
 
 LISTEN_BACKLOG = 2048
-RESERVED_FDS = 128  # of the daemon's own: pipes of workers, database, logs
-MOST_CONNECTIONS = 8192  # of either socket
-LEAST_CONNECTIONS = 16
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
 
 
@@ -94,31 +88,19 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
     return token
 
 
-def connections_within(fds: int) -> int:
-    """Return how many connections each of the two sockets may have, of so many descriptors.
-
-    The same for both: every user of the machine can open TCP connections, and the owner alone those
-    of the Unix socket, which must be possible whatever the others do. There is no limit by peer:
-    on loopback an address tells nothing.
-    """
-    if fds < 0:  # no limit
-        return MOST_CONNECTIONS
-    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, (fds - RESERVED_FDS) // 2))
-
-
 class HttpServer(EventDrivenServer):
-    """Uvicorn with limits, and without ticks and signal handlers: the daemon has its own.
+    """Uvicorn without ticks and signal handlers: the daemon has its own.
 
-    Its descriptors are shared out between the daemon and the two sockets (`connections_within`).
+    Its two sockets have equal shares of the descriptors: every user of the machine can open TCP
+    connections, and the owner alone those of the Unix socket, which must be possible whatever the
+    others do. There is no limit by peer: on loopback an address tells nothing.
     """
 
     def __init__(self, app: Any, settings: Settings) -> None:
         """Configure uvicorn for `app`; it listens on sockets that are bound already."""
-        self._listeners: list[Listener] = []
         super().__init__(
             Config(
                 app,
-                http=limited(HttpToolsProtocol),
                 log_config=None,
                 log_level=settings.log_level,
                 access_log=False,
@@ -127,31 +109,9 @@ class HttpServer(EventDrivenServer):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
+            ),
+            max_connections=connections_within(raise_fd_limit(), shares=2),
         )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with our own listeners instead of uvicorn's."""
-        await super().startup([])
-        most = connections_within(raise_fd_limit())
-        self._listeners = [Listener(each, most, self._make_protocol) for each in sockets or []]
-        for listener in self._listeners:
-            listener.start()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, and let the current requests finish."""
-        for listener in self._listeners:
-            listener.close()
-        await super().shutdown(sockets)
-
-    def _make_protocol(self, limit: ConnectionLimit) -> asyncio.BaseProtocol:
-        protocol_class: Any = self.config.http_protocol_class
-        protocol: Any = protocol_class(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        protocol.limit = limit
-        made: asyncio.BaseProtocol = protocol
-        return made
 
 
 def _who_listens(port: int) -> str:

@@ -19,10 +19,20 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
+RESERVED_FDS = 128  # for everything but connections: pipes, files, libraries
+MAX_CONNECTIONS = 8192  # of one listener
+MIN_CONNECTIONS = 16
 BATCH = 32  # accepted in one go: those that make room for them are closed only after that
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 
 log = logging.getLogger(__name__)
+
+
+def connections_within(fds: int, shares: int) -> int:
+    """Return how many connections fit into one of so many equal shares of the descriptors."""
+    if fds < 0:  # no limit
+        return MAX_CONNECTIONS
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (fds - RESERVED_FDS) // shares))
 
 
 class Connection(Protocol):

@@ -11,6 +11,7 @@ everything else  the project's own app; or `HttpRoutes` when there is none
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..ipc.capacity import capacity_of
 from ..ipc.scoreboard import Scoreboard, now_microseconds
+from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from . import metrics
@@ -41,6 +43,7 @@ class HostApp:
         *,
         manifest: dict[str, Any],
         step_timeout_seconds: float | None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         scoreboard: Scoreboard | None = None,
         siblings: Siblings | None = None,
     ) -> None:
@@ -48,6 +51,7 @@ class HostApp:
         self._table = table
         self._step_timeout_seconds = step_timeout_seconds
         self._scoreboard = scoreboard
+        self.max_message_bytes = max_message_bytes
         self._mcp = Mcp(table, siblings)
         self._routes = HttpRoutes(definition, table, manifest)
 
@@ -58,11 +62,20 @@ class HostApp:
             return None
         loop = asyncio.get_running_loop()
         return SessionService(
-            paths, self._table, self._mcp.answer, self._step_timeout_seconds, loop
+            paths,
+            self._table,
+            self._mcp.answer,
+            self._step_timeout_seconds,
+            loop,
+            self.max_message_bytes,
         )
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        with contextlib.suppress(ClientLeft):
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         kind, path = scope["type"], scope.get("path")
         if path in self._definition.own_paths:
             await self._serve_rest(scope, receive, send)
@@ -94,11 +107,21 @@ class HostApp:
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
 
 
+class ClientLeft(Exception):
+    """The client left before it had sent its whole body, or that was refused."""
+
+
 async def _read_body(receive: Receive) -> bytes:
-    """Read the whole body of a request."""
+    """Read the whole body of a request.
+
+    Raises:
+        ClientLeft: there is nobody to answer.
+    """
     parts = []
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

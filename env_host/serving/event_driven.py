@@ -3,18 +3,24 @@
 
 uvicorn looks ten times a second whether it should exit, and makes the `date` header anew each
 second. Here an event ends the main loop, and the header is made for the responses that need it.
+
+Its connections are limited: `system/http_limits.py`, `system/connection_limit.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.server import Server, ServerState
+
+from ...system.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
+from ...system.http_limits import BodyLimit, limited
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -47,10 +53,20 @@ class DatedState(ServerState):
 
 
 class EventDrivenServer(Server):
-    """uvicorn without ticks and without signal handlers."""
+    """uvicorn without ticks and without signal handlers, on listeners that limit connections."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        max_body_bytes: int | None = None,
+    ) -> None:
+        """Limit the HTTP connections of each socket, and bodies, unless `app` does it."""
         super().__init__(config)
+        self._max_connections = max_connections
+        self._max_body_bytes = max_body_bytes
+        self._listeners: list[Listener] = []
         self.server_state = DatedState(config)
         self._exit = asyncio.Event()
 
@@ -58,6 +74,38 @@ class EventDrivenServer(Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone: uvicorn would raise them again and be killed by them."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        config = self.config
+        if isinstance(config.http_protocol_class, type):
+            config.http_protocol_class = limited(config.http_protocol_class)
+        if self._max_body_bytes is not None:
+            config.loaded_app = BodyLimit(config.loaded_app, self._max_body_bytes)
+        await super().startup([])
+        for each in sockets or []:
+            listener = Listener(each, self._max_connections, self.make_protocol)
+            listener.start()
+            self._listeners.append(listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, and let the current requests finish."""
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets)
+
+    def make_protocol(self, limit: ConnectionLimit | None = None) -> asyncio.Protocol:
+        """Make the protocol of one accepted connection, which reports to `limit`."""
+        protocol_class: Any = self.config.http_protocol_class
+        protocol: Any = protocol_class(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        if limit is not None:
+            protocol.limit = limit
+        made: asyncio.Protocol = protocol
+        return made
 
     async def main_loop(self) -> None:
         """Wait until `request_exit` was called."""

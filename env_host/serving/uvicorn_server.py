@@ -16,6 +16,7 @@ stop exits with 0. The last frames of sessions before that are sent by `shard/ba
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -26,9 +27,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from ...system.connection_limit import connections_within
+from ...system.http_limits import MAX_HEAD_BYTES, limited
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
-from ..websocket.handshake import END_OF_HEAD, MAX_HEAD_BYTES, Upgrade, acceptance, parse_upgrade
+from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
 from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
@@ -37,6 +40,7 @@ from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
+LimitedHttp = limited(AutoHTTPProtocol)
 _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?token=")
 
 
@@ -44,9 +48,20 @@ class HostServer(EventDrivenServer):
     """uvicorn without ticks and signal handlers, which says when it is ready."""
 
     def __init__(
-        self, app: Any, service: SessionService | None, access: Access, on_ready: Callable[[], None]
+        self,
+        app: Any,
+        service: SessionService | None,
+        access: Access,
+        *,
+        max_message_bytes: int,
+        on_ready: Callable[[], None],
     ) -> None:
-        super().__init__(_config(app, service, access))
+        fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        super().__init__(
+            _config(app, service, access, max_message_bytes),
+            max_connections=connections_within(fds, shares=2),  # WebSockets have the other
+            max_body_bytes=max_message_bytes,
+        )
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -67,7 +82,13 @@ class Server(HostServer):
     def __init__(self, app: HostApp, access: Access) -> None:
         self._access = access
         self._service = app.session_service
-        super().__init__(app, self._service, access, on_ready=lambda: None)
+        super().__init__(
+            app,
+            self._service,
+            access,
+            max_message_bytes=app.max_message_bytes,
+            on_ready=lambda: None,
+        )
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,16 +99,6 @@ class Server(HostServer):
         if self._service is not None:
             watch = SessionWatch(self._service.table)
             self._watch = asyncio.create_task(watch.run(), name="session-watch")
-
-    def make_protocol(self) -> asyncio.Protocol:
-        """Make the protocol of one accepted connection: HTTP, or a WebSocket on request."""
-        protocol_class: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = protocol_class(
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        return protocol
 
     def permits(self, head: bytes) -> bool:
         """Tell whether a handshake may begin a session; if not, the connection is refused here."""
@@ -102,16 +113,23 @@ class Server(HostServer):
 
 
 async def serve(
-    app: Any, listener: socket.socket, *, access: Access, on_ready: Callable[[], None]
+    app: Any,
+    listener: socket.socket,
+    *,
+    access: Access,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    on_ready: Callable[[], None],
 ) -> None:
     """Serve a project's own app as it is, until SIGTERM or SIGINT."""
-    server = HostServer(app, None, access, on_ready)
+    server = HostServer(app, None, access, max_message_bytes=max_message_bytes, on_ready=on_ready)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
     await server.serve(sockets=[listener])
 
 
-def _config(app: Any, service: SessionService | None, access: Access) -> Config:
+def _config(
+    app: Any, service: SessionService | None, access: Access, max_message_bytes: int
+) -> Config:
     http: Any = AutoHTTPProtocol
     ws: Any = WebSocketsSansIOProtocol
     if service is not None:
@@ -120,7 +138,8 @@ def _config(app: Any, service: SessionService | None, access: Access) -> Config:
         AccessGuard(app, access),
         http=http,
         ws=ws,
-        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_max_size=max_message_bytes,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws_per_message_deflate=False,
         lifespan="auto",
         log_config=None,
@@ -182,7 +201,7 @@ class ProtocolSwitch(asyncio.Protocol):
 
     def _leave_to_uvicorn(self) -> None:
         self._connections.discard(self)
-        http: Any = AutoHTTPProtocol(**self._given)
+        http: Any = LimitedHttp(**self._given)
         http.connection_made(self._transport)
         self._transport.set_protocol(http)
         http.data_received(self._head)

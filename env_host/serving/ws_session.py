@@ -27,6 +27,7 @@ from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.instances import keep_accepted
 from ..errors import SessionEnded, SessionError, WSErrorCode
+from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.session import Session
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
@@ -54,6 +55,7 @@ class SessionService:
     answer_mcp: AnswerMcp
     step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 class Call:
@@ -115,7 +117,7 @@ class SessionSocket(WebSocketProtocol):
 
     def __init__(self, service: SessionService, connections: set[Any]) -> None:
         """Join `connections`, uvicorn's, for which it waits when it stops."""
-        super().__init__(service.loop)
+        super().__init__(service.loop, service.max_message_bytes)
         self._service = service
         self._connections = connections
         connections.add(self)

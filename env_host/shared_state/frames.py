@@ -23,6 +23,8 @@ HEADER = struct.Struct("<IBBHIIIIQQ")
 MAX_VALUE_BYTES = 16 * MB  # of JSON in one frame
 MAX_BODY_BYTES = 256 * MB  # of one body; a WebSocket message of 100 MB fits
 READ_BYTES = 256 * 1024  # most bytes of one read
+AHEAD_BYTES = 4 * MB  # a longer frame is received into a buffer that grows with it
+GROWTH = 4  # each time
 _JOIN_BYTES = 16 * 1024  # larger frames are written as they are, uncopied
 
 # Flags. Plain ints: an `IntFlag` costs a microsecond at each use.
@@ -166,12 +168,16 @@ class Incoming:
         return frame
 
     def _move(self) -> None:
-        """Move an unfinished frame to the front of a buffer that can hold all of it."""
+        """Move an unfinished frame to the front of a buffer that can hold more of it.
+
+        Not all of it at once: what is announced may never come.
+        """
         unfinished = self._buffer[self._start : self._end]
         size = READ_BYTES
         if len(unfinished) >= HEADER.size:
             size += HEADER.size + _checked_length(HEADER.unpack_from(unfinished))
-        self._buffer = bytearray(max(size, len(unfinished) + READ_BYTES))
+        most = max(AHEAD_BYTES, GROWTH * len(unfinished))
+        self._buffer = bytearray(max(min(size, most), len(unfinished) + READ_BYTES))
         self._buffer[: len(unfinished)] = unfinished
         self._start, self._end = 0, len(unfinished)
 

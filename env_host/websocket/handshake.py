@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, unquote
 from ...system.access_tokens import split_target
 
 END_OF_HEAD = b"\r\n\r\n"
-MAX_HEAD_BYTES = 64 * 1024
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 _KEY_BYTES = 16
 _VERSION = b"13"

@@ -59,9 +59,11 @@ class WebSocketProtocol(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self._loop = loop
-        self._parser = FrameParser(MAX_MESSAGE_BYTES)
+        self._parser = FrameParser(max_message_bytes)
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
         self._is_heard = True  # data has arrived since `check_liveness` was last called

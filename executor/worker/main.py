@@ -184,7 +184,7 @@ class Worker:
 
     def _read(self, size: int) -> bytes | None:
         """Exactly `size` bytes, or None at the end of the pipe."""
-        data = self._pipe.recv(size)
+        data = self._pipe.recv(min(size, MB))
         if len(data) == size:
             return data
         parts = bytearray(data)

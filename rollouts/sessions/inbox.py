@@ -7,8 +7,8 @@
 
 The library parses frames in Python, out of a buffer that it copies three times. A message with an
 observation is a head of at most ten bytes and the text. A large one is received into the memory in
-which it stays, and is never copied. All frames that are not plain, whole messages go to the library
-unchanged.
+which it stays: one of up to 4 MB is never copied, and of a longer one a third, as its memory grows.
+All frames that are not plain, whole messages go to the library unchanged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .answers import LARGE_BYTES
 from .message_memory import MessageMemory
 
 SCRATCH_BYTES = 256 << 10  # into which all connections of a loop receive, one after the other
+# A message of more is received into memory that grows with it: what is announced may never come.
+AHEAD_BYTES = 4 << 20
+GROWTH = 4  # each time; so a third is copied at most, and nothing up to `AHEAD_BYTES`
 _END_OF_HEAD = b"\r\n\r\n"
 _WHOLE = (FIN | TEXT, FIN | BINARY)
 
@@ -46,7 +49,8 @@ class Inbox:
         self._head = b""  # of a frame, not all of it
         self._passing_bytes = 0  # of a frame, still to come, that are the library's
         self._is_fragmented = False
-        self._message: memoryview | None = None  # under way
+        self._message: memoryview | None = None  # under way, or the first part of it
+        self._message_bytes = 0  # of all of it
         self._filled_bytes = 0
 
     @property
@@ -59,7 +63,7 @@ class Inbox:
     @property
     def missing_bytes(self) -> int:
         """The bytes that the message in progress still lacks."""
-        return 0 if self._message is None else len(self._message) - self._filled_bytes
+        return 0 if self._message is None else self._message_bytes - self._filled_bytes
 
     def take(self, size_bytes: int) -> None:
         """Takes bytes that were received into the `room`."""
@@ -81,9 +85,14 @@ class Inbox:
     def _fill(self, size_bytes: int) -> None:
         self._filled_bytes += size_bytes
         message = self._message
-        if message is not None and self._filled_bytes == len(message):
-            self._message = None
-            self._on_message(message if len(message) >= LARGE_BYTES else bytes(message))
+        if message is None or self._filled_bytes < len(message):
+            return
+        if self._filled_bytes < self._message_bytes:
+            self._message = self._memory.take(min(GROWTH * len(message), self._message_bytes))
+            self._message[: len(message)] = message
+            return
+        self._message = None
+        self._on_message(message if len(message) >= LARGE_BYTES else bytes(message))
 
     def _shake_hands(self, data: bytes) -> None:
         """Takes the handshake; frames follow it, or the body of a refusal."""
@@ -129,7 +138,8 @@ class Inbox:
         here = data[at:end]
         is_large = payload_bytes >= LARGE_BYTES
         take = self._memory.take if is_large else lambda size: memoryview(bytearray(size))
-        self._message, self._filled_bytes = take(payload_bytes), 0
+        self._message, self._filled_bytes = take(min(payload_bytes, AHEAD_BYTES)), 0
+        self._message_bytes = payload_bytes
         self._message[: len(here)] = here
         self._fill(len(here))
         return at + len(here)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
@@ -67,6 +68,17 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
 def test_invalid_frames_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         list(feed(Incoming(), data))
+
+
+def test_an_announced_body_takes_no_memory_before_it_arrives() -> None:
+    size = wire.MAX_BODY_BYTES
+    header = wire.HEADER.pack(size, Kind.CALL, wire.HAS_BODY, 0, 3, 7, 0, size, 1, 0)
+    before = psutil.Process().memory_info().rss
+    incoming = Incoming()
+    for _ in range(3):  # the buffer is made as large as the frame will be
+        assert not list(feed(incoming, header + bytes(wire.READ_BYTES // 2)))
+        header = b""
+    assert psutil.Process().memory_info().rss - before < size / 10
 
 
 def test_large_data_does_not_go_as_json() -> None:

@@ -12,7 +12,7 @@ from websockets.frames import Frame, Opcode
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.sessions.answers import LARGE_BYTES
-from openenvd.rollouts.sessions.inbox import Inbox
+from openenvd.rollouts.sessions.inbox import AHEAD_BYTES, Inbox
 from openenvd.rollouts.sessions.message_memory import MessageMemory
 
 UPGRADE = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
@@ -25,9 +25,10 @@ class Seen:
         self.messages: list[BytesLike] = []
         self.passed = b""
         self._accepted = accepted
+        self.memory = MessageMemory(1 << 30)
         self.inbox = Inbox(
             memoryview(bytearray(256 << 10)),
-            MessageMemory(1 << 30),
+            self.memory,
             on_bytes=self._pass,
             on_message=self.messages.append,
         )
@@ -91,6 +92,23 @@ def test_only_large_messages_are_views() -> None:
     for message in (b"x" * (LARGE_BYTES - 1), b"x" * LARGE_BYTES):
         seen.give((UPGRADE if not seen.passed else b"") + framed(message))
     assert [type(message) for message in seen.messages] == [bytes, memoryview]
+
+
+def test_a_message_of_many_megabytes_arrives_whole() -> None:
+    seen = Seen()
+    message = bytes(range(256)) * 100_000
+    seen.give(UPGRADE + framed(message))
+    assert seen.texts == [message]
+
+
+def test_memory_grows_with_what_arrives_and_not_with_what_is_announced() -> None:
+    """Sixty servers that announce 100 MB each took 6 GB of address space with 16 bytes each."""
+    seen = Seen()
+    seen.give(UPGRADE + b"\x81\x7f" + MAX_MESSAGE_BYTES.to_bytes(8, "big") + b"abcdef")
+    assert seen.memory.size_bytes == AHEAD_BYTES
+    assert seen.inbox.missing_bytes == MAX_MESSAGE_BYTES - 6
+    seen.give(bytes(AHEAD_BYTES))
+    assert seen.memory.size_bytes < MAX_MESSAGE_BYTES / 2
 
 
 def test_a_message_in_use_is_not_overwritten() -> None:

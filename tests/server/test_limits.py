@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
-from openenvd.server.listening import LEAST_CONNECTIONS, MOST_CONNECTIONS, connections_within
 from openenvd.server.settings import Paths
+from openenvd.system.connection_limit import MAX_CONNECTIONS, MIN_CONNECTIONS, connections_within
 from openenvd.system.units import MB
 
 from .conftest import WAIT_SECONDS
@@ -95,7 +95,7 @@ def test_silent_strangers_do_not_keep_the_owner_out(
         assert client.status()["daemon"]["pid"] == told["pid"]
         assert healthy(home)
         fds = psutil.Process(told["pid"]).num_fds()
-        assert connections_within(FEW_FDS) < fds < FEW_FDS
+        assert connections_within(FEW_FDS, shares=2) < fds < FEW_FDS
 
 
 def test_a_body_is_refused_before_it_is_sent(home: Paths) -> None:
@@ -121,7 +121,7 @@ def test_the_daemon_raises_its_own_limit_and_not_that_of_its_workers(home: Paths
 
 @pytest.mark.parametrize(
     ("fds", "most"),
-    [(-1, MOST_CONNECTIONS), (10, LEAST_CONNECTIONS), (300, 86), (10**6, MOST_CONNECTIONS)],
+    [(-1, MAX_CONNECTIONS), (10, MIN_CONNECTIONS), (300, 86), (10**6, MAX_CONNECTIONS)],
 )
 def test_connections_leave_a_reserve_of_descriptors(fds: int, most: int) -> None:
-    assert connections_within(fds) == most
+    assert connections_within(fds, shares=2) == most

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client may send to a real env host, over HTTP and as a message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from openenvd.system.units import MB
+
+from .conftest import StartHost
+from .hosts import WAIT_SECONDS, Host
+
+ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
+FEW_FDS = 300
+PROJECT = """
+from fastapi import FastAPI, Request
+
+app = FastAPI()
+
+@app.post("/upload")
+async def upload(request: Request) -> int:
+    return len(await request.body())
+"""
+
+
+@pytest.fixture
+def host(start: StartHost) -> Host:
+    """An env host that takes messages and bodies of 2 MB."""
+    started = start(ECHO, max_message_mb=2)
+    started.ready()
+    return started
+
+
+def send(host: Host, *parts: bytes) -> bytes:
+    """Send what can be sent; return the status line."""
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                peer.sendall(part)
+        return peer.recv(100).partition(b"\r\n")[0]
+
+
+def head_of(request: str, **headers: str) -> bytes:
+    headers = {"Host": "localhost", "Content-Type": "application/json", **headers}
+    lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def resident_bytes(host: Host) -> int:
+    process = psutil.Process(host.process.pid)
+    return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
+
+
+def test_a_body_is_refused_by_its_announced_length(host: Host) -> None:
+    for path in ("/step", "/reset", "/mcp", "/nowhere"):
+        refused = send(host, head_of(f"POST {path}", **{"Content-Length": str(6 << 30)}))
+        assert refused == b"HTTP/1.1 413 Request Entity Too Large"
+
+
+def test_a_chunked_body_is_refused_when_it_has_become_too_long(host: Host) -> None:
+    chunk = b"100000\r\n" + b" " * MB + b"\r\n"
+    before = resident_bytes(host)
+    head = head_of("POST /step", **{"Transfer-Encoding": "chunked"})
+    assert b" 413 " in send(host, head, *[chunk] * 200)
+    assert resident_bytes(host) - before < 20 * MB
+
+
+def test_an_endless_head_takes_no_memory(host: Host) -> None:
+    before = resident_bytes(host)
+    with contextlib.suppress(ConnectionError):
+        assert send(host, head_of("GET /health")[:-2], b"X: ", *[b"x" * MB] * 200)[9:12] == b"431"
+    assert resident_bytes(host) - before < 20 * MB
+    assert host.http("GET", "/health")[0] == 200
+
+
+def test_an_endless_second_head_of_a_connection_is_refused(host: Host) -> None:
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /health"))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += peer.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            for part in [head_of("GET /health")[:-2], *[b"x" * MB] * 200]:
+                peer.sendall(part)
+        assert peer.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_a_long_body_within_the_limit_passes(host: Host) -> None:
+    text = "a" * (2 * MB - 1000)
+    status, answer = host.http("POST", "/step", {"action": {"message": text}})
+    assert (status, answer["observation"]["echoed_message"]) == (200, text)
+
+
+def test_a_message_is_refused_by_its_announced_length(host: Host) -> None:
+    before = resident_bytes(host)
+    with connect(f"ws://127.0.0.1:{host.port}/ws", max_size=None) as client:
+        client.socket.sendall(b"\x81\xff" + (6 << 30).to_bytes(8, "big") + b"mask")
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(WAIT_SECONDS)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+    assert resident_bytes(host) - before < 20 * MB
+
+
+def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Host) -> None:
+    def echoed(size: int) -> int:
+        with connect(f"ws://127.0.0.1:{host.port}/ws", max_size=None) as client:
+            message = {"type": "step", "data": {"message": "a" * size}}
+            client.send(json.dumps({"type": "reset", "data": {}}))
+            client.recv(WAIT_SECONDS)
+            client.send(json.dumps(message))
+            answer = json.loads(client.recv(WAIT_SECONDS))
+            return int(answer["data"]["observation"]["message_length"])
+
+    assert echoed(2 * MB - 1000) == 2 * MB - 1000
+    with pytest.raises(ConnectionClosed) as closed:
+        echoed(2 * MB)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    host = start(None, app_candidates=("upload:app",), serve_as_is=True, max_message_mb=2)
+    host.ready()
+    announced = head_of("POST /upload", **{"Content-Length": str(3 * MB)})
+    chunked = head_of("POST /upload", **{"Transfer-Encoding": "chunked"})
+    assert b" 413 " in send(host, announced)
+    assert b" 413 " in send(host, chunked, *[b"100000\r\n" + b" " * MB + b"\r\n"] * 3)
+    assert host.http("POST", "/upload", "a" * MB) == (200, MB)
+
+
+def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FDS, limit[1]))
+    try:
+        host = start(None, app_candidates=("upload:app",), serve_as_is=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    host.ready()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * FEW_FDS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS))
+        assert host.http("POST", "/upload", "a") == (200, 1)
+        assert psutil.Process(host.process.pid).num_fds() < FEW_FDS
