@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from dataclasses import dataclass
 from typing import Any
 
 from ...system.units import MB
 from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
-from ..startup.fd_limit import fitting_sessions
+from ..startup.fd_limit import fitting_sessions, sessions_of_process
 from .definition import Definition
 
 # What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
 ISOLATED_PER_CORE = 16  # most, by default
 MOST_CORES = 4096
+MOST_SHARDS = 256
 MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
 
 log = logging.getLogger("openenvd.env_host")
@@ -69,9 +71,19 @@ def plan_of(
             raise NotConcurrent(class_name, asked)
         return ServingPlan(1, 1, isolates=False, exclusive=True)
     most = asked or DEFAULT_SESSIONS
-    shards = min(config.shards or config.gpus or machine.cores, most)
+    shards = config.shards or config.gpus or machine.cores
+    if asked is not None and config.shards is None:
+        shards = max(shards, _shards_for(asked, machine))
+    shards = min(shards, most)
     fitting = fitting_sessions(most, machine.fds, shards)
     return ServingPlan(shards, fitting, isolates=False, exclusive=False)
+
+
+def _shards_for(sessions: int, machine: Machine) -> int:
+    """Return how many processes have descriptors for so many sessions."""
+    if machine.fds == resource.RLIM_INFINITY:
+        return 1
+    return min(MOST_SHARDS, -(-sessions // sessions_of_process(machine.fds)))
 
 
 def _isolated_sessions(config: HostConfig, machine: Machine) -> int:

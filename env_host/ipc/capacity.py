@@ -8,7 +8,8 @@ Any shard answers for all of them. A shard's `state` tells apart
     wedged         its loop has been blocked for a second or more, its watchdog says
     unresponsive   its watchdog thread is silent too: stopped, or C code keeps the GIL
     stopping       it ends its sessions
-    absent         no process; it is about to be restarted
+    absent         no process; it is about to be started
+    parked         no process: the others are enough for the sessions there are
 """
 
 from __future__ import annotations
@@ -100,11 +101,13 @@ def shard_of(counters: Counters, now: int) -> Json:
 def state_of(counters: Counters, now: int) -> str:
     """Return one of the states above."""
     if counters[Field.PID] <= 0:
-        return "absent"
+        return "parked" if counters[Field.PARKED] else "absent"
     if counters[Field.STOPPING]:
         return "stopping"
     if not counters[Field.READY]:
         return "starting"
+    if counters[Field.IDLE]:
+        return "alive"
     if now - counters[Field.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
         return "unresponsive"
     return _LOOP_STATES[counters[Field.LOOP_STATE]].value

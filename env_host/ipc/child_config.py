@@ -21,7 +21,6 @@ class ChildConfig:
     link_fd: int
     inbox_fd: int | None = None  # where others send it connections
     inbox_fds: tuple[int, ...] = ()  # where it sends connections to others, by index
-    listen_fd: int | None = None
     isolates: bool = False
     isolated: int = 0  # sessions that have processes of their own already
     connection_fd: int | None = None  # an isolated session's
@@ -44,7 +43,6 @@ class ChildConfig:
             self.scoreboard_fd,
             self.link_fd,
             self.inbox_fd,
-            self.listen_fd,
             self.connection_fd,
         )
         return (*(fd for fd in single if fd is not None), *self.inbox_fds)

@@ -2,20 +2,22 @@
 """Messages with descriptors between the processes of one replica, and how connections travel.
 
     supervisor ◀──link i──▶ shard i    a SEQPACKET pair each: what begins, ends, fails
-    shard a ──inbox b──▶ shard b       a SEQPACKET pair each; every shard has all writing ends, and
-                                       they outlive a shard, so that no message is lost with it
+    supervisor ──inbox b──▶ shard b    a SEQPACKET pair each: connections, from the lobby; every
+    shard a ──inbox b──▶ shard b       shard has all writing ends, and the supervisor both ends, so
+                                       that no connection is lost with a shard
 
 A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS). A
 connection is handed over unanswered, as its descriptor and the bytes read so far.
 
     the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
-    the receiver exits      a link ends (EPIPE); an inbox waits for the next process
+    the receiver exits      a link ends (EPIPE); the lobby takes back what is in an inbox
     the sender exits        its messages arrive; the kernel holds the descriptors
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -78,9 +80,21 @@ class MessageChannel:
 
     def _read(self) -> None:
         assert self._on_message is not None
+        # One at a time, so that the loop has its turn; the selector calls again if there are more.
         try:
-            while not self._closed and (message := receive_message(self._end)) is not None:
+            if not self._closed and (message := receive_message(self._end)) is not None:
                 self._on_message(message)
         except EOFError:
             self.close()
             self._on_end()
+
+
+def duplicate(transport: asyncio.BaseTransport) -> int | None:
+    """Duplicate the descriptor of a transport's socket; None when it has none."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return None
+    try:
+        return os.dup(connection.fileno())
+    except OSError:
+        return None

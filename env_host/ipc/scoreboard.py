@@ -34,7 +34,7 @@ class Field(IntEnum):
     PROMISED = 4  # connections let in whose session has not begun yet
     WAITING = 5  # connections that wait for a slot
     OLDEST_WAIT = 6  # since when the first of them waits; 0: none does
-    CONNECTIONS = 7  # accepted ones, ever
+    CONNECTIONS = 7  # taken of those that it was passed, ever
     REFUSED = 8  # sessions, ever
     BEGUN = 9  # sessions, ever
     HANDED_OVER = 10  # connections given to another process, ever
@@ -50,7 +50,10 @@ class Field(IntEnum):
     STEP_TIMEOUTS = 20  # ever
     ISOLATED = 21  # 1: a session's own process
     WATCHDOG = 22  # when its watchdog thread, which needs no loop, last reported
-    ARRIVING = 24  # connections accepted whose first request is not known yet
+    OPEN = 23  # connections that it has
+    ARRIVING = 24  # connections taken whose first request is not known yet
+    IDLE = 25  # 1: nothing to do, so no heartbeat
+    PARKED = 26  # 1: it is not wanted now; its process, if any, is about to be stopped
 
 
 _FIELDS = 32  # room for more without a new layout
@@ -101,12 +104,17 @@ class Counters:
     def is_serving(self) -> bool:
         """Whether the shard accepts sessions when it has room."""
         values = self._values
-        return bool(values[Field.PID] and values[Field.READY] and not values[Field.STOPPING])
+        is_up = values[Field.PID] and values[Field.READY]
+        return bool(is_up and not (values[Field.STOPPING] or values[Field.PARKED]))
 
     def is_responsive(self, now: int) -> bool:
-        """Whether the shard's loop ran in the last `ALIVE_SECONDS`; `now` in microseconds."""
-        beat: int = self._values[Field.HEARTBEAT]
-        return self.is_serving and now - beat < ALIVE_SECONDS * MICROSECONDS
+        """Whether the shard's loop ran in the last `ALIVE_SECONDS`, or has nothing to do.
+
+        `now` is in microseconds.
+        """
+        values = self._values
+        is_late = now - values[Field.HEARTBEAT] >= ALIVE_SECONDS * MICROSECONDS
+        return self.is_serving and bool(values[Field.IDLE] or not is_late)
 
 
 class Scoreboard:

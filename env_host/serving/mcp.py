@@ -55,7 +55,7 @@ class Mcp:
             if session is None and self._siblings is not None:
                 if request.method == CREATE and self._siblings.isolates:
                     return await self._siblings.ask_new(data)
-                if (index := self._sibling_for(request, self._siblings)) is not None:
+                if (index := await self._sibling_for(request, self._siblings)) is not None:
                     return await self._siblings.ask(index, data)
             return rpc_result(await self._result(request, session), request.id)
         except RpcFailed as exc:
@@ -90,10 +90,10 @@ class Mcp:
         async with self._table.one_shot_session() as one_shot:
             return await self._ask(one_shot, request)
 
-    def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
+    async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
         """Find the other shard that should answer; None: this one."""
         if request.method == CREATE:
-            return siblings.roomier()
+            return await siblings.roomier()
         session_id = request.params.get("session_id")
         return siblings.owner_of(session_id) if isinstance(session_id, str) else None
 

@@ -74,7 +74,7 @@ class HostServer(EventDrivenServer):
 class Server(HostServer):
     """Serves HTTP and WebSockets on connections that the shard has accepted.
 
-    The seam between accepting (`shard/acceptor.py`) and what happens on a connection:
+    The seam between taking connections (`shard/arrivals.py`) and what happens on a connection:
 
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
@@ -104,6 +104,11 @@ class Server(HostServer):
         """Tell whether a handshake may begin a session; if not, the connection is refused here."""
         upgrade = parse_upgrade(head)
         return upgrade is not None and self._access.permits(upgrade)
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections it answers."""
+        return len(self.server_state.connections)
 
     async def stop(self) -> None:
         """Let the current requests finish, close every connection, stop the application."""

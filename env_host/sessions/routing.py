@@ -46,7 +46,9 @@ class Siblings:
     """The other shards of the replica, for requests. Within a running loop."""
 
     owner_of: Callable[[str], int | None]  # the other shard that has a session
-    roomier: Callable[[], int | None]  # one with room for a session, when this shard has none
+    roomier: Callable[
+        [], Awaitable[int | None]
+    ]  # one with room for a session, when this shard has none
     hand_over: Callable[[int, int], None]  # gives shard `index` a descriptor, and closes it here
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
     token: bytes = b""  # of the environment, if it has one

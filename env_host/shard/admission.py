@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from .acceptor import Arrival
+from .arrivals import Arrival
 
 HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
 PROMISE_SECONDS = 1.0

@@ -8,6 +8,9 @@
 
 The server, which answers connections, comes from outside (`MakeServer`): this room decides which
 connections it gets. The link ends when the supervisor exits: then this process exits at once.
+
+A process without sessions and connections is idle: it has no timer, and says so on the scoreboard
+instead of beating.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -29,8 +33,9 @@ from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
-from .acceptor import Arrival
+from ..startup.fd_limit import sessions_of_process
 from .admission import Admission
+from .arrivals import Arrival, Arrivals
 from .connection_registry import ConnectionRegistry
 from .request_head import Owner, owner_of, read_head
 
@@ -59,6 +64,10 @@ class ConnectionServer(Protocol):
     def permits(self, head: bytes) -> bool:
         """Tell whether a handshake may begin a session."""
 
+    @property
+    def open_connections(self) -> int:
+        """How many connections it answers."""
+
     async def stop(self) -> None:
         """Finish the requests under way, and stop the application."""
 
@@ -84,6 +93,11 @@ class ServingProcess:
         self.link = MessageChannel(
             self._link_end, on_message=self._on_link, on_end=lambda: os._exit(1)
         )
+        self.arrivals = Arrivals(
+            self._counters,
+            self._route,
+            lambda arrival: self.admission.forget(arrival),
+        )
         self.admission = Admission(
             scoreboard,
             own.index,
@@ -107,6 +121,8 @@ class ServingProcess:
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
         self._isolated = own.isolated
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_connections = sessions_of_process(limit)
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -122,8 +138,8 @@ class ServingProcess:
         counters[Field.SESSIONS] = self._isolated
         counters[Field.ISOLATED] = int(own.connection_fd is not None)
         counters[Field.WATCHDOG] = now_microseconds()
+        self.wake()
         counters[Field.READY] = 1
-        self._beat()
         if self._idle_seconds:
             reaping = close_idle_sessions(self.table, self._idle_seconds)
             self._tasks.append(asyncio.create_task(reaping, name="reap-idle"))
@@ -156,24 +172,53 @@ class ServingProcess:
                 self._leaving.add(task := asyncio.create_task(self.table.close(session)))
                 task.add_done_callback(self._leaving.discard)
 
+    # Being awake
+
+    def wake(self) -> None:
+        """Begin to report, until there is nothing to do."""
+        if self._counters[Field.IDLE] or not self._counters[Field.HEARTBEAT]:
+            self._counters[Field.IDLE] = 0
+            self._woke()
+            self._beat()
+
     def _beat(self) -> None:
+        """Write the counters that change all the time, as long as there is anything to do."""
         counters, table = self._counters, self.table
         counters[Field.HEARTBEAT] = now_microseconds()
         counters[Field.BUSY] = sum(session.busy for session in table)
         counters[Field.BEGUN] = table.counts.begun
         counters[Field.STEPS] = table.counts.steps
         counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
-        asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
+        self._count_connections()
+        if counters[Field.OPEN] or counters.load or counters[Field.WAITING]:
+            asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
+        else:
+            counters[Field.IDLE] = 1
+            self._fell_idle()
+
+    def _count_connections(self) -> None:
+        self._counters[Field.OPEN] = self.server.open_connections + len(self.arrivals)
+
+    def _woke(self) -> None:
+        """Called when there is something to do again."""
+
+    def _fell_idle(self) -> None:
+        """Called when there is nothing to do: no connection, no session."""
+
+    # Connections
 
     def _count(self) -> None:
         """Take note that the number of sessions has changed, or a slot is free."""
         self._counters[Field.SESSIONS] = self.table.taken + self._isolated
+        self.wake()
         self.admission.changed()
 
-    def _arrival(self, data: bytes = b"", since: int = 0) -> Arrival:
-        return Arrival(
-            self._route, self.admission.forget, counters=self._counters, data=data, since=since
-        )
+    def _take_connection(self, fd: int, since: int, data: bytes = b"") -> None:
+        """Open a connection; make room for it if there are too many that are silent."""
+        self.wake()
+        self._counters.add(Field.OPEN)
+        self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
+        self.arrivals.open(fd, since, data)
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(bytes(arrival.data))

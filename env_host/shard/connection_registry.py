@@ -17,9 +17,8 @@ from itertools import count
 from typing import Any
 
 from ...system.descriptors import MAX_FDS, Message, close_all
-from ..ipc.fd_messages import MessageChannel
+from ..ipc.fd_messages import MessageChannel, duplicate
 from ..sessions.session import Attached, Session
-from .acceptor import duplicate
 from .request_head import Owner, new_session_id
 
 

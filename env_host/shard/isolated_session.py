@@ -8,10 +8,6 @@ supervisor ──link: connections for it later──▶ Arrival
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Awaitable
-from typing import Any
 
 from ...system.descriptors import Message
 from .base import ServingProcess
@@ -28,9 +24,7 @@ class IsolatedSession(ServingProcess):
         await self.start()
         fd = self._own.connection_fd
         assert fd is not None
-        arrival = self._arrival(head, self._own.since)
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
+        arrival = await self.arrivals.open(fd, self._own.since, head)
         watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
         stopping = asyncio.create_task(self._stopping.wait(), name="wait-for-signal")
         await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -38,13 +32,13 @@ class IsolatedSession(ServingProcess):
         stopping.cancel()
         await self.stop()
 
-    async def _watch(self, transport: asyncio.BaseTransport) -> None:
+    async def _watch(self, transport: asyncio.BaseTransport | None) -> None:
         """Return when the session is over, or the connection without having begun one.
 
         A session that was begun over HTTP has no connection of its own.
         """
         async with asyncio.timeout(BEGIN_SECONDS) as patience:
-            while len(self.table) or not transport.is_closing():
+            while len(self.table) or not (transport is None or transport.is_closing()):
                 if len(self.table):
                     patience.reschedule(None)
                     await self.registry.until_over()
@@ -54,18 +48,7 @@ class IsolatedSession(ServingProcess):
         """Take over a connection for the session that the front has accepted."""
         if not message.fds:
             return
-        arrival = self._arrival(message.body, message.head["since"])
-        opening = asyncio.get_running_loop().connect_accepted_socket(
-            lambda: arrival, socket.socket(fileno=message.fds[0])
-        )
-        self._leaving.add(task := asyncio.create_task(_quietly(opening)))
-        task.add_done_callback(self._leaving.discard)
+        self._take_connection(message.fds[0], message.head["since"], message.body)
 
     def _other_owner(self, session_id: str) -> int:
         return 0
-
-
-async def _quietly(opening: Awaitable[Any]) -> None:
-    """Open a connection; its client may have left already."""
-    with contextlib.suppress(OSError):
-        await opening

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard: one process with one event loop that serves sessions from the shared socket.
+"""A shard: one process with one event loop that serves sessions.
 
-    shared socket ─▶ Acceptor ─┬─▶ Arrival ─┬─▶ served here (`base.py`)
-    inbox ─────────────────────┘            └─▶ inbox of the shard that has its session, or room
+    lobby ────────▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
+    other shards ────▲                └─▶ inbox of the shard that has its session, or room
 
     supervisor ◀── link: ready, a session to isolate
 
 With `isolates`, sessions are not served here: each connection goes to the supervisor, which forks a
-process for it (`isolated_session.py`: the same, for one session, without the shared socket). Later
+process for it (`isolated_session.py`: the same, for one session). Later
 connections for that session (HTTP, `?session_id=`) take the same way, through the supervisor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,18 +25,20 @@ from ..ipc.child_config import ChildConfig
 from ..ipc.fd_messages import MessageChannel
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
-from .acceptor import Acceptor, Arrival
+from .arrivals import Arrival
 from .base import MakeServer, ServingProcess
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
     from ..protocol import HostConfig
 
+STARTING_SECONDS = 1.0  # for a shard that is wanted to start
+STARTING_LOOK_SECONDS = 0.005
 _LOOP_STATES = list(LoopState)
 
 
 class Shard(ServingProcess):
-    """One of the processes that accept from the shared socket."""
+    """One of the processes that take connections from the lobby."""
 
     def __init__(
         self,
@@ -46,25 +49,20 @@ class Shard(ServingProcess):
         make_server: MakeServer,
     ) -> None:
         super().__init__(config, definition, own, scoreboard, make_server)
-        assert own.listen_fd is not None
         assert own.inbox_fd is not None
-        listener = socket.socket(fileno=own.listen_fd)
-        others = scoreboard.others(own.index)
-        self._acceptor = Acceptor(listener, self._counters, others, self._arrival)
         self._ends = [socket.socket(fileno=fd) for fd in own.inbox_fds]
         self._inboxes = [MessageChannel(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=own.inbox_fd)
-        self._inbox = MessageChannel(self._inbox_end, on_message=self._adopt)
+        self._inbox: MessageChannel | None = None
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_heartbeat=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:
         """Serve until asked to stop."""
         await self.start()
-        self._lag.start()
-        self._acceptor.start()
+        self._lag.start(paused=True)
+        self._inbox = MessageChannel(self._inbox_end, on_message=self._take_connections)
         self.link.send(Message({"ready": True}))
         await self._stopping.wait()
-        self._acceptor.stop()
         self._inbox.close()
         await self.stop()
         self._lag.stop()
@@ -79,7 +77,7 @@ class Shard(ServingProcess):
     def _send_to(self, index: int, fd: int, since: int, body: bytes = b"") -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
         if index < len(self._inboxes):
-            self._inboxes[index].send(Message({"since": since}, body, (fd,)))
+            self._inboxes[index].send(Message({"since": [since]}, body, (fd,)))
         else:
             self.link.send(Message({"for": index, "since": since}, body, (fd,)))
 
@@ -106,21 +104,33 @@ class Shard(ServingProcess):
 
         return start
 
-    def _roomier(self) -> int | None:
-        """Return the shard with the most room, when there is none here."""
+    async def _roomier(self) -> int | None:
+        """Return the shard with the most room, when there is none here; one may be starting."""
         others = self._scoreboard.others(self._own.index)
-        now = now_microseconds()
-        roomy = [counters for counters in others if counters.room and counters.is_responsive(now)]
-        if self._counters.room or not roomy:
-            return None
-        return max(roomy, key=lambda counters: counters.room).index
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STARTING_SECONDS
+        while not self._counters.room:
+            now = now_microseconds()
+            if roomy := [row for row in others if row.room and row.is_responsive(now)]:
+                return max(roomy, key=lambda row: row.room).index
+            if all(row[Field.PID] for row in others) or loop.time() > deadline:
+                break
+            await asyncio.sleep(STARTING_LOOK_SECONDS)
+        return None
 
-    def _adopt(self, message: Message) -> None:
-        """Take over a connection from another shard."""
-        if not message.fds:
-            return
-        arrival = self._arrival(message.body, message.head["since"])
-        self._acceptor.open(socket.socket(fileno=message.fds[0]), arrival)
+    def _take_connections(self, message: Message) -> None:
+        """Take connections from the lobby, or one from another shard."""
+        self.wake()
+        if placed := message.head.get("placed", 0):
+            self._counters.add(Field.CONNECTIONS, placed)
+        for fd, since in zip(message.fds, message.head["since"], strict=False):
+            self._take_connection(fd, since, message.body)
+
+    def _woke(self) -> None:
+        self._lag.resume()
+
+    def _fell_idle(self) -> None:
+        self._lag.pause()
 
     def _admitted(self, arrival: Arrival) -> None:
         if self._own.isolates:

@@ -11,11 +11,16 @@ SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environme
 log = logging.getLogger("openenvd.env_host")
 
 
+def sessions_of_process(limit: int) -> int:
+    """Return for how many sessions a process has descriptors, with some left for HTTP."""
+    return max(1, limit - 2 * SPARE_FDS)
+
+
 def fitting_sessions(asked: int, limit: int, shards: int) -> int:
     """Return how many of the sessions the descriptors of `shards` processes are enough for."""
     if limit == resource.RLIM_INFINITY:
         return asked
-    return max(1, min(asked, (limit - SPARE_FDS) * shards))
+    return max(1, min(asked, sessions_of_process(limit) * shards))
 
 
 def warn_of_few(asked: int, fitting: int, limit: int, shards: int) -> None:

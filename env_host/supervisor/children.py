@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Child:
     group: Cgroup | None = None
     holds_slot: bool = True
     is_ready: bool = False
+    is_retired: bool = False  # asked to exit: it is not needed any more
     failure: Message | None = None
     killed_for: str | None = None  # why the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
@@ -59,6 +61,13 @@ class Child:
         """Descriptors that the supervisor has open because of this child."""
         fds = [self.link.fileno(), *(fd for fd, _ in self.socket_copies.values())]
         return fds if self.connection_fd is None else [*fds, self.connection_fd]
+
+    def retire(self) -> None:
+        """Ask a shard without sessions to exit."""
+        if not self.is_retired:
+            self.is_retired = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def __str__(self) -> str:
         kind = "isolated session" if self.is_isolated else f"shard {self.index}"

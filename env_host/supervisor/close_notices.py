@@ -20,20 +20,35 @@ from typing import Any
 from ...system.descriptors import Message
 from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
 from ..errors import WSErrorCode
-from .children import Child
+from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000
+RETRY_AFTER_SECONDS = 1
 
 
 class SocketCopies:
     """Copies of the children's session sockets, by the tokens that the children gave them.
 
-    Beyond `most` no copy is kept: such a client sees only the end of its connection.
+    Without a copy a client sees only the end of its connection. At most `most` descriptors are
+    used; of these, some may be reserved for connections that wait.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, children: Children) -> None:
         self._most = most
+        self._children = children
+        self._reserved = 0
         self._count = 0
+
+    def reserve(self, count: int) -> None:
+        """Leave so many of the descriptors to others: close the oldest copies if need be."""
+        self._reserved = count
+        surplus = self._count + count - self._most
+        for child in self._children if surplus > 0 else ():
+            while child.socket_copies and surplus > 0:
+                fd, _ = child.socket_copies.pop(next(iter(child.socket_copies)))
+                os.close(fd)
+                self._count -= 1
+                surplus -= 1
 
     def update(self, child: Child, message: Message) -> None:
         """Keep copies for sessions that have begun, close those of sessions that have ended."""
@@ -56,7 +71,7 @@ class SocketCopies:
 
     def _keep(self, child: Child, begun: list[Any], fds: tuple[int, ...]) -> None:
         for (token, path), fd in zip(begun, fds, strict=False):
-            if self._count >= self._most:
+            if self._count + self._reserved >= self._most:
                 os.close(fd)
                 continue
             self._count += 1
@@ -71,14 +86,22 @@ def close_session(fd: int, path: str, text: str) -> None:
     message = _message(path, text).encode()
     close = close_payload(INTERNAL_ERROR_CLOSE, text)
     _write(fd, frame_head(len(message)) + message + frame_head(len(close), CLOSE) + close)
+    os.close(fd)
 
 
 def refuse(fd: int, text: str) -> None:
     """Answer 503 to a client whose handshake has not been answered; closes the descriptor."""
+    send_refusal(fd, text)
+    os.close(fd)
+
+
+def send_refusal(fd: int, text: str) -> None:
+    """Answer 503, with when to try again, and end our side of the connection."""
     body = json.dumps({"detail": text}).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"retry-after: {RETRY_AFTER_SECONDS}\r\nconnection: close\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
     )
     _write(fd, head.encode() + body)
 
@@ -94,7 +117,8 @@ def _message(path: str, text: str) -> str:
 def _write(fd: int, data: bytes) -> None:
     """Write without waiting: a client that does not read may miss its notice."""
     connection = socket.socket(fileno=fd)
-    with connection, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(data)
         connection.shutdown(socket.SHUT_WR)
+    connection.detach()

@@ -38,8 +38,8 @@ class ChildExit:
 
     @property
     def is_expected(self) -> bool:
-        """Whether an isolated session's process exited because its session is over."""
-        return self.child.is_isolated and self.wait_status == 0
+        """Whether it exited since its session is over, or since it was asked to."""
+        return self.child.is_retired or (self.child.is_isolated and self.wait_status == 0)
 
     @property
     def how(self) -> str:

@@ -35,6 +35,11 @@ class RestartSchedule:
         self._due[index] = now + seconds
         return seconds
 
+    @property
+    def scheduled(self) -> frozenset[int]:
+        """The shards that are to be started at a later time."""
+        return frozenset(self._due)
+
     def next_due(self) -> float | None:
         """Return when the next shard is to be started; None when none is."""
         return min(self._due.values(), default=None)

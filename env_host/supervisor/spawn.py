@@ -15,7 +15,6 @@ import gc
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -52,7 +51,6 @@ class Spawner:
         config: HostConfig,
         plan: ServingPlan,
         scoreboard: Scoreboard,
-        listener: socket.socket,
         serve: Serve,
         leave_supervisor: Callable[[], Iterable[int]],
     ) -> None:
@@ -64,30 +62,29 @@ class Spawner:
         self._config = config
         self._plan = plan
         self._scoreboard = scoreboard
-        self._listener = listener
         self._serve = serve
         self._leave_supervisor = leave_supervisor
-        self._inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
+        self.inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._groups: SessionGroups | None = None
         self._number = 0
-        self._can_fork = False
+        self.can_fork = False  # once prepared: whether children can be forked
         self.state_address: str | None = None  # of the state process, if sessions share a state
 
     @property
     def fds(self) -> list[int]:
         """Descriptors of the spawner, which children must not keep."""
-        return [self._listener.fileno(), *(e.fileno() for pair in self._inboxes for e in pair)]
+        return [end.fileno() for pair in self.inboxes for end in pair]
 
     @property
     def start_state(self) -> Callable[[dict[str, Any], tuple[int, ...]], int] | None:
         """What starts the state process as a program; None when it can be forked."""
-        return None if self._can_fork else self._start_program
+        return None if self.can_fork else self._start_program
 
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
         self._open_groups()
         obstacle = what_forbids_forking()
-        self._can_fork = obstacle is None
+        self.can_fork = obstacle is None
         if obstacle is not None:
             log.warning("%s; each serving process imports the environment itself", obstacle)
         set_thread_name(f"host {self._config.name}")
@@ -104,9 +101,8 @@ class Spawner:
             self._scoreboard[index],
             b"",
             max_sessions=self._plan.share(index),
-            inbox_fd=self._inboxes[index][0].fileno(),
-            inbox_fds=tuple(writing.fileno() for _, writing in self._inboxes),
-            listen_fd=self._listener.fileno(),
+            inbox_fd=self.inboxes[index][0].fileno(),
+            inbox_fds=tuple(writing.fileno() for _, writing in self.inboxes),
             isolates=self._plan.isolates,
             isolated=isolated,
         )
@@ -155,7 +151,7 @@ class Spawner:
         parent = os.getpid()
         with childs_link:
             try:
-                new.pid = forking.fork() if self._can_fork else self._start_child(config, head)
+                new.pid = forking.fork() if self.can_fork else self._start_child(config, head)
             except OSError:
                 link.close()
                 raise

@@ -28,6 +28,7 @@ class StatusReporter:
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
         self._capacity: dict[str, Any] | None = None
+        self._is_settled = False  # reported since the last shard fell idle
         self._session_bytes: int | None = None  # of an isolated session, when last there was one
 
     @property
@@ -35,12 +36,17 @@ class StatusReporter:
         """The number of sessions of all shards."""
         return sum(counters[Field.SESSIONS] for counters in self._scoreboard.shard_counters())
 
-    def due(self) -> float:
-        """Return when `report` has something to do, on the monotonic clock."""
+    def due(self) -> float | None:
+        """Return when `report` has something to do, on the monotonic clock; None while all idle."""
         capacity = self._capacity_reported_at + CAPACITY_SECONDS
-        if self.sessions == self._notifier.reported:
-            return capacity
-        return min(capacity, self._sessions_reported_at + SESSIONS_SECONDS)
+        if self.sessions != self._notifier.reported:
+            return min(capacity, self._sessions_reported_at + SESSIONS_SECONDS)
+        self._is_settled = self._is_settled and self._is_idle
+        return None if self._is_settled else capacity
+
+    @property
+    def _is_idle(self) -> bool:
+        return all(row[Field.IDLE] for row in self._scoreboard.shard_counters() if row[Field.PID])
 
     def report(self) -> None:
         """Report what is due."""
@@ -53,6 +59,7 @@ class StatusReporter:
             self._notifier.sessions(self.sessions)
         if now - self._capacity_reported_at >= CAPACITY_SECONDS:
             self._capacity_reported_at = now
+            self._is_settled = self._is_idle
             self._report_capacity()
 
     def _report_capacity(self) -> None:

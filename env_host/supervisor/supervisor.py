@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefork supervisor: imports the environment once, forks the processes that serve it.
 
-    shim ──▶ supervisor ──fork──▶ shard 0 … n-1         accept from the shared socket
+    shim ──▶ supervisor ──fork──▶ shard 0 … n-1         serve what the lobby passes to them
       ▲        │ ▲      └──fork──▶ isolated sessions     one connection each (`--isolate`)
       └─notify─┘ └── a link from each: ready, sockets of sessions, sockets to isolate
+    shared socket ──▶ `Lobby` ──connections──▶ inbox of each shard
 
-It has one thread, one `select`, and no event loop, and serves nothing itself: whatever it has
-imported its children share, and nothing that an environment does can hurt it.
+It has one thread, one `select`, and no event loop. It accepts every connection (`lobby.py`) and
+reads none: whatever it has imported its children share, and nothing that an environment does can
+hurt it. The first shard comes with the replica; others are forked when there are sessions for them
+and are stopped when there have been none for a while (`shard_demand.py`).
 
 What happens when
 
     a shard exits         clients and shim are notified, and it is restarted at once;
                           later each time when it exits early again and again. Connections that it
-                          had not answered are reset
+                          had taken and not answered are reset
     an isolated one exits client and shim are notified; its slot is free
     the state process     its sessions are ended by their shards, the shim is notified, and the
       exits               next epoch is forked (`shared_state/`); no session begins before
@@ -20,7 +23,8 @@ What happens when
     the supervisor exits  the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM               children are asked to exit, then killed; exit code 0
     threads after import  a fork would copy locks that stay held: children are started as programs
-                          that import for themselves; also when the import started processes
+                          that import for themselves; also when the import started processes.
+                          They take seconds to start: all shards come with the replica then
     few descriptors       copies of sockets are not kept: such clients see only the end of the
                           connection when their shard exits
     no room for a process a shard is tried again later; a session's client is refused
@@ -42,7 +46,7 @@ from ...system.descriptors import Message, receive_message
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
-from ..ipc.scoreboard import Scoreboard
+from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..protocol import HostConfig, Serving
 from ..shared_state.process import start_state_process
 from ..startup.fd_limit import SPARE_FDS
@@ -50,8 +54,10 @@ from .children import Child, Children
 from .close_notices import SocketCopies
 from .exits import ChildExit, exit_of, facts_of_state
 from .isolated_sessions import IsolatedSessions, rows_for
+from .lobby import Lobby, most_at_once
 from .restart_backoff import RestartSchedule
 from .session_memory import MemoryWatchdog
+from .shard_demand import ShardDemand
 from .spawn import Serve, Spawner
 from .status_reporter import StatusReporter
 
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
 RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
+PARK_SECONDS = 0.2  # for connections that are on their way to a shard that is to be stopped
 _STOPPING = "The environment is stopping."
 
 log = logging.getLogger("openenvd.env_host")
@@ -91,9 +98,15 @@ class Supervisor:
         self._notify_fd = notifier.fd
         extra = rows_for(plan.max_sessions) if plan.isolates else 0
         self._scoreboard = Scoreboard.create(plan.shards, extra)
+        for row in self._scoreboard.shard_counters():
+            row[Field.MAX_SESSIONS] = plan.share(row.index)
         self._children = Children()
-        self._copies = SocketCopies(max(0, max_fds - 2 * SPARE_FDS))
-        self._spawner = Spawner(config, plan, self._scoreboard, listener, serve, self._leave)
+        most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
+        self._copies = SocketCopies(most_copies, self._children)
+        self._spawner = Spawner(config, plan, self._scoreboard, serve, self._leave)
+        self._listener = listener
+        self._lobby = Lobby(listener, self._scoreboard, self._spawner.inboxes, max_fds=max_fds)
+        self._demand = ShardDemand(plan.shards)
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
         self._restarts = RestartSchedule()
         self._reporter = StatusReporter(self._scoreboard, notifier)
@@ -101,6 +114,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
+        self._retire_at: float | None = None  # when parked shards are stopped
 
     # The agenda
 
@@ -109,6 +123,8 @@ class Supervisor:
         self._signals = SignalPipe(forking.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
+        if not self._spawner.can_fork:
+            self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
         try:
             if self._shared_class is not None:
                 start = self._spawner.start_state
@@ -120,12 +136,15 @@ class Supervisor:
                 self._state.stop()
 
     def _supervise(self) -> None:
-        for index in range(self._plan.shards):
+        for index in range(self._demand.wanted):
             self._start_shard(index)
         while self._children or not self._is_stopping:
-            for key, _ in self._selector.select(self._seconds_to_wait()):
-                key.data()
+            self._watch_listener()
+            events = self._selector.select(self._seconds_to_wait())
+            for key, _ in sorted(events, key=lambda event: event[0].fileobj is not self._listener):
+                key.data()  # first of all: the kernel's queue of connections is short
             self._start_due()
+            self._place()
             self._isolated.notify_front()
             if self._is_ready:
                 self._reporter.report()
@@ -139,11 +158,65 @@ class Supervisor:
             self._state.due if self._state is not None and not self._is_stopping else None,
             self._stop_by,
             self._reporter.due() if self._is_ready else None,
+            self._lobby.due(),
+            self._demand.due() if self._is_ready else None,
+            self._retire_at,
             now + RETRY_SECONDS if self._isolated.must_notify else None,
             self._memory.due(self._children),
         )
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
+
+    # Connections
+
+    def _watch_listener(self) -> None:
+        """Wait for connections while they can be accepted."""
+        is_watched = self._listener.fileno() in self._selector.get_map()
+        is_wanted = self._lobby.is_open and not self._is_stopping
+        if is_wanted and not is_watched:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._lobby.accept)
+        elif is_watched and not is_wanted:
+            self._selector.unregister(self._listener)
+
+    def _place(self) -> None:
+        """Pass connections on to shards, of which there are as many as are wanted."""
+        if self._is_stopping or not self._is_ready:
+            return
+        now = time.monotonic()
+        self._lobby.look(now)
+        rows = self._scoreboard.shard_counters()
+        if len(rows) > 1:
+            wanted = self._demand.update(self._load(rows, now), now)
+            self._start_and_stop_shards(wanted)
+        self._lobby.place(self._demand.wanted, now)
+        self._copies.reserve(len(self._lobby))
+
+    def _load(self, rows: list[Counters], now: float) -> int:
+        """Return how many shards there is something to do for; one more if none has room."""
+        load = self._lobby.load + sum(row.load + row[Field.WAITING] for row in rows)
+        load = max(load, 1 + self._lobby.hung(now))
+        serving = [row for row in rows if row.is_serving]
+        return load if any(row.room for row in serving) else max(load, len(serving) + 1)
+
+    def _start_and_stop_shards(self, wanted: int) -> None:
+        now = time.monotonic()
+        retire, self._retire_at = self._retire_at, None
+        for row in self._scoreboard.shard_counters():
+            child = self._children.at(row.index)
+            is_surplus = row.index >= wanted
+            if child is None:
+                row[Field.PARKED] = int(is_surplus)
+                if not is_surplus and row.index not in self._restarts.scheduled:
+                    self._start_shard(row.index)
+            elif not is_surplus or not child.is_ready or self._lobby.has_passed_on(row):
+                row[Field.PARKED] = int(child.is_retired)
+            elif not row[Field.PARKED]:  # from now on no connection comes here
+                row[Field.PARKED] = 1
+                self._retire_at = now + PARK_SECONDS
+            elif retire is not None and now >= retire:
+                child.retire()
+            else:
+                self._retire_at = retire
 
     # Starting
 
@@ -193,7 +266,8 @@ class Supervisor:
     def _own_fds(self) -> list[int]:
         """All descriptors that a child must not keep, unless its configuration names them."""
         fds = [*self._signals.fds, self._selector.fileno(), *self._spawner.fds]
-        fds += [*self._children.fds, *self._isolated.fds]
+        fds += [*self._children.fds, *self._isolated.fds, *self._lobby.fds]
+        fds.append(self._listener.fileno())
         if self._notify_fd is not None:
             fds.append(self._notify_fd)
         if self._state is not None:
@@ -294,6 +368,9 @@ class Supervisor:
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)
         self._scoreboard[child.index].clear()
+        if not child.is_isolated:
+            self._scoreboard[child.index][Field.MAX_SESSIONS] = self._plan.share(child.index)
+            self._lobby.shard_exited(child.index)
         if child.group is not None:
             child.group.remove()
 
@@ -317,6 +394,7 @@ class Supervisor:
             self._stop_by = time.monotonic() + STOP_SECONDS
             self._restarts.cancel()
             self._isolated.cancel()
+            self._lobby.stop(_STOPPING)
             self._children.signal(signal.SIGTERM)
 
     def _act_on_deadline(self) -> None:

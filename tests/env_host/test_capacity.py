@@ -147,7 +147,7 @@ def test_the_shim_is_notified_of_changes(start: StartHost) -> None:
     host.ready()
     while (told := (host.note() or {}).get("capacity")) is None:
         pass
-    assert (told["max_sessions"], told["shards"]) == (6, {"alive": 2})
+    assert (told["max_sessions"], told["shards"]) == (6, {"alive": 1, "parked": 1})
     with host.open() as client:
         client.ask("step", {"what": "pid"})
         while ((host.note() or {}).get("capacity") or {}).get("steps") != 1:
@@ -167,14 +167,15 @@ def test_a_shard_that_is_stopped_is_unresponsive(start: StartHost) -> None:
     """Another answers for it; the heartbeat of its thread has stayed away."""
     host = start(shards=2, max_sessions=6)
     host.ready()
-    pid = capacity(host)["shards"][1]["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        until(lambda: capacity(host)["shards"][1]["state"] == "unresponsive")
-        assert capacity(host)["shards"][0]["state"] == "alive"
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    until(lambda: capacity(host)["shards"][1]["state"] == "alive")
+    with host.open(), host.open():
+        pid = capacity(host)["shards"][1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: capacity(host)["shards"][1]["state"] == "unresponsive")
+            assert capacity(host)["shards"][0]["state"] == "alive"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: capacity(host)["shards"][1]["state"] == "alive")
 
 
 def test_the_longest_blocked_shard_gives_the_duration(scoreboard: Scoreboard) -> None:

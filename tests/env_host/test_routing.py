@@ -134,8 +134,11 @@ def test_a_session_is_created_where_there_is_room(host: Callable[..., Host]) -> 
 
 def test_a_shard_that_exits_before_it_has_answered_is_reported() -> None:
     async def ask() -> None:
+        async def no_other() -> None:
+            return None
+
         siblings = Siblings(
-            owner_of=lambda _: 1, roomier=lambda: None, hand_over=lambda _, fd: os.close(fd)
+            owner_of=lambda _: 1, roomier=no_other, hand_over=lambda _, fd: os.close(fd)
         )
         with pytest.raises(SessionError, match=r"Shard 1, .* ended before it had"):
             await siblings.ask(1, {"jsonrpc": "2.0", "method": "x"})

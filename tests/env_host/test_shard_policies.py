@@ -11,7 +11,6 @@ from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, 
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
-from openenvd.env_host.shard.acceptor import BATCH, SLACK, fair_share
 from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.shard.request_head import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.startup.fd_limit import SPARE_FDS
@@ -21,6 +20,7 @@ from openenvd.env_host.supervisor.restart_backoff import (
     RestartSchedule,
     restart_delay_seconds,
 )
+from openenvd.env_host.supervisor.shard_demand import LINGER_SECONDS, ShardDemand
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)
@@ -40,59 +40,6 @@ def scoreboard(*sessions: int, most: int = 100) -> Scoreboard:
 
 def stop_responding(made: Scoreboard, index: int) -> None:
     made[index][Field.HEARTBEAT] = NOW - int(ALIVE_SECONDS * MICROSECONDS) - 1
-
-
-def share(made: Scoreboard, index: int) -> int:
-    return fair_share(made[index], made.others(index), NOW)
-
-
-def accepts(made: Scoreboard, index: int) -> bool:
-    return share(made, index) > 0
-
-
-def test_a_shard_alone_accepts_always() -> None:
-    assert accepts(scoreboard(0), 0)
-    assert accepts(scoreboard(100), 0)
-
-
-def test_a_full_shard_leaves_connections_to_those_with_room() -> None:
-    made = scoreboard(100, 0)
-    assert not accepts(made, 0)
-    assert accepts(made, 1)
-
-
-def test_when_all_are_full_all_accept() -> None:
-    made = scoreboard(100, 100)
-    assert accepts(made, 0)
-    assert accepts(made, 1)
-
-
-def test_a_shard_far_ahead_waits_for_the_others() -> None:
-    made = scoreboard(SLACK + 1, 0, 3)
-    assert not accepts(made, 0)
-    assert accepts(made, 1)
-    assert accepts(scoreboard(SLACK, 0, 3), 0)
-
-
-def test_a_shard_that_has_many_takes_many_more_at_once() -> None:
-    many = 160 * BATCH
-    assert share(scoreboard(many, many, most=2 * many), 0) == 9 * BATCH + 1
-
-
-def test_a_shard_takes_as_many_as_leave_it_not_far_ahead() -> None:
-    assert share(scoreboard(0), 0) == BATCH
-    assert share(scoreboard(SLACK - 2, 0), 0) == 3
-    assert share(scoreboard(98, 90), 0) == 1
-    assert share(scoreboard(98, 98), 0) == 2
-
-
-def test_shards_do_not_wait_for_one_that_hangs_or_has_exited() -> None:
-    made = scoreboard(100, 0)
-    stop_responding(made, 1)
-    assert accepts(made, 0)
-    made = scoreboard(100, 0)
-    made[1].clear()
-    assert accepts(made, 0)
 
 
 def test_a_promised_slot_is_no_room() -> None:
@@ -192,7 +139,7 @@ def test_without_max_sessions_isolated_sessions_fit_into_memory() -> None:
 
 
 def test_there_are_no_more_sessions_than_descriptors() -> None:
-    machine = Machine(cores=2, fds=SPARE_FDS + 10, memory_bytes=None)
+    machine = Machine(cores=2, fds=2 * SPARE_FDS + 10, memory_bytes=None)
     assert plan(machine=machine).max_sessions == 20
 
 
@@ -220,3 +167,33 @@ def test_a_shard_that_could_not_start_is_retried_later_unless_restarts_are_cance
     assert restarts.take_due(1.1) == []
     restarts.cancel()
     assert restarts.take_due(99.0) == []
+
+
+def test_each_session_wants_a_shard_up_to_what_was_planned() -> None:
+    demand = ShardDemand(4)
+    assert [demand.update(load, 0.0) for load in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, 4]
+
+
+def test_fewer_shards_are_wanted_only_after_a_while_without_more_sessions() -> None:
+    demand = ShardDemand(4)
+    demand.update(4, 0.0)
+    assert demand.update(0, 10.0) == 4  # until then there was no reason to look
+    assert demand.due() == 10.0 + LINGER_SECONDS
+    assert demand.update(2, 20.0) == 4
+    assert demand.update(0, 10.0 + LINGER_SECONDS) == 2
+    assert demand.update(0, 10.0 + 2 * LINGER_SECONDS) == 1
+    assert demand.due() is None
+
+
+def test_sessions_that_come_again_keep_the_shards() -> None:
+    demand = ShardDemand(4)
+    for second in range(100):
+        assert demand.update(4 if second % 20 == 0 else 0, float(second)) == 4
+
+
+def test_many_sessions_get_as_many_shards_as_they_need_descriptors() -> None:
+    machine = Machine(cores=2, fds=20_000, memory_bytes=None)
+    assert plan(machine=machine, max_sessions=65_536).shards == 4
+    assert plan(machine=machine, max_sessions=65_536).max_sessions == 65_536
+    assert plan(machine=machine, max_sessions=65_536, shards=2).max_sessions == 2 * 19_744
+    assert plan(machine=machine, max_sessions=10_000).shards == 2

@@ -50,6 +50,15 @@ def last_word(client: Client) -> tuple[dict[str, Any], int]:
 def test_ready_has_the_number_of_shards(start: StartHost) -> None:
     host = start(shards=3, max_sessions=12)
     assert host.ready().items() >= {"max_sessions": 12, "shards": 3, "isolate": False}.items()
+
+
+def test_shards_come_with_the_sessions(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=12)
+    host.ready()
+    assert len(shards(host)) == 1
+    with ExitStack() as stack:
+        clients = [stack.enter_context(host.open()) for _ in range(5)]
+        assert len({pid_of(client) for client in clients}) == 3
     assert len(shards(host)) == 3
 
 
@@ -186,10 +195,10 @@ def test_a_shard_that_cannot_be_forked_is_retried(start: StartHost) -> None:
 
 
 def test_the_host_fails_when_a_first_shard_cannot_be_forked(start: StartHost) -> None:
-    host = start(shards=2, max_sessions=2, env={"NO_ROOM": "2"})
+    host = start(shards=2, max_sessions=2, env={"NO_ROOM": "1"})
     note = host.note()
     assert note is not None
-    assert "shard 1 could not be started" in note["failed"]
+    assert "shard 0 could not be started" in note["failed"]
     assert host.process.wait(WAIT_SECONDS) == 3
 
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the connections that a shard is passed, reads their heads, and hands them on.
+
+    inbox ──descriptor──▶ `Arrivals.open` ──▶ `Arrival` reads the head ──▶ on_head
+
+A connection whose head does not arrive within `HEAD_SECONDS` is answered 408, one whose head is too
+long 431. When the process has no room for another connection, those that have been silent for
+longest are closed, so that clients that only connect keep nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ...system.descriptors import MAX_PACKET_BYTES
+from ..ipc.fd_messages import duplicate
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
+from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
+
+HEAD_SECONDS = 30.0  # to send a request's head
+MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection that goes to another process
+
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+
+
+class Arrival(asyncio.Protocol):
+    """A connection whose first request has not been answered, with the bytes read so far."""
+
+    __slots__ = ("_arrivals", "_is_waiting", "data", "is_read", "since", "transport")
+
+    def __init__(self, arrivals: Arrivals, data: bytes, since: int) -> None:
+        self._arrivals = arrivals
+        self.since = since
+        self.data = data
+        self.is_read = bool(data)  # another process has read its head
+        self._is_waiting = True
+        self.transport: Any = None  # until the connection is open
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the head of the request, unless another process has read it."""
+        self.transport = transport
+        if self.is_read:
+            self._arrivals.on_head(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Collect the head of the request, then route the connection."""
+        self.data = self.data + data if self.data else data
+        if self.is_read:
+            if len(self.data) > MAX_HEAD_BYTES:
+                self.transport.pause_reading()  # until it is answered
+        elif END_OF_HEAD in self.data[: MAX_HEAD_BYTES + len(END_OF_HEAD)]:
+            self._arrivals.settle(self)
+            self._arrivals.on_head(self)
+        elif len(self.data) > MAX_HEAD_BYTES:
+            self.refuse(TOO_LONG)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the loss, unless the connection was given away."""
+        self._arrivals.settle(self)
+        if self._is_waiting:
+            self._arrivals.on_lost(self)
+
+    def refuse(self, answer: bytes) -> None:
+        """Answer a client that sent no head, or too long a one, and close."""
+        if self.transport is not None:
+            self._arrivals.settle(self)
+            self.transport.write(answer)
+            self.transport.close()
+
+    def serve_by(self, protocol: asyncio.Protocol) -> None:
+        """Give the connection to `protocol`."""
+        if self.transport.is_closing():
+            return
+        self._is_waiting = False
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.resume_reading()
+        protocol.data_received(self.data)
+
+    def take_descriptor(self) -> int | None:
+        """Give the connection up and return a descriptor of it; None when it has ended.
+
+        The connection is aborted when its client did not wait for the answer to its handshake,
+        and has sent more than fits into one message.
+        """
+        if len(self.data) > MOST_CARRIED_BYTES:
+            self.transport.abort()
+        if self.transport.is_closing():
+            return None
+        self._is_waiting = False
+        fd = duplicate(self.transport)
+        self.transport.abort()  # this descriptor only: the connection has another
+        return fd
+
+
+class Arrivals:
+    """The connections of one process whose heads are being read. On the event loop only."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        on_head: Callable[[Arrival], None],
+        on_lost: Callable[[Arrival], None],
+    ) -> None:
+        self._counters = counters
+        self.on_head = on_head
+        self.on_lost = on_lost
+        self._silent: dict[Arrival, None] = {}  # the oldest first
+        self._opening: set[asyncio.Task[Arrival]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._silent)
+
+    def open(self, fd: int, since: int, data: bytes = b"") -> asyncio.Task[Arrival]:
+        """Open a connection that has waited since then, of which `data` has been read."""
+        arrival = Arrival(self, data, since)
+        if not data:
+            self._silent[arrival] = None
+            self._counters[Field.ARRIVING] = len(self._silent)
+            if self._timer is None:
+                self._time_out_later()
+        task = self._loop.create_task(self._open(arrival, fd))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return task
+
+    def make_room(self, count: int) -> None:
+        """Close so many of the connections that have been silent for longest."""
+        for arrival in list(self._silent)[: max(0, count)]:
+            arrival.refuse(TOO_SLOW)
+
+    def settle(self, arrival: Arrival) -> None:
+        """Take note that the head of a connection has been read, or that it has ended."""
+        arrival.is_read = True
+        self._silent.pop(arrival, None)
+        self._counters[Field.ARRIVING] = len(self._silent)
+
+    async def _open(self, arrival: Arrival, fd: int) -> Arrival:
+        try:
+            await self._loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
+        except OSError:  # its client has left already
+            self.settle(arrival)
+            self.on_lost(arrival)
+        return arrival
+
+    def _time_out_later(self) -> None:
+        since = next(iter(self._silent)).since
+        seconds = HEAD_SECONDS - (now_microseconds() - since) / MICROSECONDS
+        self._timer = self._loop.call_later(max(seconds, 1.0), self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        latest = now_microseconds() - int(HEAD_SECONDS * MICROSECONDS)
+        for arrival in [each for each in self._silent if each.since <= latest]:
+            arrival.refuse(TOO_SLOW)
+        if self._silent:
+            self._time_out_later()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Lobby`: accepts every connection of the replica at once, and passes them on to the shards.
+
+    kernel's queue ──accept until it is empty──▶ waiting ──the oldest first──▶ inbox of a shard
+                                                   │ ▲                          │
+                              too many: 503  ◀─┘ └── taken back ◀── not read in time
+
+Accepting is apart from serving: the kernel's queue is short (`somaxconn`), a connection that finds
+it full is dropped and tried again after 1, 3 and 7 s, and a shard that opens and answers
+connections cannot empty it in time when thousands come at once. Accepting alone costs microseconds
+each; the bytes of an accepted connection wait in the kernel's buffer until a shard reads them.
+
+A connection goes to the shard with the fewest sessions that has room; when none has room, to the
+one with the fewest, which answers HTTP and lets a session wait for its turn (`shard/admission.py`).
+At most `WINDOW` connections are in the inbox of a shard, in small messages of which it takes one in
+an iteration of its loop: so it takes them at the rate at which it serves, and when it hangs most of
+them can be taken back. It counts what it has taken on the scoreboard. Why not an accept thread in
+each shard, or a listening socket each: `docs/decisions/0023-accept-apart-from-serving.md`.
+
+What happens when
+
+    a shard hangs           what it has not taken in `PATIENCE_SECONDS` is taken back as soon as
+                            another shard has nothing to take, and it gets none for a while
+    a shard exits           what it has not taken goes to the others, or waits for its successor
+    all shards are busy     connections wait here; a client that leaves is noticed by its shard
+    too many are waiting    the next ones are answered 503, with `Retry-After`; copies of sessions'
+                            sockets (`close_notices.py`) are closed before there are too many
+    no descriptor is left   connections stay in the kernel's queue, and are accepted later
+    the supervisor stops    those that wait are answered 503
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ...system.descriptors import Message, close_all, receive_message, send_message
+from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
+from ..startup.fd_limit import SPARE_FDS
+from .close_notices import send_refusal
+
+WINDOW = 64  # connections that a shard has been passed and has not taken yet
+MOST_IN_MESSAGE = 16  # a shard takes one message in an iteration of its loop
+MOST_AHEAD = WINDOW  # sessions that a shard may be ahead of the one with the fewest
+MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
+PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
+PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
+CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
+FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+LINGER_SECONDS = 1.0  # for a refused client to read its answer
+MOST_LINGERING = 256
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Waiting(NamedTuple):
+    """A connection that no shard has taken."""
+
+    since: int  # on the scoreboard's clock; the order in which connections are placed
+    fd: int
+    head: bytes = b""  # what a shard has read of it, before it was taken back
+
+
+class Inbox:
+    """Where a shard is passed connections: a pair of sockets, of which the supervisor has both."""
+
+    def __init__(self, index: int, ends: tuple[socket.socket, socket.socket]) -> None:
+        self.index = index
+        self.reading, self.writing = ends
+        self.sent = 0  # to the current process of the shard
+        self.taken = 0  # of these, when last looked
+        self.progressed_at = 0.0  # when `taken` last grew, or the first was sent
+        self.closed_until = 0.0
+
+    @property
+    def outstanding(self) -> int:
+        """How many connections the shard had not taken when last looked."""
+        return self.sent - self.taken
+
+
+class Lobby:
+    """The connections of a replica that no shard has taken. On the supervisor's thread."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        scoreboard: Scoreboard,
+        pairs: Sequence[tuple[socket.socket, socket.socket]],
+        *,
+        max_fds: int,
+    ) -> None:
+        """Prepare; nothing is accepted yet. A process may have `max_fds` descriptors."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._scoreboard = scoreboard
+        self._inboxes = [Inbox(index, ends) for index, ends in enumerate(pairs)]
+        self._at_once = most_at_once(max_fds)
+        self._most = max(1, max_fds - 2 * SPARE_FDS)
+        self._fds_of_shard = max(1, max_fds - SPARE_FDS)
+        self._waiting: deque[Waiting] = deque()
+        self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
+        self._closed_until = 0.0  # to new connections, when there are no descriptors
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors of the connections, which children must not keep."""
+        return [each.fd for each in self._waiting] + [fd for _, fd in self._refused]
+
+    @property
+    def load(self) -> int:
+        """The connections that wait here, or in the inbox of a shard."""
+        return len(self._waiting) + sum(inbox.outstanding for inbox in self._inboxes)
+
+    def has_passed_on(self, row: Counters) -> bool:
+        """Whether a shard has, or will have, connections."""
+        return bool(row.load or row[Field.OPEN] or self._inboxes[row.index].outstanding)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connections can be accepted now."""
+        return time.monotonic() >= self._closed_until
+
+    # Accepting
+
+    def accept(self) -> None:
+        """Accept all connections in the kernel's queue."""
+        since = now_microseconds()
+        for _ in range(self._at_once):
+            try:
+                # What `accept` does, without its asking the listener for its family each time.
+                fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as exc:
+                log.warning("no more connections can be accepted for now: %s", exc)
+                self._closed_until = time.monotonic() + FULL_SECONDS
+                return
+            if len(self._waiting) < self._most:
+                self._waiting.append(Waiting(since, fd))
+            else:
+                self._refuse(fd, "Too many connections are waiting to be served.")
+
+    def _refuse(self, fd: int, text: str) -> None:
+        """Answer 503, and close when the client has had time to read that.
+
+        Closed at once, with the client's request unread, the answer would be lost in a reset.
+        """
+        now = time.monotonic()
+        self._close_refused(now, most=MOST_LINGERING - 1)
+        send_refusal(fd, text)
+        self._refused.append((now + LINGER_SECONDS, fd))
+
+    def _close_refused(self, now: float, most: int = MOST_LINGERING) -> None:
+        while self._refused and (self._refused[0][0] <= now or len(self._refused) > most):
+            os.close(self._refused.popleft()[1])
+
+    # Placing
+
+    def look(self, now: float) -> None:
+        """Take note of what the shards have taken."""
+        for inbox in self._inboxes:
+            taken = self._scoreboard[inbox.index][Field.CONNECTIONS]
+            if taken != inbox.taken:
+                inbox.taken, inbox.progressed_at = taken, now
+
+    def hung(self, now: float) -> int:
+        """Count the shards that have not taken what they were passed."""
+        return sum(_is_hung(inbox, now) for inbox in self._inboxes)
+
+    def place(self, wanted: int, now: float) -> None:
+        """Pass connections to the shards, as far as these can take them; `wanted` are to share."""
+        self._take_back_from_hung(now)
+        self._close_refused(now)
+        if self._waiting:
+            for inbox, batch in self._share_out(self._open_inboxes(now), wanted):
+                self._pass_on(inbox, batch, now)
+
+    def due(self) -> float | None:
+        """Return when `place` has something to do, on the monotonic clock."""
+        now = time.monotonic()
+        if self._waiting and any(row.is_serving for row in self._scoreboard.shard_counters()):
+            return now + PLACE_SECONDS
+        if any(inbox.outstanding for inbox in self._inboxes):
+            return now + PATIENCE_SECONDS
+        if self._closed_until > now:
+            return self._closed_until
+        return self._refused[0][0] if self._refused else None
+
+    def _take_back_from_hung(self, now: float) -> None:
+        if not any(inbox.outstanding for inbox in self._inboxes):
+            return
+        others_wait = any(not inbox.outstanding for inbox in self._open_inboxes(now))
+        for inbox in self._inboxes if others_wait else ():
+            if _is_hung(inbox, now):
+                self._take_back(inbox)
+                inbox.closed_until = now + CLOSED_SECONDS
+
+    def _open_inboxes(self, now: float) -> list[Inbox]:
+        """Return the inboxes of the shards that can be passed a connection."""
+        microseconds = now_microseconds()
+        found = []
+        for inbox in self._inboxes:
+            row = self._scoreboard[inbox.index]
+            has_fds = row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
+            if row.is_serving and has_fds and inbox.outstanding < WINDOW:
+                found.append(inbox)
+        responsive = [
+            inbox
+            for inbox in found
+            if inbox.closed_until <= now
+            and self._scoreboard[inbox.index].is_responsive(microseconds)
+        ]
+        return responsive or found
+
+    def _share_out(
+        self, inboxes: Sequence[Inbox], wanted: int
+    ) -> Iterable[tuple[Inbox, list[Waiting]]]:
+        """Divide the oldest connections among shards: each to the one with the lowest load.
+
+        While fewer shards serve than are wanted, none takes more than its share.
+        """
+        share = self._share_of_each(wanted)
+        heap = []
+        for inbox in inboxes:
+            row = self._scoreboard[inbox.index]
+            load = row.load + inbox.outstanding
+            heap.append((load >= row[Field.MAX_SESSIONS], load, inbox.index))
+        heapq.heapify(heap)
+        batches: dict[int, list[Waiting]] = {inbox.index: [] for inbox in inboxes}
+        while self._waiting and heap:
+            _, load, index = heap[0]
+            if load >= share:
+                break
+            batch = batches[index]
+            batch.append(self._waiting.popleft())
+            if len(batch) + self._inboxes[index].outstanding >= WINDOW:
+                heapq.heappop(heap)
+            else:
+                most = self._scoreboard[index][Field.MAX_SESSIONS]
+                heapq.heapreplace(heap, (load + 1 >= most, load + 1, index))
+        return [(self._inboxes[index], batch) for index, batch in batches.items() if batch]
+
+    def _share_of_each(self, wanted: int) -> float:
+        """Return the load beyond which no shard is passed a connection now."""
+        rows = self._scoreboard.shard_counters()
+        serving = [row for row in rows if row.is_serving]
+        if len(serving) < wanted:
+            return -(-(self.load + sum(row.load for row in rows)) // wanted)
+        now = time.monotonic()
+        in_turn = [
+            row.load + self._inboxes[row.index].outstanding
+            for row in serving
+            if row.room and not _is_hung(self._inboxes[row.index], now)
+        ]
+        return min(in_turn, default=float("inf")) + MOST_AHEAD
+
+    def _pass_on(self, inbox: Inbox, batch: list[Waiting], now: float) -> None:
+        if not inbox.outstanding:
+            inbox.progressed_at = now
+        for part in _parts(batch):
+            fds = tuple(each.fd for each in part)
+            head = {"since": [each.since for each in part], "placed": len(part)}
+            if send_message(inbox.writing, Message(head, part[0].head, fds)):
+                inbox.sent += len(part)
+                close_all(fds)
+            else:
+                self._put_back(part)
+
+    # Taking back
+
+    def shard_exited(self, index: int) -> None:
+        """Take back what a shard has not taken, before its successor starts."""
+        inbox = self._inboxes[index]
+        self._take_back(inbox)
+        inbox.sent = inbox.taken = 0
+        inbox.closed_until = 0.0
+
+    def _take_back(self, inbox: Inbox) -> None:
+        found: list[Waiting] = []
+        with contextlib.suppress(EOFError):
+            while (message := receive_message(inbox.reading)) is not None:
+                inbox.sent -= message.head.get("placed", 0)
+                ages = message.head["since"]
+                found += [
+                    Waiting(*one, message.body) for one in zip(ages, message.fds, strict=True)
+                ]
+        self._put_back(found)
+
+    def _put_back(self, connections: Iterable[Waiting]) -> None:
+        self._waiting.extend(connections)
+        self._waiting = deque(sorted(self._waiting, key=lambda each: each.since))
+
+    # Stopping
+
+    def stop(self, text: str) -> None:
+        """Refuse the connections that wait."""
+        for inbox in self._inboxes:
+            self._take_back(inbox)
+        while self._waiting:
+            self._refuse(self._waiting.popleft().fd, text)
+
+
+def most_at_once(max_fds: int) -> int:
+    """Return how many connections are accepted before anything else is done."""
+    return min(MOST_AT_ONCE, max_fds // 4)
+
+
+def _is_hung(inbox: Inbox, now: float) -> bool:
+    return bool(inbox.outstanding) and now - inbox.progressed_at >= PATIENCE_SECONDS
+
+
+def _parts(batch: Iterable[Waiting]) -> Iterator[list[Waiting]]:
+    """Divide a batch into messages; a connection that was read from goes alone, with its head."""
+    fresh: list[Waiting] = []
+    for each in batch:
+        if each.head:
+            yield [each]
+        else:
+            fresh.append(each)
+    for start in range(0, len(fresh), MOST_IN_MESSAGE):
+        yield fresh[start : start + MOST_IN_MESSAGE]

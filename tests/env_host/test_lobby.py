@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lobby with a real listening socket and real inboxes; the shards are played by the test."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
+from openenvd.env_host.startup.fd_limit import SPARE_FDS
+from openenvd.env_host.supervisor import lobby as module
+from openenvd.env_host.supervisor.lobby import CLOSED_SECONDS, PATIENCE_SECONDS, WINDOW, Lobby
+from openenvd.system.descriptors import (
+    Message,
+    close_all,
+    packet_pair,
+    receive_message,
+    send_message,
+)
+
+MAX_FDS = 20_000
+
+
+class House:
+    """A lobby, its shards' inboxes, and clients."""
+
+    def __init__(self, shards: int, *, max_sessions: int = 1000, max_fds: int = MAX_FDS) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self.scoreboard = Scoreboard.create(shards)
+        self.pairs = [packet_pair() for _ in range(shards)]
+        for index in range(shards):
+            self.serve(index, max_sessions)
+        self.lobby = Lobby(self.listener, self.scoreboard, self.pairs, max_fds=max_fds)
+        self.clients: list[socket.socket] = []
+
+    def serve(self, index: int, max_sessions: int = 1000) -> None:
+        row = self.scoreboard[index]
+        row[Field.PID] = row[Field.READY] = row[Field.IDLE] = 1
+        row[Field.MAX_SESSIONS] = max_sessions
+
+    def connect(self, count: int) -> None:
+        """Open so many connections, and accept them."""
+        for _ in range(count):
+            self.clients.append(socket.create_connection(self.listener.getsockname()))
+        self.lobby.accept()
+
+    def place(self, *, wanted: int = 1, later: float = 0.0) -> list[int]:
+        """Place what waits; how many connections each inbox holds then."""
+        now = time.monotonic() + later
+        self.lobby.look(now)
+        self.lobby.place(wanted, now)
+        return [inbox.outstanding for inbox in self.lobby._inboxes]
+
+    def take(self, index: int) -> list[Message]:
+        """What a shard finds in its inbox; it counts it, as a shard does."""
+        taken = []
+        while (message := receive_message(self.pairs[index][0])) is not None:
+            self.scoreboard[index].add(Field.CONNECTIONS, message.head.get("placed", 0))
+            taken.append(message)
+            close_all(message.fds)
+        return taken
+
+    def close(self) -> None:
+        self.lobby.stop("over")
+        close_all(self.lobby.fds)
+        for end in [*self.clients, self.listener, *(end for pair in self.pairs for end in pair)]:
+            end.close()
+        os.close(self.scoreboard.fd)
+
+
+@pytest.fixture
+def house() -> Iterator[Callable[..., House]]:
+    with ExitStack() as stack:
+
+        def make(shards: int, **config: int) -> House:
+            made = House(shards, **config)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def answer(client: socket.socket) -> bytes:
+    client.settimeout(10)
+    return client.recv(4096)
+
+
+def test_everything_in_the_queue_is_accepted_at_once(house: Callable[..., House]) -> None:
+    made = house(1)
+    made.connect(300)
+    assert len(made.lobby) == 300
+
+
+def test_shards_get_equal_parts_and_no_more_than_a_window(house: Callable[..., House]) -> None:
+    made = house(2)
+    made.connect(2 * WINDOW + 50)
+    assert made.place() == [WINDOW, WINDOW]
+    assert len(made.lobby) == 50
+    made.take(0)
+    assert made.place() == [50, WINDOW]
+
+
+def test_a_connection_goes_to_the_shard_with_the_fewest_sessions(
+    house: Callable[..., House],
+) -> None:
+    made = house(3)
+    for index, sessions in enumerate((7, 2, 5)):
+        made.scoreboard[index][Field.SESSIONS] = sessions
+    made.connect(4)
+    assert made.place() == [0, 4, 0] or made.place() == [0, 3, 1]
+    assert sum(len(message.fds) for message in made.take(1)) >= 3
+
+
+def test_a_full_shard_gets_one_only_when_all_are_full(house: Callable[..., House]) -> None:
+    made = house(2, max_sessions=4)
+    made.scoreboard[0][Field.SESSIONS] = 4
+    made.scoreboard[1][Field.SESSIONS] = 3
+    made.connect(1)
+    assert made.place() == [0, 1]
+    made.take(1)
+    made.scoreboard[1][Field.SESSIONS] = 9
+    made.connect(1)
+    assert made.place() == [1, 0]
+
+
+def test_the_oldest_go_first(house: Callable[..., House]) -> None:
+    made = house(1)
+    made.connect(3)
+    made.connect(2)
+    made.place()
+    ages = [age for message in made.take(0) for age in message.head["since"]]
+    assert len(ages) == 5
+    assert ages == sorted(ages)
+    assert ages[0] < ages[-1] <= now_microseconds()
+
+
+def test_while_a_shard_starts_its_share_waits_for_it(house: Callable[..., House]) -> None:
+    made = house(2)
+    made.scoreboard[1][Field.READY] = 0
+    made.connect(10)
+    assert made.place(wanted=2) == [5, 0]
+    made.scoreboard[1][Field.READY] = 1
+    assert made.place(wanted=2) == [5, 5]
+
+
+def test_what_a_hung_shard_has_not_taken_goes_to_another(house: Callable[..., House]) -> None:
+    made = house(2)
+    made.connect(4)
+    assert made.place() == [2, 2]
+    made.take(1)
+    assert made.place() == [2, 0]
+    assert made.lobby.hung(time.monotonic() + PATIENCE_SECONDS) == 1
+    assert made.place(later=PATIENCE_SECONDS) == [0, 2]
+    made.connect(2)  # the hung one gets none for a while
+    assert made.place(later=PATIENCE_SECONDS) == [0, 4]
+    made.take(1)
+    made.connect(2)
+    assert made.place(later=PATIENCE_SECONDS + CLOSED_SECONDS) == [1, 1]
+
+
+def test_a_single_hung_shard_keeps_its_connections(house: Callable[..., House]) -> None:
+    made = house(1)
+    made.connect(2)
+    made.place()
+    assert made.place(later=10 * PATIENCE_SECONDS) == [2]
+
+
+def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(
+    house: Callable[..., House],
+) -> None:
+    made = house(1)
+    made.connect(2)
+    made.place()
+    made.scoreboard[0].clear()
+    made.lobby.shard_exited(0)
+    assert len(made.lobby) == 2
+    made.serve(0)
+    assert made.place() == [2]
+
+
+def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: Callable[..., House]) -> None:
+    """Another shard had handed it over, having read its head."""
+    made = house(1)
+    made.connect(2)
+    made.place()
+    first = made.pairs[0][1]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        message = Message({"since": [1]}, b"GET /ws", (theirs.fileno(),))
+        send_message(first, message)
+        made.lobby.shard_exited(0)
+    made.place()
+    seen = [(len(message.fds), message.body) for message in made.take(0)]
+    assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
+
+
+def test_a_connection_beyond_the_bound_is_answered_503_at_once(
+    house: Callable[..., House],
+) -> None:
+    most = 40
+    made = house(1, max_fds=2 * SPARE_FDS + most)
+    made.connect(most + 5)
+    assert len(made.lobby) == most
+    for client in made.clients[most:]:
+        said = answer(client)
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in said
+
+
+def test_a_refusal_reaches_a_client_whose_request_was_not_read(
+    house: Callable[..., House],
+) -> None:
+    made = house(1, max_fds=2 * SPARE_FDS + 1)
+    made.connect(1)
+    late = socket.create_connection(made.listener.getsockname())
+    late.sendall(b"GET /ws HTTP/1.1\r\nhost: x\r\n\r\n")
+    made.clients.append(late)
+    made.lobby.accept()
+    assert answer(late).startswith(b"HTTP/1.1 503 ")
+
+
+def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(
+    house: Callable[..., House],
+) -> None:
+    made = house(2, max_fds=2 * SPARE_FDS)
+    made.scoreboard[0][Field.OPEN] = SPARE_FDS
+    made.lobby._most = 10
+    made.connect(3)
+    assert made.place() == [0, 3]
+
+
+def test_those_that_wait_are_refused_when_the_host_stops(house: Callable[..., House]) -> None:
+    made = house(1)
+    made.connect(2)
+    made.place()
+    made.connect(1)
+    made.lobby.stop("The environment is stopping.")
+    for client in made.clients:
+        assert b"The environment is stopping." in answer(client)
+
+
+def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = house(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.create_connection(made.listener.getsockname())
+    made.clients.append(client)
+    monkeypatch.setattr(module, "FULL_SECONDS", 0.01)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        made.lobby.accept()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(made.lobby) == 0
+    while not made.lobby.is_open:
+        time.sleep(0.001)
+    made.lobby.accept()
+    assert len(made.lobby) == 1
