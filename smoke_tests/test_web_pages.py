@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages in a real browser try to use the daemon and environments, and upstream's client goes on.
+
+A page can send much without being asked: these send all of it, by every name of the servers. A name
+that resolves to this machine, as after DNS rebinding, makes the server the page's own origin. What
+the environment has done is counted by itself. The same attempts succeed for a page that is allowed.
+
+Skipped without Playwright (`pip install '.[dev]'`) or a Chromium: `apt-get install chromium`, or
+`OPENENVD_CHROMIUM` names one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from .conftest import Machine
+
+REFUSED = {401, 403, 415}
+WITNESS = """
+from pathlib import Path
+from openenvd.envs import Action, Environment, Observation, State
+
+def note(what):
+    with open(Path(__file__).with_name("seen.log"), "a") as log:
+        log.write(what + "\\n")
+
+class Sample(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        note("made")
+        self._steps = 0
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        note("reset")
+        return Observation()
+    def step(self, action, timeout_s=None, **kwargs):
+        note("step")
+        self._steps += 1
+        return Observation()
+    @property
+    def state(self):
+        return State(step_count=self._steps)
+"""
+UPSTREAM = """
+import asyncio, sys
+from openenv import GenericEnvClient
+
+async def use(address):
+    async with GenericEnvClient(base_url=address) as env:
+        await env.reset()
+        await env.step({})
+        assert (await env.state())["step_count"] == 1
+
+for address in sys.argv[1:]:
+    asyncio.run(use(address))
+    with GenericEnvClient(base_url=address).sync() as env:
+        env.reset()
+        env.step({})
+        assert env.state()["step_count"] == 1
+"""
+# Everything that a page can do to a server; resolves to what it was answered.
+ATTEMPTS = """
+async ({server, posts, gets, sockets}) => {
+  const tried = {};
+  const json = {'content-type': 'application/json'};
+  const limited = promise => Promise.race(
+    [promise, new Promise(resolve => setTimeout(() => resolve('nothing'), 3000))]);
+  const ask = (name, path, options) => fetch(server + path, options).then(
+    answer => { tried[name + ' ' + path] = answer.status; },
+    () => { tried[name + ' ' + path] = 'blocked'; });
+  const load = (name, tag, path) => new Promise(resolve => {
+    const element = document.createElement(tag);
+    element.onload = () => { tried[name + ' ' + path] = 'loaded'; resolve(); };
+    element.onerror = () => { tried[name + ' ' + path] = 'blocked'; resolve(); };
+    element.src = server + path;
+    document.body.append(element);
+  });
+  const submit = (path, type, body) => new Promise(resolve => {
+    const frame = document.createElement('iframe');
+    frame.name = 'f' + Math.random();
+    document.body.append(frame);
+    const form = document.createElement('form');
+    Object.assign(form, {action: server + path, method: 'post', enctype: type});
+    form.target = frame.name;
+    const field = document.createElement('input');
+    [field.name, field.value] = [body.slice(0, -2), body.slice(-2)];
+    form.append(field);
+    document.body.append(form);
+    frame.onload = () => resolve();
+    form.submit();
+  });
+  const connect = path => new Promise(resolve => {
+    const socket = new WebSocket(server.replace('http', 'ws') + path);
+    socket.onopen = () => {
+      socket.send('{"type":"reset","data":{}}');
+      socket.send('{"type":"step","data":{}}');
+    };
+    let messages = 0;
+    socket.onmessage = () => { if (++messages == 2) { socket.close(); } };
+    socket.onclose = () => {
+      tried['websocket ' + path] = messages ? 'open' : 'blocked';
+      resolve();
+    };
+  });
+  const all = [];
+  for (const [path, body] of Object.entries(posts)) {
+    all.push(ask('json', path, {method: 'POST', headers: json, body}));
+    all.push(ask('text', path, {method: 'POST', body}));
+    all.push(ask('no-cors', path, {method: 'POST', mode: 'no-cors', body}));
+    all.push(ask('beacon', path, {method: 'POST', mode: 'no-cors', keepalive: true, body}));
+    for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data']) {
+      all.push(submit(path, type, body));
+    }
+  }
+  for (const path of gets) {
+    all.push(ask('cors', path, {}));
+    all.push(ask('no-cors', path, {mode: 'no-cors'}));
+    all.push(load('image', 'img', path), load('script', 'script', path));
+    all.push(load('frame', 'iframe', path));
+  }
+  await limited(Promise.all(all));
+  await limited(Promise.all(sockets.map(connect)));
+  return tried;
+}
+"""
+STEP = '{"action": {}}'
+RPC = '{"jsonrpc":"2.0","method":"openenv/session/create","id":1}'
+ENVIRONMENT = {
+    "posts": {"/reset": "{}", "/step": STEP, "/mcp": RPC},
+    "gets": ["/state", "/metadata", "/health", "/capacity"],
+    "sockets": ["/ws", "/mcp"],
+}
+DAEMON = {
+    "posts": {"/v1/stop": "{}", "/v1/requests": '{"operation":"down","payload":{"name":"open"}}'},
+    "gets": ["/v1/status", "/v1/info", "/docs"],
+    "sockets": [],
+}
+
+
+def find_chromium() -> str | None:
+    return os.environ.get("OPENENVD_CHROMIUM") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+
+
+@dataclass
+class Browser:
+    """A headless Chromium for which every `*.example` is this machine."""
+
+    chromium: Any
+    pages: str  # where a server has empty pages
+
+    def attempt(self, page_origin: str, server: str, attempts: dict[str, Any]) -> Attempts:
+        """Open a page of this origin, which tries everything on the server."""
+        context = self.chromium.new_context()
+        page = context.new_page()
+        url = f"{page_origin}/a-page-of-{id(page)}"
+        if page_origin == server:  # loaded before the name was rebound
+            html = "<!doctype html><body>"
+            page.route(url, lambda route: route.fulfill(body=html, content_type="text/html"))
+        statuses: list[int] = []
+
+        def note(response: Any) -> None:
+            if response.url != url:
+                statuses.append(response.status)
+
+        page.on("response", note)
+        page.goto(url)
+        page.unroute_all()
+        tried = page.evaluate(ATTEMPTS, {"server": server, **attempts})
+        context.close()
+        return Attempts(tried, statuses)
+
+
+@dataclass
+class Attempts:
+    """What a page was answered, and the statuses that the browser saw."""
+
+    tried: dict[str, Any]
+    statuses: list[int]
+
+    def all_refused(self) -> bool:
+        """Whether nothing but refusals came back.
+
+        What the page itself is not told of (`no-cors`), the browser is.
+        """
+        seen = {status for status in self.tried.values() if isinstance(status, int) and status}
+        return not (seen | set(self.statuses)) - REFUSED and "open" not in self.tried.values()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if (program := find_chromium()) is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    arguments = [
+        "--no-sandbox",
+        "--host-resolver-rules=MAP *.example 127.0.0.1",
+        # Newer browsers ask their users before a page reaches this machine; others do not.
+        "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
+    ]
+    with empty_pages() as pages, playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=program, args=arguments)
+        yield Browser(chromium, pages)
+        chromium.close()
+
+
+@contextmanager
+def empty_pages() -> Iterator[str]:
+    """A web server of somebody else's; its `host:port` without the name."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><body>")
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield str(server.server_port)
+        server.shutdown()
+
+
+def test_no_page_of_a_stranger_uses_anything_and_upstreams_client_does(
+    machine: Machine,
+    browser: Browser,
+    upstream: Path,
+    write_environment: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    source = write_environment(WITNESS)
+
+    def launch(name: str, *options: str) -> str:
+        machine.ok("launch", source, "--name", name, *options, cwd=tmp_path)
+        return machine.ok("address", name).out.strip()
+
+    def seen() -> list[str]:
+        return (tmp_path / "seen.log").read_text().split()
+
+    (tmp_path / "seen.log").touch()
+    stranger = f"http://evil.example:{browser.pages}"
+    addresses = {
+        "open": launch("open"),
+        "locked": launch("locked", "--token", "auto"),
+        "friendly": launch("friendly", "--allow-origin", stranger),
+    }
+    daemon = json.loads((machine.home / "daemon.json").read_text())["address"]
+    before = seen()
+    guarded = [(addresses[name], ENVIRONMENT) for name in ("open", "locked")]
+    for base_url, attempts in [*guarded, (daemon, DAEMON)]:
+        port = urlsplit(base_url).port
+        for name in ("127.0.0.1", "localhost", "evil.example"):
+            server = f"http://{name}:{port}"
+            # From a page elsewhere; and, by a rebound name, from the server's own origin.
+            pages = [stranger, server] if name == "evil.example" else [stranger]
+            for page in pages:
+                found = browser.attempt(page, server, attempts)
+                assert found.all_refused(), (page, server, found)
+                assert found.statuses, (page, server, found)
+                assert seen() == before, (page, server, found)
+    assert {e["state"] for e in machine.status()["environments"]} == {"READY"}
+    # The attempts are such as succeed where they may.
+    for page, name in ((stranger, "friendly"), (f"http://localhost:{browser.pages}", "open")):
+        before = seen()
+        server = f"http://127.0.0.1:{urlsplit(addresses[name]).port}"
+        found = browser.attempt(page, server, ENVIRONMENT)
+        assert found.tried["json /step"] == 200, found
+        assert found.tried["text /step"] == 415, found
+        assert found.tried["websocket /ws"] == "open", found
+        assert seen().count("step") == before.count("step") + 2, found
+    before = seen()
+    program = [str(upstream), "-c", UPSTREAM, *addresses.values()]
+    subprocess.run(program, check=True, timeout=60)
+    assert seen()[len(before) :] == ["made", "reset", "step"] * 2 * len(addresses)
