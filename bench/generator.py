@@ -41,12 +41,12 @@ from ..system.access_tokens import bearer_header
 from ..system.proc import raise_fd_limit
 from ..system.units import MB
 from .http_session import HttpScript, HttpSession
+from .plan import HANDSHAKE_SECONDS
 from .session import MeasuredSession
 from .ws_session import WsScript, WsSession
 
 Json = dict[str, Any]
 
-HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 TICK_SECONDS = 0.25
 PORT_ATTEMPTS = 8
 _MAX_LINE_BYTES = MB

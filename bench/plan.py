@@ -20,6 +20,7 @@ MAX_REQUESTS = 200_000
 MAX_WAIT_SECONDS = 3600.0
 MAX_REPETITIONS = 100
 DEFAULT_TIMEOUT_SECONDS = 120.0
+HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 GENTLE_WINDOW = 1024  # half of uvicorn's queue of connections, a quarter of ours
 _SPARE_FILES = 64  # of a generator, beside its sockets
 
@@ -54,6 +55,7 @@ class Plan:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS  # of a session, beyond its wait
     generators: int | None = None  # None: enough for the cores and the open files
     window: int = 0  # handshakes under way at once, all generators together; 0: all
+    handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
     weighs: bool = True  # also measures what the sessions of the largest batch hold
 
     def __post_init__(self) -> None:
@@ -62,8 +64,8 @@ class Plan:
         check_grid("repetitions", (self.repetitions,), 1, MAX_REPETITIONS)
         if not self.modes or any(mode not in MODES for mode in self.modes):
             raise InvalidPlan(f"the mode is one of {', '.join(MODES)}, not {self.modes!r}")
-        if self.timeout_seconds <= 0 or self.window < 0:
-            raise InvalidPlan("the time-out must be positive, and the window no less than 1")
+        if min(self.timeout_seconds, self.handshake_seconds) <= 0 or self.window < 0:
+            raise InvalidPlan("time-outs must be positive, and the window no less than 1")
 
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""

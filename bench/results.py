@@ -25,7 +25,7 @@ import orjson
 
 from .crew import Harvest
 from .listen_queues import Dropped
-from .plan import Cell
+from .plan import HANDSHAKE_SECONDS, Cell, Plan
 from .target import Target
 
 Json = dict[str, Any]
@@ -85,6 +85,7 @@ class Summary:
     handshake_retransmits: int = 0  # by the kernel: the server's queue was full
     port_retries: int = 0
     window: int = 0  # handshakes under way at once; 0: all
+    handshake_seconds: float = HANDSHAKE_SECONDS  # that one may take
     # By the kernel, of all programs together (`listen_queues.py`); None where it does not tell:
     kernel_listen_overflows: int | None = None
     kernel_listen_drops: int | None = None
@@ -172,7 +173,7 @@ def summary_of(
     *,
     server_cpu_seconds: float,
     server_pss_bytes: int,
-    window: int = 0,
+    plan: Plan,
     dropped: Dropped | None = None,
 ) -> Summary:
     """A batch in one row."""
@@ -205,7 +206,8 @@ def summary_of(
         generator_worst_lag=harvest.worst_lag_seconds,
         handshake_retransmits=sum(row["retransmits"] for row in rows),
         port_retries=harvest.port_retries,
-        window=window,
+        window=plan.window,
+        handshake_seconds=plan.handshake_seconds,
         kernel_listen_overflows=None if dropped is None else dropped.overflows,
         kernel_listen_drops=None if dropped is None else dropped.drops,
         unique_pids=len({row["pid"] for row in good if row["pid"]}),

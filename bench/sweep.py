@@ -117,7 +117,7 @@ class Sweep:
             harvest,
             server_cpu_seconds=used,
             server_pss_bytes=sum(targets_module.pss_bytes(target).values()),
-            window=self._plan.window,
+            plan=self._plan,
             dropped=dropped.since(dropped_before) if dropped and dropped_before else None,
         )
         self._results.add(rows, summary)
@@ -136,5 +136,6 @@ class Sweep:
             action={"wait_seconds": cell.wait_seconds} if action is None else action,
             timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,
             window=GENTLE_WINDOW if hold else self._plan.window,
+            handshake_seconds=self._plan.handshake_seconds,
             hold=hold,
         )

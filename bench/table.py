@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ..system.units import MB
+from .plan import HANDSHAKE_SECONDS
 from .results import Report, Summary, Weight, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
@@ -134,7 +135,9 @@ def _notes(report: Report) -> list[str]:
 
 def window_words(summary: Summary) -> str:
     """How many handshakes were under way at once."""
-    return f"window {summary.window}" if summary.window else "all at once"
+    words = f"window {summary.window}" if summary.window else "all at once"
+    seconds = summary.handshake_seconds
+    return words if seconds == HANDSHAKE_SECONDS else f"{words}, {seconds:g} s each"
 
 
 def _dropped(group: Sequence[Summary]) -> str:

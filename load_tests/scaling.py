@@ -5,7 +5,7 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
     python -m load_tests.scaling --compare-limit           the aims below; a quarter of an hour
     python -m load_tests.scaling --compare-limit --clients picows
     python -m load_tests.scaling --compare-limit --clients upstream --requests-grid 16384 \
-        --generators 8 --peer upstream
+        --generators 8 --peer upstream --handshake-timeout 60
     python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \
         --wait-grid 1,5,10 --reps 3 --mode ws --peer upstream --limit
     python -m load_tests.scaling --window 1024 --limit     not more handshakes under way than these
@@ -47,7 +47,7 @@ from load_tests.shared.report import OPENENV, machine
 from load_tests.shared.scaling_arguments import parse_counts, parse_grid, target_of_url
 from openenvd.bench import figures, table
 from openenvd.bench.errors import BenchError
-from openenvd.bench.plan import Plan
+from openenvd.bench.plan import HANDSHAKE_SECONDS, Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
 
@@ -105,6 +105,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="handshakes under way; 0, the default: all",
     )
     add("--generators", type=int, help="processes that make the load")
+    add("--handshake-timeout", type=float, default=HANDSHAKE_SECONDS, help="of a handshake")
     add("--skip-memory", action="store_true", help="do not hold sessions to see what they weigh")
     add("--timeout", type=float, default=120.0, help="of a session, beyond its wait")
     add("--output-dir", type=Path, default=DEFAULT_FOLDER)
@@ -130,6 +131,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         timeout_seconds=options.timeout,
         generators=options.generators,
         window=options.window,
+        handshake_seconds=options.handshake_timeout,
         weighs=not options.skip_memory and options.clients == "light",
     )
 

@@ -25,6 +25,7 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_
 from openenvd.system.proc import raise_fd_limit
 
 BACKLOG = 4096
+HEAD_SECONDS = 30.0  # clients that are busy connecting send their heads late
 _numbers = itertools.count()
 
 
@@ -81,7 +82,12 @@ class BareSession(WSListener):
 
 
 async def _serve(listener: socket.socket) -> None:
-    server = await ws_create_server(lambda _: BareSession(), sock=listener, backlog=BACKLOG)
+    server = await ws_create_server(
+        lambda _: BareSession(),
+        sock=listener,
+        backlog=BACKLOG,
+        websocket_handshake_timeout=HEAD_SECONDS,
+    )
     await server.serve_forever()
 
 

@@ -24,21 +24,22 @@ Json = dict[str, Any]
 
 UPSTREAM = "openenv"
 TICK_SECONDS = 0.25
-HANDSHAKE_SECONDS = 10.0  # what `GenericEnvClient` gives by default
 
-# Told of each phase as it ends; returns the observation of the step.
+# Of a batch; told of each phase as it ends; returns the observation of the step.
 Session = Callable[[str, Json, Callable[[str], None]], Awaitable[Json]]
 
 
-async def upstream_session(url: str, action: Json, ends: Callable[[str], None]) -> Json:
-    """One session of OpenEnv's own client, with its defaults."""
-    client = import_module(UPSTREAM).GenericEnvClient(base_url=url)  # not in our Python
+async def upstream_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
+    """One session of OpenEnv's own client."""
+    client = import_module(UPSTREAM).GenericEnvClient(  # not in our Python
+        base_url=url, connect_timeout_s=batch["handshake_seconds"]
+    )
     await client.connect()
     ends("connect")
     try:
         await client.reset()
         ends("reset")
-        result = await client.step(action)
+        result = await client.step(batch["action"])
         ends("step")
     finally:
         await client.close()
@@ -46,7 +47,7 @@ async def upstream_session(url: str, action: Json, ends: Callable[[str], None]) 
     return observation
 
 
-async def picows_session(url: str, action: Json, ends: Callable[[str], None]) -> Json:
+async def picows_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
     """One session with as little between it and the socket as there is."""
     from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
@@ -70,11 +71,11 @@ async def picows_session(url: str, action: Json, ends: Callable[[str], None]) ->
         return told
 
     connecting = ws_connect(Listener, f"{url.replace('http', 'ws', 1)}/ws")
-    transport, _ = await asyncio.wait_for(connecting, HANDSHAKE_SECONDS)
+    transport, _ = await asyncio.wait_for(connecting, batch["handshake_seconds"])
     ends("connect")
     await call(transport, {"type": "reset", "data": {}})
     ends("reset")
-    told = await call(transport, {"type": "step", "data": action})
+    told = await call(transport, {"type": "step", "data": batch["action"]})
     ends("step")
     transport.send_close(WSCloseCode.OK)
     while await answers.get() is not None:
@@ -131,7 +132,7 @@ class Gather:
 
         try:
             async with asyncio.timeout(self._batch["timeout_seconds"]):
-                outcome["observation"] = await self._session(self._url, self._batch["action"], ends)
+                outcome["observation"] = await self._session(self._url, self._batch, ends)
         except Exception as exc:  # each of them is a result
             cause = exc.__cause__ or exc
             late = isinstance(cause, TimeoutError) and outcome["connect_seconds"] is None

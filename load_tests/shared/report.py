@@ -34,8 +34,9 @@ class Measure:
     values: list[float]
 
     def row(self, width: int) -> str:
-        low, middle, high = min(self.values), statistics.median(self.values), max(self.values)
-        return f"  {self.name:<{width}} {middle:>10.4g} {self.unit:<5} ({low:.4g} to {high:.4g})"
+        three = min(self.values), statistics.median(self.values), max(self.values)
+        low, middle, high = map(_digits, three)
+        return f"  {self.name:<{width}} {middle:>10} {self.unit:<5} ({low} to {high})"
 
 
 @dataclass
@@ -103,6 +104,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load": os.getloadavg()[0],
     }
+
+
+def _digits(value: float) -> str:
+    """Four digits, or all of a whole number."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _machine_line() -> str:
