@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import os
+import struct
 from typing import TypeAlias
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -33,6 +34,7 @@ KEY_BYTES = 4
 NO_KEY = b"\0\0\0\0"  # a mask that leaves the payload as it is
 
 _SIZE = 0x7F
+_pack_medium_head = struct.Struct(">BBH").pack
 _SIZE_BYTES = {126: 2, 127: 8}  # of a length that does not fit the second byte
 
 Readable: TypeAlias = bytes | bytearray | memoryview
@@ -77,7 +79,7 @@ def frame_head(payload_bytes: int, opcode: int = TEXT, key: bytes = b"") -> byte
     if payload_bytes <= MAX_CONTROL_BYTES:
         return bytes((FIN | opcode, masked | payload_bytes)) + key
     if payload_bytes < 1 << 16:
-        return bytes((FIN | opcode, masked | 126)) + payload_bytes.to_bytes(2, "big") + key
+        return _pack_medium_head(FIN | opcode, masked | 126, payload_bytes) + key
     return bytes((FIN | opcode, masked | 127)) + payload_bytes.to_bytes(8, "big") + key
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import SchemaValidator
 
 from ..errors import LoadError
 from . import interfaces
@@ -42,6 +43,15 @@ class Definition:
     app: Any = None  # the project's ASGI app, for every route that is not ours
     own_paths: frozenset[str] = frozenset()  # of ours, those that the project serves differently
     mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
+    _validate: Callable[[Any], Any] = field(init=False)  # what the action's `model_validate` does
+
+    def __post_init__(self) -> None:
+        """Find how actions are validated: by the class's own method, or without its wrapper."""
+        action_cls = self.action_cls
+        own: Any = action_cls.model_validate
+        is_plain = own.__func__ is BaseModel.model_validate.__func__  # type: ignore[attr-defined]
+        validate = _validator_of(action_cls) if is_plain else own
+        object.__setattr__(self, "_validate", validate)
 
     @property
     def env_class(self) -> type | None:
@@ -74,7 +84,7 @@ class Definition:
                 return special.model_validate(tool)
         if "tokens" in data or "action_id" in data:
             data = with_upstream_conversions(data)
-        return self.action_cls.model_validate(data)
+        return self._validate(data)
 
     def schemas(self) -> dict[str, Any]:
         """Return the JSON schemas that `/schema` answers."""
@@ -84,6 +94,13 @@ class Definition:
             "state": self.state_cls.model_json_schema(),
             "reset_observation": self.reset_observation_cls.model_json_schema(),
         }
+
+
+def _validator_of(model: type[BaseModel]) -> Callable[[Any], Any]:
+    validator = model.__pydantic_validator__
+    if isinstance(validator, SchemaValidator):
+        return validator.validate_python
+    return model.model_validate  # its fields name types that do not exist yet
 
 
 def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:

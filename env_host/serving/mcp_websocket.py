@@ -36,7 +36,7 @@ class McpSocket(SessionSocket):
             self._call_mcp(data)
 
     def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        self._answer(b"%b", _encode, response, error)
+        self._answer(_encode, response, error)
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
         self._fail(exc)

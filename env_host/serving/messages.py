@@ -85,6 +85,11 @@ def encode(value: dict[str, Any]) -> bytes:
     return to_json(value)
 
 
+def mcp_message(response: dict[str, Any]) -> bytes:
+    """Write the message of a JSON-RPC response; raises as `encode` does."""
+    return b'{"type":"mcp","data":%b}' % encode(response)
+
+
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
     """Return the `data` of a message whose `type` is one of the five; empty where there is none.
 

@@ -32,15 +32,15 @@ _NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "me
 _writers: dict[type, Writer | None] = {}
 
 
-def observation_data(observation: Any) -> bytes:
-    """Write the `data` of an observation frame; raises what dumping the observation raises."""
+def observation_message(observation: Any) -> bytes:
+    """Write the message of an observation; raises what dumping the observation raises."""
     writer = _writer_of(type(observation))
     if writer is not None:
         try:
             return _in_one_pass(writer, observation)
         except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
             pass
-    return to_json(serialize(observation))
+    return b'{"type":"observation","data":%b}' % to_json(serialize(observation))
 
 
 def serialize(observation: Any) -> dict[str, Any]:
@@ -55,8 +55,12 @@ def serialize(observation: Any) -> dict[str, Any]:
     return data
 
 
-def state_data(state: Any) -> bytes:
-    """Write the `data` of a state frame."""
+def state_message(state: Any) -> bytes:
+    """Write the message of a state."""
+    return b'{"type":"state","data":%b}' % _state_data(state)
+
+
+def _state_data(state: Any) -> bytes:
     writer = _writer_of(type(state))
     if writer is not None:
         try:
@@ -71,18 +75,25 @@ def state_data(state: Any) -> bytes:
 def _in_one_pass(writer: Writer, observation: Any) -> bytes:
     metadata = observation.metadata
     reward, done = observation.reward, observation.done
-    return b'{"observation":%b,"reward":%b,"done":%b%b}' % (
+    parts = (  # joined once: an observation may be large
+        b'{"type":"observation","data":{"observation":',
         writer(observation, exclude=_BESIDE),
+        b',"reward":',
         to_json(reward) if type(reward) is not bool and reward is not None else _WORDS[reward],
+        b',"done":',
         _WORDS[done] if type(done) is bool else to_json(done),
         b',"metadata":' + to_json(metadata) if metadata else b"",
+        b"}}",
     )
+    return b"".join(parts)
 
 
 def _writer_of(model: Any) -> Writer | None:
-    if model not in _writers:
-        _writers[model] = _find_writer(model)
-    return _writers[model]
+    try:
+        return _writers[model]
+    except KeyError:
+        writer = _writers[model] = _find_writer(model)
+        return writer
 
 
 def _find_writer(model: Any) -> Writer | None:

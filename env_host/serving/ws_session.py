@@ -14,10 +14,11 @@ the last frame then.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ from ..environment.instances import keep_accepted
 from ..errors import SessionEnded, SessionError, WSErrorCode
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.session import Session
+from ..sessions.threads import plain_error
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
-from .serialization import observation_data, state_data
+from .serialization import observation_message, state_message
 
 if TYPE_CHECKING:
     from ..sessions.table import SessionTable
@@ -67,17 +69,37 @@ class Call:
 
     __slots__ = ("future", "name", "settle", "socket", "timer")
 
+    future: asyncio.Future[Any] | None  # None: it runs on a thread
+    timer: asyncio.TimerHandle | None
+
     def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
         self.socket = socket
         self.name = name  # of the message's type; empty while the session begins
         self.settle = settle
-        self.future: asyncio.Future[Any] | None = None  # None: it runs on a thread
-        self.timer: asyncio.TimerHandle | None = None
+        self.future = self.timer = None
 
     def watch(self, future: asyncio.Future[Any]) -> None:
         """Take the outcome of `future` for the call's."""
         self.future = future
         future.add_done_callback(self._done)
+
+    async def run(self, awaitable: Awaitable[Any]) -> None:
+        """Await the call, and hand its outcome over: the body of a task.
+
+        The outcome is handed over within the task: a callback of the task's would cost another
+        iteration of the loop.
+        """
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = await awaitable
+        except asyncio.CancelledError:
+            if not self.socket.is_waiting_for(self):
+                raise
+            error = RuntimeError("the environment cancelled its own call")
+        except BaseException as exc:
+            error = plain_error(exc)
+        self.settled(result, error)
 
     def settled(self, result: Any, error: BaseException | None) -> None:
         """Hand the outcome to the socket, if it still waits for it."""
@@ -264,9 +286,9 @@ class SessionSocket(WebSocketProtocol):
         action = session.definition.parse_action(data)
         self._service.table.counts.steps += 1
         if calls.signature.step_is_async:
-            self._begin("step", session.start(calls.step(action)), self._observed)
+            self._begin("step", calls.step(action), self._observed, session.context)
         else:
-            self._submit("step", functools.partial(calls.step, action), self._observed)
+            self._submit("step", self._observed, calls.step, action)
 
     def _reset(self, data: dict[str, Any]) -> None:
         session = self._ready()
@@ -274,22 +296,21 @@ class SessionSocket(WebSocketProtocol):
         reset = calls.reset
         arguments = keep_accepted(reset, data)
         if calls.signature.reset_is_async:
-            self._begin("reset", session.start(reset(**arguments)), self._observed)
+            self._begin("reset", reset(**arguments), self._observed, session.context)
         else:
-            self._submit("reset", functools.partial(reset, **arguments), self._observed)
+            self._submit("reset", self._observed, functools.partial(reset, **arguments))
 
     def _state(self) -> None:
         session = self._ready()
         calls = session.ready_calls
         if calls.signature.step_is_async:
-            self.send_text(b'{"type":"state","data":%b}' % state_data(calls.env.state))
+            self.send_text(state_message(calls.env.state))
         else:  # on the session's thread, as its step is
-            self._submit("state", lambda: calls.env.state, self._stated)
+            self._submit("state", self._stated, lambda: calls.env.state)
 
     def _call_mcp(self, data: dict[str, Any]) -> None:
         session = self._ready()
-        task = self._loop.create_task(self._service.answer_mcp(data, session))
-        self._begin("mcp", task, self._mcp_answered)
+        self._begin("mcp", self._service.answer_mcp(data, session), self._mcp_answered)
 
     def _ready(self) -> Session:
         assert self._session is not None
@@ -309,15 +330,25 @@ class SessionSocket(WebSocketProtocol):
         self._call = call
         return call
 
-    def _begin(self, name: str, future: asyncio.Future[Any], settle: Settle) -> None:
-        self._start_call(name, settle).watch(future)
+    def _begin(
+        self,
+        name: str,
+        awaitable: Awaitable[Any],
+        settle: Settle,
+        context: contextvars.Context | None = None,
+    ) -> None:
+        """Start an asynchronous call, in a task: it may ask for its current task."""
+        call = self._start_call(name, settle)
+        call.future = self._loop.create_task(call.run(awaitable), context=context)
 
-    def _submit(self, name: str, call: Callable[[], Any], settle: Settle) -> None:
-        self._ready().thread.submit(self._start_call(name, settle).settled, call)
+    def _submit(self, name: str, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
+        """Start a synchronous call, on the session's thread."""
+        thread = self._ready().thread
+        thread.submit(self._start_call(name, settle).settled, call, *args)
 
     def _start_call(self, name: str, settle: Settle) -> Call:
         """Wait for a call of the environment, until it times out."""
-        call = self._wait_for(Call(self, settle, name))
+        call = self._call = Call(self, settle, name)
         session = self._ready()
         session.busy += 1
         session.call_name, session.call_began = name, self._loop.time()
@@ -334,33 +365,29 @@ class SessionSocket(WebSocketProtocol):
         if call is not None and call.name:
             session = self._ready()
             session.busy -= 1
-            session.touch()
+            session.last_used = self._loop.time()
             if call.timer is not None:
                 call.timer.cancel()
         return call
 
     def _observed(self, observation: Any, error: BaseException | None) -> None:
-        self._answer(b'{"type":"observation","data":%b}', observation_data, observation, error)
+        self._answer(observation_message, observation, error)
 
     def _stated(self, state: Any, error: BaseException | None) -> None:
-        self._answer(b'{"type":"state","data":%b}', state_data, state, error)
+        self._answer(state_message, state, error)
 
     def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        self._answer(b'{"type":"mcp","data":%b}', messages.encode, response, error)
+        self._answer(messages.mcp_message, response, error)
 
     def _answer(
-        self,
-        frame: bytes,
-        write: Callable[[Any], bytes],
-        result: Any,
-        error: BaseException | None,
+        self, write: Callable[[Any], bytes], result: Any, error: BaseException | None
     ) -> None:
         """Send the outcome of the call, and continue."""
         call = self._forget_call()
         try:
             if error is not None:
                 raise error
-            self.send_text(frame % write(result))
+            self.send_text(write(result))
         except Exception as exc:
             self._refuse(call.name if call else "", exc)
         self._go_on()

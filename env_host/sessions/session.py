@@ -107,6 +107,13 @@ class Session:
         return self.calls
 
     @property
+    def context(self) -> contextvars.Context:
+        """The context that the session's asynchronous calls share."""
+        if self._context is None:
+            self._context = contextvars.copy_context()
+        return self._context
+
+    @property
     def thread(self) -> Runner:
         """Where the session's synchronous calls run."""
         if self._thread is None:
@@ -169,9 +176,7 @@ class Session:
         if not asyncio.iscoroutine(awaitable):
             future: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
             return future
-        if self._context is None:
-            self._context = contextvars.copy_context()
-        return asyncio.get_running_loop().create_task(awaitable, context=self._context)
+        return asyncio.get_running_loop().create_task(awaitable, context=self.context)
 
     def _set_ready(self, calls: Calls) -> None:
         self.calls = calls

@@ -32,7 +32,7 @@ STACK_BYTES = MB  # below the size of a huge page
 POOL_THREADS = 64
 
 Settle = Callable[[Any, BaseException | None], None]
-_Job = tuple[Settle, Callable[[], Any]]
+_Job = tuple[Settle, Callable[..., Any], tuple[Any, ...]]
 
 
 class Runner:
@@ -43,8 +43,8 @@ class Runner:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
-    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
-        """Have `settle(result, error)` called on the loop when a thread has done `call`."""
+    def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
+        """Have `settle(result, error)` called on the loop when a thread has done `call(*args)`."""
         raise NotImplementedError
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
@@ -71,12 +71,12 @@ class SessionThread(Runner):
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._started = False
 
-    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
-        """Have `settle(result, error)` called on the loop when `call` is done."""
+    def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
+        """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
         if not self._started:
             self._started = True
             _start(self._work)
-        self._jobs.put((settle, call))
+        self._jobs.put((settle, call, args))
 
     def stop(self) -> None:
         """End the thread after the calls it was given; does not wait."""
@@ -99,14 +99,14 @@ class ThreadPool(Runner):
         self._under_way = 0
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
 
-    def submit(self, settle: Settle, call: Callable[[], Any]) -> None:
-        """Have `settle(result, error)` called on the loop when a free thread has done `call`."""
+    def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
+        """Have `settle(result, error)` called when a free thread has done `call(*args)`."""
         self._under_way += 1
         if self._threads < min(self._under_way, self._most):
             self._threads += 1
             name = f"{self._name}-{self._threads}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._jobs.put((functools.partial(self._settle, settle), call))
+        self._jobs.put((functools.partial(self._settle, settle), call, args))
 
     def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
         self._under_way -= 1
@@ -117,17 +117,29 @@ class ThreadPool(Runner):
             _do(self._loop, *self._jobs.get())
 
 
-def _do(loop: asyncio.AbstractEventLoop, settle: Settle, call: Callable[[], Any]) -> None:
+def plain_error(exc: BaseException) -> Exception:
+    """Return what an environment has raised as an error that ends its call only.
+
+    `sys.exit()` must not end the process, and a future cannot carry a `StopIteration`.
+    """
+    if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
+        return exc
+    error = RuntimeError(f"the environment raised {type(exc).__name__}: {exc}")
+    error.__cause__ = exc
+    return error
+
+
+def _do(
+    loop: asyncio.AbstractEventLoop,
+    settle: Settle,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
     result, error = None, None
     try:
-        result = call()
-    except Exception as exc:
-        error = exc
-    except BaseException as exc:  # an environment that calls sys.exit() ends its call only
-        error = RuntimeError(f"the environment raised {type(exc).__name__}: {exc}")
-        error.__cause__ = exc
-    if isinstance(error, StopIteration):  # a future cannot carry it
-        error = RuntimeError(f"the environment raised StopIteration: {error}")
+        result = call(*args)
+    except BaseException as exc:
+        error = plain_error(exc)
     futures.tell_loop(loop, settle, result, error)
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WebSocketProtocol`: one WebSocket on an asyncio transport, once its handshake is done.
 
-    transport ──bytes──▶ FrameParser ──▶ text_received, binary_received     (a subclass's)
-        ▲                     │    └──▶ client_left, once, whatever the reason
+    transport ──bytes──▶ whole_text, or else FrameParser ──▶ text_received, binary_received
+        ▲                     │    └──▶ client_left, once, whatever the reason     (a subclass's)
         └── send_text, close ─┴── pong, close
+
+A parser is kept only while a frame or message is incomplete: most connections never have one.
 
 Closing: our close frame is sent, and the peer has `CLOSE_SECONDS` to answer it; closing the
 connection at once could lose the last frames before it. The peer's own close frame is answered and
@@ -34,7 +36,7 @@ from ...system.websocket import (
     frame_head,
 )
 from ..protocol import MAX_MESSAGE_BYTES
-from .frames import FrameError, FrameParser, close_frame, code_of_close
+from .frames import FrameError, FrameParser, close_frame, code_of_close, whole_text
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
@@ -53,6 +55,7 @@ class WebSocketProtocol(asyncio.Protocol):
         "_is_heard",
         "_is_pinged",
         "_loop",
+        "_max_message_bytes",
         "_parser",
         "_pong",
         "is_paused",
@@ -63,7 +66,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self, loop: asyncio.AbstractEventLoop, max_message_bytes: int = MAX_MESSAGE_BYTES
     ) -> None:
         self._loop = loop
-        self._parser = FrameParser(max_message_bytes)
+        self._max_message_bytes = max_message_bytes
+        self._parser: FrameParser | None = None  # while something has not arrived whole
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
         self._is_heard = True  # data has arrived since `check_liveness` was last called
@@ -108,16 +112,25 @@ class WebSocketProtocol(asyncio.Protocol):
         """Handle any number of frames, or parts of them."""
         self._is_heard = True
         try:
-            for kind, payload in self._parser.feed(data):
-                if kind == TEXT:
-                    if self._closing is None and not self._has_left:
-                        self.text_received(payload)
-                else:
-                    self._other(kind, payload)
+            if self._parser is None and (text := whole_text(data)) is not None:
+                if self._closing is None and not self._has_left:
+                    self.text_received(text)
+            else:
+                self._parse(data)
         except FrameError as exc:
             self.fail(exc.code, exc.reason)
         except Exception as exc:
             self.break_off(exc)
+
+    def _parse(self, data: bytes) -> None:
+        parser = self._parser or FrameParser(self._max_message_bytes)
+        found = parser.feed(data)
+        self._parser = None if parser.is_between_messages else parser
+        for kind, payload in found:
+            if kind != TEXT:
+                self._other(kind, payload)
+            elif self._closing is None and not self._has_left:
+                self.text_received(payload)
 
     def eof_received(self) -> bool | None:
         """Close: the peer has closed its side without a close frame."""

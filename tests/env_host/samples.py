@@ -160,6 +160,14 @@ class Async(Counter):
                     pass
         if action.what == "cancel":
             raise asyncio.CancelledError
+        if action.what == "exit":
+            sys.exit(4)
+        if action.what == "time_out":
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                return Seen(text=asyncio.current_task().get_name()[:4])
         return Seen(text=threading.current_thread().name)
 
 class SlowToClose(Single):

@@ -88,7 +88,9 @@ def two_passes(observation: Any) -> Any:
     ids=lambda observation: type(observation).__name__,
 )
 def test_one_pass_writes_the_same_text_as_two(observation: Observation) -> None:
-    assert json.loads(serialization.observation_data(observation)) == two_passes(observation)
+    assert json.loads(serialization.observation_message(observation))["data"] == two_passes(
+        observation
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,9 +115,9 @@ def test_only_classes_with_nothing_special_are_written_in_one_pass(
 
 def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
     with pytest.raises(PydanticSerializationError, match="Unable to serialize unknown type"):
-        serialization.observation_data(Plain(anything=object()))
+        serialization.observation_message(Plain(anything=object()))
     with pytest.raises(AttributeError, match="model_dump"):
-        serialization.observation_data(None)
+        serialization.observation_message(None)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +130,4 @@ def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
     ],
 )
 def test_a_state_is_its_fields(state: Any, data: dict[str, Any]) -> None:
-    assert json.loads(serialization.state_data(state)) == data
+    assert json.loads(serialization.state_message(state))["data"] == data

@@ -116,6 +116,21 @@ def test_a_frame_of_many_megabytes_is_answered(start: StartHost) -> None:
         assert answer["data"]["observation"]["message_length"] == len(message)
 
 
+def test_sys_exit_in_an_asynchronous_step_fails_the_step_alone(start: StartHost) -> None:
+    host = start("Async")
+    host.ready()
+    with host.open() as client:
+        assert client.ask("step", {"what": "exit"})["data"]["code"] == "EXECUTION_ERROR"
+        assert client.ask("state")["type"] == "state"
+
+
+def test_an_asynchronous_step_runs_in_a_task_and_may_time_itself_out(start: StartHost) -> None:
+    host = start("Async")
+    host.ready()
+    with host.open() as client:
+        assert step(client, "time_out") == "Task"
+
+
 @pytest.mark.parametrize("what", ["exit", "stop_iteration"])
 def test_sys_exit_and_stop_iteration_in_a_step_fail_the_step_alone(
     start: StartHost, what: str
