@@ -56,12 +56,16 @@ Message = tuple[int, bytes]
 
 
 class FrameError(Exception):
-    """The peer broke the protocol; `code` and `reason` go into our close frame."""
+    """The peer broke the protocol; `code` and `reason` go into our close frame.
+
+    `before` are the messages that came with the same bytes, before the breach.
+    """
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.before: list[Message] = []
 
 
 def whole_text(data: bytes) -> bytes | None:
@@ -100,7 +104,7 @@ class FrameParser:
         """Return the messages that are complete with `data`, and the control frames between them.
 
         Raises:
-            FrameError: the peer broke the protocol; messages before the breach are lost with it.
+            FrameError: the peer broke the protocol.
         """
         if self._chunks is not None:
             self._chunks.append(data)
@@ -110,6 +114,15 @@ class FrameParser:
             data = b"".join(self._chunks)
             self._chunks = None
         found: list[Message] = []
+        try:
+            self._parse(data, found)
+        except FrameError as exc:
+            exc.before = found
+            raise
+        return found
+
+    def _parse(self, data: bytes, found: list[Message]) -> None:
+        """Add the messages in the data to those that were found; keep what is incomplete."""
         position, end = 0, len(data)
         while position < end:
             head = parse_head(data, position)
@@ -136,7 +149,6 @@ class FrameParser:
             elif message := self._message(first, payload):
                 found.append(message)
             position = stop
-        return found
 
     @property
     def is_between_messages(self) -> bool:

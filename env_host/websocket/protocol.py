@@ -36,7 +36,7 @@ from ...system.websocket import (
     frame_head,
 )
 from ..protocol import MAX_MESSAGE_BYTES
-from .frames import FrameError, FrameParser, close_frame, code_of_close, whole_text
+from .frames import FrameError, FrameParser, Message, close_frame, code_of_close, whole_text
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
@@ -124,9 +124,16 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         parser = self._parser or FrameParser(self._max_message_bytes)
-        found = parser.feed(data)
+        try:
+            found = parser.feed(data)
+        except FrameError as exc:
+            self._received(exc.before)
+            raise
         self._parser = None if parser.is_between_messages else parser
-        for kind, payload in found:
+        self._received(found)
+
+    def _received(self, messages: list[Message]) -> None:
+        for kind, payload in messages:
             if kind != TEXT:
                 self._other(kind, payload)
             elif self._closing is None and not self._has_left:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -11,12 +12,16 @@ from typing import Any
 
 from websockets.frames import Frame, Opcode
 
+from openenvd.system.websocket import apply_mask
+
 from .hosts import WAIT_SECONDS, Host
 
 HEAD = (
     b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+KEY = b"\x12\x34\x56\x78"
 
 
 class Raw:
@@ -29,6 +34,14 @@ class Raw:
     def send(self, data: bytes) -> None:
         self.connection.sendall(data)
 
+    def send_in_pieces(self, data: bytes, size: int) -> None:
+        """Send what the peer takes, some bytes at a time if `size` says so; it may close."""
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        step = size or len(data)
+        with contextlib.suppress(OSError):
+            for start in range(0, len(data), step):
+                self.send(data[start : start + step])
+
     def text(self, text: str) -> None:
         self.send(frame(Opcode.TEXT, text.encode()))
 
@@ -38,10 +51,10 @@ class Raw:
 
     def receive(self) -> tuple[int, bytes]:
         """Opcode and payload of the next frame."""
-        first, size = self._read(2)
+        first, size = self.read(2)
         if size >= 126:
-            size = int.from_bytes(self._read(2 if size == 126 else 8), "big")
-        return first & 0xF, self._read(size)
+            size = int.from_bytes(self.read(2 if size == 126 else 8), "big")
+        return first & 0xF, self.read(size)
 
     def answer(self) -> Any:
         opcode, payload = self.receive()
@@ -57,7 +70,7 @@ class Raw:
         except ConnectionResetError:
             return True
 
-    def _read(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         data = self._file.read(size)
         assert len(data) == size, "the connection has ended"
         return data
@@ -65,6 +78,24 @@ class Raw:
 
 def frame(opcode: Opcode, payload: bytes, *, fin: bool = True, mask: bool = True) -> bytes:
     return Frame(opcode, payload, fin).serialize(mask=mask)
+
+
+def any_frame(
+    opcode: int,
+    payload: bytes,
+    *,
+    fin: bool = True,
+    reserved: int = 0,
+    length_bytes: int = 0,
+    mask: bool = True,
+) -> bytes:
+    """A frame that may be wrong; `length_bytes`: at least so many for its length."""
+    size = len(payload)
+    count = max(length_bytes, 0 if size < 126 else 2 if size < 1 << 16 else 8)
+    second = {0: size, 2: 126, 8: 127}[count]
+    head = bytes((fin << 7 | reserved << 4 | opcode, mask << 7 | second))
+    head += size.to_bytes(count, "big") if count else b""
+    return head + (KEY + apply_mask(payload, KEY) if mask else payload)
 
 
 @contextmanager
@@ -75,6 +106,18 @@ def raw(host: Host) -> Iterator[Raw]:
             yield client
         finally:
             client.close()
+
+
+@contextmanager
+def upgraded(host: Host) -> Iterator[Raw]:
+    """A WebSocket on a connection that has served HTTP, so that uvicorn reads its head."""
+    with raw(host) as client:
+        client.send(HEALTH)
+        assert b"200" in client.head()
+        client.read(len(b'{"status":"healthy"}'))
+        client.send(HEAD)
+        assert b"101" in client.head()
+        yield client
 
 
 @contextmanager

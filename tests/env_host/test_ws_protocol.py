@@ -25,9 +25,7 @@ from openenvd.system.websocket import PING, PONG, frame_head
 
 from .conftest import ECHO, StartHost
 from .hosts import WAIT_SECONDS, Host
-from .raw import HEAD, Raw, frame, opened, raw
-
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+from .raw import HEAD, HEALTH, Raw, frame, opened, raw
 
 
 @contextmanager
@@ -65,7 +63,7 @@ def test_a_connection_may_upgrade_after_an_http_request(host: Host) -> None:
         client.send(HEALTH)
         assert b"200" in (head := client.head())
         assert b"content-length" in head
-        client._read(len(b'{"status":"healthy"}'))
+        client.read(len(b'{"status":"healthy"}'))
         client.send(HEAD)
         assert b"101" in client.head()
         client.text('{"type":"reset"}')
