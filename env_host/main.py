@@ -98,6 +98,7 @@ def read_inputs() -> Inputs:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
+    del os.environ[HOST_CONFIG_VARIABLE]  # what the environment starts must not be told the token
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if child is not None:
         return Inputs(config, None, None, json.loads(child))
@@ -307,6 +308,7 @@ def _start_again_with_gradio(inputs: Inputs) -> None:
         if fd is not None:
             os.set_inheritable(fd, True)
     os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
+    os.environ[HOST_CONFIG_VARIABLE] = json.dumps(inputs.config.to_json())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again
 
 

@@ -78,6 +78,34 @@ def test_launch_shows_the_log_and_prints_address_and_snippet(
     assert "preparing" not in answer.out
 
 
+def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
+    command: Command, fake: FakeDaemon, accepts: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("a-token-of-the-tests\n")
+    launched = new_environment(has_token=True, is_exposed=True)
+    accepts(new_request(result={"environment": launched}))
+    base_url = "http://127.0.0.1:21000?token=a-token-of-the-tests"
+    fake.get("/v1/environments/trial/base_url", {"base_url": base_url})
+    answer = command("launch", "echo", "--host", "0.0.0.0", "--token", f"@{tmp_path / 'token'}")
+    assert f'GenericEnvClient(base_url="{base_url}")' in answer.out
+    assert "warning: trial can be reached from other machines" in answer.err
+    [payload] = [body["payload"] for method, _, body in fake.calls if method == "POST" and body]
+    assert (payload["token"], payload["host"]) == ("a-token-of-the-tests", "0.0.0.0")
+    assert command("address", "trial").out == f"{base_url}\n"
+    fake.get("/v1/environments/trial/base_url", {"base_url": None, "address": None})
+    assert command("address", "trial").code == exit_codes.NOT_FOUND
+    assert command("launch", "echo", "--token", "@/no/such/file").code == exit_codes.USAGE
+
+
+def test_status_warns_of_an_environment_that_others_can_reach(
+    command: Command, fake: FakeDaemon
+) -> None:
+    environment = new_environment(host="0.0.0.0", is_exposed=True)
+    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
+    fake.get("/v1/status", answer)
+    assert "trial: listens on 0.0.0.0: other machines can connect" in command("status").out
+
+
 def test_a_ready_launch_is_announced_once(command: Command, accepts: Callable[..., None]) -> None:
     told = "trial is ready at http://127.0.0.1:21000"
     accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{told} (0.3 s)\n")

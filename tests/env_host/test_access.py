@@ -26,12 +26,13 @@ from .hosts import WAIT_SECONDS, Client, Host
 
 TOKEN = "a-token-of-the-tests"
 WITNESS = """
+import os
 from pathlib import Path
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 def note(what):
     with (Path(__file__).parent / "seen.log").open("a") as log:
-        log.write(what + "\\n")
+        log.write(what + "+token" * ("a-token-of-the-tests" in str(os.environ)) + "\\n")
 
 class Witness(Environment[Action, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -231,6 +232,20 @@ def test_a_second_request_of_a_connection_is_checked_too(served: Served) -> None
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health", "evil.example", 403),
+        ("http://evil.example/health", "evil.example", 403),
+        ("http://evil.example/health", "localhost", 200),
+    ],
+)
+def test_a_target_that_names_a_host_does_not_stand_for_the_header(
+    project: Served, target: str, host: str, status: int
+) -> None:
+    assert project.ask("GET", target, [("Host", host)]).status == status
+
+
 def test_what_is_pipelined_behind_a_refused_handshake_is_not_run(served: Served) -> None:
     head = "GET /ws HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
@@ -304,6 +319,17 @@ def test_a_project_that_says_who_may_read_is_not_contradicted(project: Served) -
     headers = [("Host", "localhost"), ("Origin", "http://localhost:3000")]
     answer = project.ask("GET", "/anything", headers)
     assert answer.headers.get_all("Access-Control-Allow-Origin") == ["*"]
+
+
+def test_an_environment_of_all_addresses_is_called_by_any_address_but_by_no_name(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, host="0.0.0.0", allow_origin=["https://lab.example"]) as served:
+        for host, status in (("192.168.1.5", 200), ("lab.example", 200), ("evil.example", 403)):
+            assert served.ask("GET", "/health", [("Host", host)]).status == status
+        page = ("Origin", "http://192.168.1.5:21000")
+        for host, status in (("192.168.1.5:21000", 200), ("192.168.1.5", 403)):
+            assert served.ask("GET", "/health", [("Host", host), page]).status == status
 
 
 def test_a_link_of_another_page_may_be_followed(served: Served) -> None:
@@ -380,6 +406,12 @@ def test_requests_reach_the_process_of_their_session(
 def rpc(served: Served, method: str, **params: Any) -> Any:
     request = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
     return served.host.http("POST", f"/mcp?token={TOKEN}", request)[1]["result"]
+
+
+def test_what_the_environment_starts_is_not_told_the_token(locked: Served) -> None:
+    headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {TOKEN}")]
+    assert locked.status("POST", "/step", *headers, body=b'{"action": {}}') == 200
+    assert locked.seen()[-1] == "step"
 
 
 def test_the_token_is_in_no_log_and_no_command_line(locked: Served) -> None:

@@ -79,6 +79,10 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "admission_timeout_seconds": -1}, ["admission_timeout_seconds"]),
         ({"source": "echo", "session_memory_mb": 64, "isolate": False}, ["isolate is false"]),
         ({"source": "echo", "shards": 2, "serve_as_is": True}, ["no shards"]),
+        ({"source": "echo", "token": "short"}, ["token", "16 to 256"]),
+        ({"source": "echo", "token": "with/a/slash/and/more"}, ["token"]),
+        ({"source": "echo", "allow_origin": ["lab.example"]}, ["is not an origin"]),
+        ({"source": "echo", "allow_origin": ["*"]}, ["is not an origin"]),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:

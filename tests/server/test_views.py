@@ -43,5 +43,12 @@ def test_anything_else_is_shown(name: str, value: str) -> None:
     assert redact({"env": {name: value}}) == {"env": {name: value}}
 
 
+def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
+    payload = {"token": "hush", "name": "http://h?token=hush", "more_names": ["http://h?token=x&a"]}
+    hidden = {"token": REDACTED, "name": f"http://h?token={REDACTED}"}
+    assert redact(payload) == {**hidden, "more_names": [f"http://h?token={REDACTED}&a"]}
+    assert redact({"token": None}) == {"token": None}
+
+
 def test_a_payload_without_variables_is_shown_as_it_is() -> None:
     assert redact({"name": "trial", "env": None}) == {"name": "trial", "env": None}
