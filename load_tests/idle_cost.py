@@ -79,6 +79,7 @@ def main() -> None:
         seconds={"type": float, "default": 20.0, "help": "how long it is watched"},
         settle={"type": float, "default": 15.0, "help": "after the launches"},
         source={"default": "echo", "help": "what is launched"},
+        shards={"type": int, "help": "of each environment"},
     )
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.nice(NICE)
@@ -103,7 +104,7 @@ def _measure(count: int, options: argparse.Namespace) -> dict[tuple[str, str], f
         time.sleep(options.settle)
         alone = _watch(_daemon_roles(environ), options.seconds)
         began = time.monotonic()
-        asyncio.run(_launch(home, count, options.source))
+        asyncio.run(_launch(home, count, {"source": options.source, "shards": options.shards}))
         launched = time.monotonic() - began
         time.sleep(options.settle)
         roles = _daemon_roles(environ) | _environment_roles(Path(home))
@@ -237,14 +238,13 @@ def _difference(usage: Usage, before: Usage | None) -> Usage:
 # Commands
 
 
-async def _launch(home: str, count: int, source: str) -> None:
+async def _launch(home: str, count: int, spec: dict[str, Any]) -> None:
     numbers = iter(range(count))
 
     async def launch_some() -> None:
         client = ApiClient(home)
         for number in numbers:
-            payload: dict[str, Any] = {"source": source, "name": f"idle-{number}"}
-            launched = await client.run("launch", payload)
+            launched = await client.run("launch", spec | {"name": f"idle-{number}"})
             if launched["state"] != "SUCCEEDED":
                 raise SystemExit(f"launch {number} of {count}: {launched['error']}")
         await client.close()
