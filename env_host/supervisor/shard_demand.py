@@ -3,7 +3,9 @@
 
 One comes with the replica. Each further session or connection that waits wants one more, up to
 what was planned, at once: a fork takes milliseconds. They are given back when for
-`LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing.
+`LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing. The last one
+is given back only of a replica that had no session yet, whose shard has nothing in memory that a
+session might want to find again.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ class ShardDemand:
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most = most
-        self._least = least
-        self._needed = least  # the most since `_since`
-        self._since = 0.0
-        self.wanted = least
+        self.least = least
+        self._needed = self.wanted = max(1, least)
+        self._since = 0.0  # when `_needed` was first the most that was wanted
 
     def update(self, load: int, now: float) -> int:
         """Return how many shards are wanted for `load` sessions and waiting connections."""
-        needed = max(self._least, min(self._most, load))
+        needed = max(self.least, min(self._most, load))
         self._needed = max(self._needed, needed)
         if self._needed >= self.wanted or now - self._since >= LINGER_SECONDS:
             self.wanted = self._needed
@@ -32,4 +33,4 @@ class ShardDemand:
 
     def due(self) -> float | None:
         """Return when fewer may be wanted; None when there are as few as can be."""
-        return None if self.wanted == self._least else self._since + LINGER_SECONDS
+        return None if self.wanted == self.least else self._since + LINGER_SECONDS

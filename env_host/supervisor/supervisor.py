@@ -9,7 +9,8 @@
 It has one thread, one `select`, and no event loop. It accepts every connection (`lobby.py`) and
 reads none: whatever it has imported its children share, and nothing that an environment does can
 hurt it. The first shard comes with the replica; others are forked when there are sessions for them
-and are stopped when there have been none for a while (`shard_demand.py`).
+and are stopped when there have been none for a while (`shard_demand.py`): the last one only of a
+replica that had no session yet.
 
 What happens when
 
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from ..shared_state.process import StateProcess
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
+QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back as the last
 RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
 PARK_SECONDS = 0.2  # for connections that are on their way to a shard that is to be stopped
 _STOPPING = "The environment is stopping."
@@ -106,7 +108,8 @@ class Supervisor:
         self._spawner = Spawner(config, plan, self._scoreboard, serve, self._leave)
         self._listener = listener
         self._lobby = Lobby(listener, self._scoreboard, self._spawner.inboxes, max_fds=max_fds)
-        self._demand = ShardDemand(plan.shards)
+        keeps_one = plan.isolates or shared_class is not None
+        self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
         self._restarts = RestartSchedule()
         self._reporter = StatusReporter(self._scoreboard, notifier)
@@ -185,7 +188,7 @@ class Supervisor:
         now = time.monotonic()
         self._lobby.look(now)
         rows = self._scoreboard.shard_counters()
-        if len(rows) > 1:
+        if len(rows) > 1 or not self._demand.least:
             wanted = self._demand.update(self._load(rows, now), now)
             self._start_and_stop_shards(wanted)
         self._lobby.place(self._demand.wanted, now)
@@ -194,9 +197,11 @@ class Supervisor:
     def _load(self, rows: list[Counters], now: float) -> int:
         """Return how many shards there is something to do for; one more if none has room."""
         load = self._lobby.load + sum(row.load + row[Field.WAITING] for row in rows)
-        load = max(load, 1 + self._lobby.hung(now))
-        serving = [row for row in rows if row.is_serving]
-        return load if any(row.room for row in serving) else max(load, len(serving) + 1)
+        if (hung := self._lobby.hung(now)) > 0:
+            load = max(load, 1 + hung)
+        serving = [row for row in rows if row.is_serving and not row[Field.PARKED]]
+        is_full = bool(serving) and not any(row.room for row in serving)
+        return max(load, len(serving) + 1) if is_full else load
 
     def _start_and_stop_shards(self, wanted: int) -> None:
         now = time.monotonic()
@@ -303,10 +308,14 @@ class Supervisor:
             self._isolated.forward(message)
         elif "ready" in head:
             child.is_ready = True
+            if time.monotonic() - child.started_at > QUICK_START_SECONDS:
+                self._demand.least = 1  # the next session is not to wait for that again
             self._report_ready()
         elif "failed" in head:
             child.failure = message
         else:
+            if head.get("begun") or head.get("sessions"):
+                self._demand.least = 1  # what a session leaves in memory is kept
             self._copies.update(child, message)
         if head.get("sessions") == 0:
             self._isolated.free_slot(child)

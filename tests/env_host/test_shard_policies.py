@@ -185,6 +185,18 @@ def test_fewer_shards_are_wanted_only_after_a_while_without_more_sessions() -> N
     assert demand.due() is None
 
 
+def test_the_last_shard_is_given_back_of_a_replica_that_may_do_without() -> None:
+    demand = ShardDemand(4, least=0)
+    assert demand.update(0, 10.0) == 1
+    assert demand.due() == 10.0 + LINGER_SECONDS
+    assert demand.update(0, 10.0 + LINGER_SECONDS) == 0
+    assert demand.due() is None
+    assert demand.update(1, 50.0) == 1
+    demand.least = 1  # that was a session
+    assert demand.update(0, 50.0 + 2 * LINGER_SECONDS) == 1
+    assert demand.due() is None
+
+
 def test_sessions_that_come_again_keep_the_shards() -> None:
     demand = ShardDemand(4)
     for second in range(100):
