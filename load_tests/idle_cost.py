@@ -42,6 +42,7 @@ from openenvd.system.proc import children_of, rollup_bytes
 
 LAUNCHES_AT_ONCE = 4
 STATUS_REPETITIONS = 5
+ALONE_SETTLE_SECONDS = 5.0
 NICE = 10
 ENVIRONMENT_ROLES = ("shim", "supervisor", "shard")
 NANOSECONDS = 1e9
@@ -77,7 +78,11 @@ def main() -> None:
         repetitions=1,
         environments={"type": _numbers, "default": "1,100,1000", "help": "how many: 1,100,1000"},
         seconds={"type": float, "default": 20.0, "help": "how long it is watched"},
-        settle={"type": float, "default": 15.0, "help": "after the launches"},
+        settle={
+            "type": float,
+            "default": 40.0,
+            "help": "after the launches: a shard that is not needed is given back after 30 s",
+        },
         source={"default": "echo", "help": "what is launched"},
         shards={"type": int, "help": "of each environment"},
     )
@@ -101,7 +106,7 @@ def _numbers(text: str) -> list[int]:
 def _measure(count: int, options: argparse.Namespace) -> dict[tuple[str, str], float]:
     with daemon() as environ:
         home = environ["OPENENV_HOME"]
-        time.sleep(options.settle)
+        time.sleep(min(options.settle, ALONE_SETTLE_SECONDS))
         alone = _watch(_daemon_roles(environ), options.seconds)
         began = time.monotonic()
         asyncio.run(_launch(home, count, {"source": options.source, "shards": options.shards}))
