@@ -157,7 +157,12 @@ def closing_answer(status: HTTPStatus, headers: str = "") -> bytes:
     ).encode()
 
 
+def full_answer() -> bytes:
+    """Return the answer to a connection for which there is no room."""
+    return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 1\r\n")
+
+
 def _turn_away(accepted: socket.socket) -> None:
     """Answer that there is no room; what the client sends is not read."""
     with accepted, contextlib.suppress(OSError):  # it may have left
-        accepted.send(closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 1\r\n"))
+        accepted.send(full_answer())

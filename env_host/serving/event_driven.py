@@ -31,7 +31,8 @@ Headers = list[tuple[bytes, bytes]]
 class DatedState(ServerState):
     """What uvicorn's protocols share; its `default_headers` are of the second they are read in."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, max_connections: int = MAX_CONNECTIONS) -> None:
+        self.http_limit = ConnectionLimit(max_connections)  # of connections that others accepted
         self._config = config
         self._headers: Headers = []
         self._second = 0
@@ -67,7 +68,7 @@ class EventDrivenServer(Server):
         self._max_connections = max_connections
         self._max_body_bytes = max_body_bytes
         self._listeners: list[Listener] = []
-        self.server_state = DatedState(config)
+        self.server_state = DatedState(config, max_connections)
         self._exit = asyncio.Event()
 
     @contextlib.contextmanager

@@ -27,7 +27,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from ...system.connection_limit import connections_within
+from ...system.connection_limit import ConnectionLimit, connections_within, full_answer
 from ...system.http_limits import MAX_HEAD_BYTES, limited
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
@@ -206,7 +206,13 @@ class ProtocolSwitch(asyncio.Protocol):
 
     def _leave_to_uvicorn(self) -> None:
         self._connections.discard(self)
+        limit: ConnectionLimit = self._given["server_state"].http_limit
+        if not limit.reserve():
+            self._transport.write(full_answer())
+            self._transport.close()
+            return
         http: Any = LimitedHttp(**self._given)
+        http.limit = limit
         http.connection_made(self._transport)
         self._transport.set_protocol(http)
         http.data_received(self._head)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import resource
 import socket
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from openenvd.env_host.protocol import HostConfig
+from openenvd.system.connection_limit import connections_within
 from openenvd.system.units import MB
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
-FEW_FDS = 300
+FEW_FDS, SOME_FDS = 300, 600
 PROJECT = """
 from fastapi import FastAPI, Request
 
@@ -156,3 +159,23 @@ def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
             stack.enter_context(socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS))
         assert host.http("POST", "/upload", "a") == (200, 1)
         assert psutil.Process(host.process.pid).num_fds() < FEW_FDS
+
+
+def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> None:
+    """HTTP may have half of a shard's descriptors."""
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n {SOME_FDS}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    config = HostConfig(name="echo", env_class=ECHO, shards=1, max_sessions=4)
+    host = Host(config, tmp_path, python=str(python))
+    with contextlib.ExitStack() as stack:
+        stack.callback(host.close)
+        host.ready()
+        for _ in range(connections_within(SOME_FDS, shares=2)):
+            peer = socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS)
+            stack.enter_context(peer)
+            peer.sendall(head_of("POST /step", **{"Content-Length": "100"}) + b"{")
+        while host.http("GET", "/health")[0] != 503:  # until all have been taken
+            pass
+        with host.open() as client:
+            assert client.ask("reset")["type"] == "observation"
