@@ -100,7 +100,7 @@ def summary_line(summary: Summary) -> str:
         f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s {summary.mode} "
         f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
         f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
-        f"{summary.server_cpu_ms_per_session:.2f} ms CPU a session{drops}"
+        f"{summary.server_cpu_ms_per_session:.2f} ms CPU each{drops}"
     )
 
 

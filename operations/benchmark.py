@@ -218,4 +218,4 @@ def _server_pid(replica: run_files.RunFile) -> int | None:
 def _tell(summary: Summary) -> None:
     from ..bench.table import summary_line
 
-    base.say(f"{summary_line(summary)} (load average {os.getloadavg()[0]:.1f})")
+    base.say(f"{summary_line(summary)} (load {os.getloadavg()[0]:.1f})")
