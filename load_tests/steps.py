@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second and what one takes, by sessions and by the weight of a message.
+"""Steps per second and what one takes: by environment, by sessions, by the weight of a message.
 
-    python -m load_tests.steps [--short] [--json FILE] [--upstream PYTHON]
+    python -m load_tests.steps [--short] [--json FILE] [--upstream PYTHON] [--shapes NAME ...]
 
 Every session has one step in flight; each step carries so many bytes to the environment, and as
-many back. Ours (`openenv launch benchmark`), upstream's server with the same environment, and the
-bare server, which is the limit, are started once and take turns in each repetition, so that a
-machine that changes its pace does so for all three. Each is given `--processes` processes.
+many back. Three shapes of environment:
+
+    async      `openenv launch benchmark`: on the event loop
+    sync       the same with `BENCHMARK_SYNC=1`: on a thread of each session
+    template   what upstream's `openenv init` generates: synchronous, its own pydantic models; the
+               message comes back twice
+
+Ours, upstream's server with the same environment, and the bare server, which is the limit and has
+no environment, are started once for a shape and take turns in each repetition, so that a machine
+that changes its pace does so for all three. Each is given `--processes` processes.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ from openenvd.bench.target import Target
 
 SESSIONS = (1, 64, 1024)
 PAYLOADS = {"200 B": 200, "20 kB": 20_000, "2 MB": 2_000_000}
+SHAPES = ("async", "sync", "template")
+SHORT_SHAPES = ("async", "sync")  # to generate and to install a project takes a while
 SHORT_SESSIONS = (1, 64)
 SHORT_PAYLOADS = {"200 B": 200, "20 kB": 20_000}
 MAX_SESSIONS = 4096
@@ -38,13 +47,14 @@ WARM_UP_SECONDS = 0.3
 class Case:
     """One line of the matrix."""
 
+    shape: str
     sessions: int
     payload: str
     payload_bytes: int
 
     @property
     def name(self) -> str:
-        return f"{self.sessions} x {self.payload}"
+        return f"{self.shape} {self.sessions} x {self.payload}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Found:
 
 def measure(target: Target, case: Case, seconds: float) -> Found:
     """Let the clients loose on one server."""
-    clients = _start_clients(target.port, case, seconds)
+    clients = _start_clients(target, case, seconds)
     before = _cpu_seconds(target.root_pids)
     outcomes = _let_run(clients)
     spent = _cpu_seconds(target.root_pids) - before
@@ -77,11 +87,13 @@ def measure(target: Target, case: Case, seconds: float) -> Found:
     )
 
 
-def _start_clients(port: int, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
+def _start_clients(target: Target, case: Case, seconds: float) -> list[subprocess.Popen[bytes]]:
     """Clients whose sessions are all there, and wait for the word."""
     count = min(CLIENTS, case.sessions)
-    command = [sys.executable, "-m", "load_tests.shared.step_clients", str(port)]
+    command = [sys.executable, "-m", "load_tests.shared.step_clients", str(target.port)]
     command += [str(case.sessions // count), str(seconds), str(case.payload_bytes), "--hold"]
+    if case.shape == "template" and target.name != "limit":
+        command.append("--echo")
     pipe = subprocess.PIPE
     clients = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
     for client in clients:
@@ -103,9 +115,9 @@ def _let_run(clients: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float:
-    """Of the server's processes and all below them, so far."""
+    """Of the server's processes and all below them, so far; also of shards that have ended."""
     family = [p for pid in pids for p in _family(pid)]
-    return sum(sum(process.cpu_times()[:2]) for process in family)
+    return sum(sum(process.cpu_times()[:4]) for process in family)
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:
@@ -114,25 +126,52 @@ def _family(pid: int) -> Iterator[psutil.Process]:
     yield from root.children(recursive=True)
 
 
-def _cases(*, short: bool) -> list[Case]:
+def _cases(shape: str, *, short: bool) -> list[Case]:
     sessions = SHORT_SESSIONS if short else SESSIONS
     payloads = SHORT_PAYLOADS if short else PAYLOADS
-    return [Case(n, name, size) for name, size in payloads.items() for n in sessions]
+    return [Case(shape, n, name, size) for name, size in payloads.items() for n in sessions]
 
 
-def _targets(stack: ExitStack, options: Any, report: Report) -> list[Target]:
+def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
+    """Start the servers of one shape: ours first, the limit last."""
     arrangement = scaling_servers.Arrangement(
-        max_sessions=MAX_SESSIONS, processes=options.processes, shards=str(options.processes)
+        max_sessions=MAX_SESSIONS,
+        processes=options.processes,
+        is_synchronous=shape == "sync",
+        shards=str(options.processes),
     )
-    servers = [scaling_servers.openenvd(arrangement)]
+    peer_app: tuple[Any, ...] = ()
+    if shape == "template":
+        python = scaling_servers.peer_python(options.upstream)
+        project = stack.enter_context(scaling_servers.template_project(arrangement, python))
+        servers = [scaling_servers.openenvd_of(arrangement, str(project))]
+        peer_app = (scaling_servers.TEMPLATE_APP, project.parent)
+    else:
+        servers = [scaling_servers.openenvd(arrangement)]
     if not options.alone:
         python = scaling_servers.peer_python(options.upstream)
-        servers.append(scaling_servers.upstream(arrangement, python))
-    if why := scaling_servers.why_no_limit():
-        report.note(why)
-    else:
+        servers.append(scaling_servers.upstream(arrangement, python, *peer_app))
+    if not scaling_servers.why_no_limit():
         servers.append(scaling_servers.limit(options.processes))
     return [stack.enter_context(server).target for server in servers]
+
+
+def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> None:
+    cases = _cases(shape, short=options.short)
+    with ExitStack() as stack:
+        targets = _targets(stack, shape, options)
+        found: dict[Case, dict[str, list[Found]]] = {
+            case: {target.name: [] for target in targets} for case in cases
+        }
+        for target in targets:
+            measure(target, Case(shape, CLIENTS, "a little", 10), WARM_UP_SECONDS)
+        for number in range(options.repetitions):
+            for case in cases:
+                turn = number % len(targets)
+                for target in targets[turn:] + targets[:turn]:
+                    found[case][target.name].append(measure(target, case, seconds))
+    for case in cases:
+        _tell(report, case, found[case])
 
 
 def _tell(report: Report, case: Case, found: dict[str, list[Found]]) -> None:
@@ -159,24 +198,14 @@ def main() -> int:
         processes={"type": int, "default": 2, "help": "of each server"},
         upstream={"metavar": "PYTHON", "help": "one that has upstream's package"},
         alone={"action": "store_true", "help": "do without upstream's server"},
+        shapes={"nargs": "+", "choices": SHAPES, "help": "of the environment (all; short: two)"},
     )
     seconds = options.seconds or (0.5 if options.short else 5.0)
     report = Report("Steps per second, by sessions and bytes each way")
-    cases = _cases(short=options.short)
-    with ExitStack() as stack:
-        targets = _targets(stack, options, report)
-        found: dict[Case, dict[str, list[Found]]] = {
-            case: {target.name: [] for target in targets} for case in cases
-        }
-        for target in targets:
-            measure(target, Case(CLIENTS, "a little", 10), WARM_UP_SECONDS)
-        for number in range(options.repetitions):
-            for case in cases:
-                turn = number % len(targets)
-                for target in targets[turn:] + targets[:turn]:
-                    found[case][target.name].append(measure(target, case, seconds))
-    for case in cases:
-        _tell(report, case, found[case])
+    if why := scaling_servers.why_no_limit():
+        report.note(why)
+    for shape in options.shapes or (SHORT_SHAPES if options.short else SHAPES):
+        _measure_shape(shape, options, seconds, report)
     report.finish(options.json)
     return 0
 

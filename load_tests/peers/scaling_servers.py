@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is measured by `scaling.py`: each a context manager that starts it and leaves nothing behind.
 
+    template_project   what upstream's `openenv init` makes, to be served by either
     openenvd   `openenv launch benchmark`, by a daemon in a home of its own; with a number
                behind it: that many shards
     openenvd-project   the same, of an upstream project that holds the peer's very classes
@@ -35,6 +36,8 @@ from openenvd.bench.target import Target
 from openenvd.envs.benchmark.behaviour import SYNC_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TEMPLATE_NAME = "echo_back"
+TEMPLATE_APP = f"{TEMPLATE_NAME}.server.app:app"
 PEER_REQUIREMENT = "openenv==0.10.0"
 MANIFEST = "spec_version: 1\nname: waits\ntype: space\nruntime: fastapi\napp: server.app:app\n"
 PACKAGING = f"""[project]
@@ -63,6 +66,11 @@ class Arrangement:
     shards: str | None = None  # what `--shards` is given; None leaves it out
 
     @property
+    def share(self) -> int:
+        """How many sessions each process holds at most."""
+        return -(-self.max_sessions // self.processes)
+
+    @property
     def variables(self) -> dict[str, str]:
         """What the environment is told."""
         return {SYNC_VARIABLE: "1"} if self.is_synchronous else {}
@@ -81,6 +89,13 @@ def openenvd(arrangement: Arrangement) -> Iterator[Started]:
     """Ours, as a user launches it."""
     with openenvd_all([arrangement]) as [started]:
         yield started
+
+
+@contextmanager
+def openenvd_of(arrangement: Arrangement, source: str) -> Iterator[Started]:
+    """Ours, serving a folder with an upstream project."""
+    with daemon() as environ:
+        yield _launch(environ, source, "openenvd", arrangement)
 
 
 @contextmanager
@@ -157,7 +172,28 @@ def openenv(environ: dict[str, str], *words: str) -> Any:
 
 
 @contextmanager
-def upstream(arrangement: Arrangement, python: Path) -> Iterator[Started]:
+def template_project(arrangement: Arrangement, python: Path) -> Iterator[Path]:
+    """What upstream's `openenv init` generates: a synchronous echo with pydantic models.
+
+    Its app allows one session; the bound that its comment says to raise is raised.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenvd-template-") as folder:
+        command = [str(python.with_name("openenv")), "init", TEMPLATE_NAME, "-o", folder]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        project = Path(folder) / TEMPLATE_NAME
+        app = project / "server" / "app.py"
+        bound = f"max_concurrent_envs={arrangement.share}"
+        app.write_text(app.read_text().replace("max_concurrent_envs=1", bound))
+        yield project
+
+
+@contextmanager
+def upstream(
+    arrangement: Arrangement,
+    python: Path,
+    app: str = "benchmark.upstream_app:app",
+    app_folder: Path = REPOSITORY / "envs",
+) -> Iterator[Started]:
     """The peer: each worker may hold as many sessions as its share, or as all of them.
 
     Its workers refuse when *they* are full. Where `max_sessions` is a bound under test, they get
@@ -166,12 +202,12 @@ def upstream(arrangement: Arrangement, python: Path) -> Iterator[Started]:
     with tempfile.TemporaryDirectory(prefix="openenvd-peer-") as folder:
         port = _free_port()
         command = [
-            str(python), "-m", "uvicorn", "--app-dir", str(REPOSITORY / "envs"),
-            "benchmark.upstream_app:app", "--host", "127.0.0.1", "--port", str(port),
+            str(python), "-m", "uvicorn", "--app-dir", str(app_folder), app,
+            "--host", "127.0.0.1", "--port", str(port),
             "--workers", str(arrangement.processes), "--no-access-log",
         ]  # fmt: skip
-        share = -(-arrangement.max_sessions // arrangement.processes)
-        environ = {**os.environ, **arrangement.variables, "MAX_CONCURRENT_ENVS": str(share)}
+        variables = {**arrangement.variables, "MAX_CONCURRENT_ENVS": str(arrangement.share)}
+        environ = {**os.environ, **variables}
         log = Path(folder) / "log"
         began = time.monotonic()
         with _process(command, folder, log, environ) as process:

@@ -2,13 +2,14 @@
 """Clients that step as fast as they are answered, in one light process.
 
     python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES
-                                             [--wait S] [--steps N] [--hold]
+                                             [--wait S] [--steps N] [--hold] [--echo]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
 or it has done N steps; then it closes. With `--hold`, they all begin to step when a line comes on
-standard input; `ready` says that they can. What they send is prepared once, with a mask of zeros,
-and what they receive is counted but not decoded (the first frame of each session is looked at), so
-that the clients are not what is measured. Prints one line of JSON.
+standard input; `ready` says that they can. With `--echo` the action is that of upstream's template,
+which answers with it twice; otherwise it is the benchmark's. What they send is prepared once, with
+a mask of zeros, and what they receive is counted but not decoded (the first frame of each session
+is looked at), so that the clients are not what is measured. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -177,13 +178,14 @@ class StepClient(asyncio.Protocol):
         self._transport.close()
 
 
-def plan_of(payload_bytes: int, wait_seconds: float, steps: int | None) -> Plan:
+def plan_of(
+    payload_bytes: int, wait_seconds: float, steps: int | None, *, is_echo: bool = False
+) -> Plan:
     """The frames: a step is as heavy on its way in as its answer is on its way out."""
-    action = {
-        "wait_seconds": wait_seconds,
-        "payload": "x" * payload_bytes,
-        "answer_bytes": payload_bytes,
-    }
+    text = "x" * payload_bytes
+    action: dict[str, Any] = {"message": text}
+    if not is_echo:
+        action = {"wait_seconds": wait_seconds, "payload": text, "answer_bytes": payload_bytes}
     step = json.dumps({"type": "step", "data": action}).encode()
     reset = b'{"type":"reset","data":{}}'
     return Plan(unmasked_client_frame(reset), unmasked_client_frame(step), steps)
@@ -244,8 +246,9 @@ def main() -> int:
     parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--echo", action="store_true")
     given = parser.parse_args()
-    plan = plan_of(given.payload_bytes, given.wait, given.steps)
+    plan = plan_of(given.payload_bytes, given.wait, given.steps, is_echo=given.echo)
     plan.is_holding = given.hold
     outcome = uvloop.run(run(given.port, given.sessions, given.seconds, plan))
     json.dump(outcome, sys.stdout)
