@@ -16,6 +16,7 @@
     python -m load_tests.shard_start     request to ready, each further shard, a dead one's return
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.protocols       what a WebSocket protocol costs: ours and three others
+    python -m load_tests.fuzz            arbitrary bytes and messages: answered, or closed
     python -m load_tests.run_short       the short form of all of them
     python -m load_tests.brigade         singers of one state at once, beside the peer's servers
     python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways

@@ -22,6 +22,7 @@ PROGRAMS = (
     ("shard_start", 1, ""),
     ("steps", 1, "--short"),
     ("brigade", 1, "--short"),
+    ("fuzz", 1, "--minutes 0.5"),
     ("full_house", 1, "--requests 1000 --house 20"),
     ("rollouts", 1, "--short"),
 )

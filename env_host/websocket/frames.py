@@ -89,7 +89,7 @@ def whole_text(data: bytes) -> bytes | None:
 
 
 class FrameParser:
-    """Parses the bytes of one connection into messages of `max_bytes` (125 or more) at most."""
+    """Parses the bytes of one connection into messages of `max_bytes` (64 kB or more) at most."""
 
     __slots__ = ("_chunks", "_fragments", "_held", "_max_bytes", "_wanted")
 

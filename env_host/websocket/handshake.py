@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
@@ -19,6 +20,8 @@ END_OF_HEAD = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 _KEY_BYTES = 16
 _VERSION = b"13"
+_TARGET = re.compile(rb"[!-~]+")  # of the request, RFC 9112, section 3.2
+_HEADER = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")  # RFC 9110, section 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,13 @@ def parse_upgrade(head: bytes) -> Upgrade | None:
     request = lines[0].split(b" ")
     if len(request) != 3 or request[0] != b"GET" or request[2] != b"HTTP/1.1":
         return None
+    if not _TARGET.fullmatch(request[1]):
+        return None
     headers: dict[bytes, bytes] = {}
     for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or name[-1:] in (b"", b" ", b"\t"):
+        if not _HEADER.fullmatch(line):
             return None
+        name, _, value = line.partition(b":")
         name = name.lower()
         if name in headers:
             return None
