@@ -4,8 +4,8 @@
 One comes with the replica. Each further session or connection that waits wants one more, up to
 what was planned, at once: a fork takes milliseconds. They are given back when for
 `LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing. The last one
-is given back only of a replica that had no session yet, whose shard has nothing in memory that a
-session might want to find again.
+is given back only of a replica that nobody has connected to yet, whose shard has nothing in memory
+that a client might want to find again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ It has one thread, one `select`, and no event loop. It accepts every connection 
 reads none: whatever it has imported its children share, and nothing that an environment does can
 hurt it. The first shard comes with the replica; others are forked when there are sessions for them
 and are stopped when there have been none for a while (`shard_demand.py`): the last one only of a
-replica that had no session yet.
+replica that nobody has connected to yet.
 
 What happens when
 
@@ -188,6 +188,8 @@ class Supervisor:
         now = time.monotonic()
         self._lobby.look(now)
         rows = self._scoreboard.shard_counters()
+        if self._lobby.load:
+            self._demand.least = 1  # what is in memory after a session or request is kept
         if len(rows) > 1 or not self._demand.least:
             wanted = self._demand.update(self._load(rows, now), now)
             self._start_and_stop_shards(wanted)
@@ -314,8 +316,6 @@ class Supervisor:
         elif "failed" in head:
             child.failure = message
         else:
-            if head.get("begun") or head.get("sessions"):
-                self._demand.least = 1  # what a session leaves in memory is kept
             self._copies.update(child, message)
         if head.get("sessions") == 0:
             self._isolated.free_slot(child)
