@@ -46,7 +46,8 @@ async def base_url(name: str, deps: Injected) -> Json:
     environment = await deps.submitter.environment(name)
     found = await asyncio.to_thread(run_files.of_environment, deps.paths.runs, name)
     token = found[0].token if found else None
-    address = environment.address
+    # The launch's own word for it: the environment's row is written a moment later.
+    address = found[0].address if found else environment.address
     return {
         "address": address,
         "token": token,
