@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Below the ephemeral ranges of Linux (32768) and macOS (49152), so that no outgoing connection
 # ever takes one of them.
 FIRST_PORT = 21000
-LAST_PORT = 21999
+LAST_PORT = 24999
 
 
 def open_listener(host: str, port: int | None) -> socket.socket:
@@ -40,7 +40,7 @@ def open_listener(host: str, port: int | None) -> socket.socket:
             return listener
     raise PortInUse(
         f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
-        "take some environments down (openenv down NAME), or choose a port: --port 23000",
+        "take some environments down (openenv down NAME), or choose a port: --port 25000",
     )
 
 
