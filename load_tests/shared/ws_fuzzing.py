@@ -20,7 +20,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -60,6 +60,8 @@ DIFFERENCES = """
   - A close frame between fragments is an ordinary close: `websockets` answers it with 1002.
   - A text in fragments that cannot become UTF-8 any more is refused at once; `websockets` leaves
     looking at texts to its callers.
+  - A close frame with a wrong code and a wrong reason is answered with 1002: `websockets` looks at
+    the reason first.
   - The answer to a close frame has its code, without its reason.
 """
 
@@ -251,7 +253,9 @@ def expected_of(specs: list[FrameSpec]) -> Seen:
         if spec.size > len(spec.payload):  # it has not come whole
             return before
         if spec.opcode == CLOSE:
-            return seen_by_websockets([spec])._replace(events=before.events)
+            code_alone = seen_by_websockets([replace(spec, payload=spec.payload[:2])])
+            end = code_alone if code_alone.is_breach else seen_by_websockets([spec])
+            return end._replace(events=before.events)
         if spec.opcode >= CLOSE:
             continue
         kind = kind if spec.opcode == CONTINUATION else spec.opcode
