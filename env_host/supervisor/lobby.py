@@ -12,10 +12,11 @@ each; the bytes of an accepted connection wait in the kernel's buffer until a sh
 
 A connection goes to the shard with the fewest sessions that has room; when none has room, to the
 one with the fewest, which answers HTTP and lets a session wait for its turn (`shard/admission.py`).
-At most `WINDOW` connections are in the inbox of a shard, in small messages of which it takes one in
-an iteration of its loop: so it takes them at the rate at which it serves, and when it hangs most of
-them can be taken back. It counts what it has taken on the scoreboard. Why not an accept thread in
-each shard, or a listening socket each: `docs/decisions/0023-accept-apart-from-serving.md`.
+At most `WINDOW_MESSAGES` are in the inbox of a shard, small ones of which it takes one in an
+iteration of its loop: so it takes connections at the rate at which it serves, and when it hangs
+most of them can be taken back. It counts what it has taken on the scoreboard. Why not an accept
+thread in each shard, or a listening socket each:
+`docs/decisions/0023-accept-apart-from-serving.md`.
 
 What happens when
 
@@ -41,14 +42,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ...system.descriptors import Message, close_all, receive_message, send_message
+from ...system.descriptors import MAX_FDS, Message, close_all, receive_message, send_message
 from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
 from ..startup.fd_limit import SPARE_FDS
 from .close_notices import send_refusal
 
-WINDOW = 64  # connections that a shard has been passed and has not taken yet
-MOST_IN_MESSAGE = 16  # a shard takes one message in an iteration of its loop
-MOST_AHEAD = WINDOW  # sessions that a shard may be ahead of the one with the fewest
+# A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.
+# In a crowd messages are larger: handshakes must not wait for the steps of those who came first.
+LEAST_IN_MESSAGE = 16
+SHARE_IN_MESSAGE = 1 / 32  # of the connections that wait
+WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
 MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
@@ -110,6 +113,10 @@ class Lobby:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def _in_message(self) -> int:
+        return max(LEAST_IN_MESSAGE, min(MAX_FDS, int(len(self._waiting) * SHARE_IN_MESSAGE)))
 
     @property
     def fds(self) -> list[int]:
@@ -184,8 +191,10 @@ class Lobby:
         self._take_back_from_hung(now)
         self._close_refused(now)
         if self._waiting:
-            for inbox, batch in self._share_out(self._open_inboxes(now), wanted):
-                self._pass_on(inbox, batch, now)
+            size = self._in_message
+            window = size * WINDOW_MESSAGES
+            for inbox, batch in self._share_out(self._open_inboxes(now, window), wanted, window):
+                self._pass_on(inbox, _parts(batch, size), now)
 
     def due(self) -> float | None:
         """Return when `place` has something to do, on the monotonic clock."""
@@ -207,14 +216,14 @@ class Lobby:
                 self._take_back(inbox)
                 inbox.closed_until = now + CLOSED_SECONDS
 
-    def _open_inboxes(self, now: float) -> list[Inbox]:
+    def _open_inboxes(self, now: float, window: int = 1) -> list[Inbox]:
         """Return the inboxes of the shards that can be passed a connection."""
         microseconds = now_microseconds()
         found = []
         for inbox in self._inboxes:
             row = self._scoreboard[inbox.index]
             has_fds = row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
-            if row.is_serving and has_fds and inbox.outstanding < WINDOW:
+            if row.is_serving and has_fds and inbox.outstanding < window:
                 found.append(inbox)
         responsive = [
             inbox
@@ -225,13 +234,13 @@ class Lobby:
         return responsive or found
 
     def _share_out(
-        self, inboxes: Sequence[Inbox], wanted: int
+        self, inboxes: Sequence[Inbox], wanted: int, window: int
     ) -> Iterable[tuple[Inbox, list[Waiting]]]:
         """Divide the oldest connections among shards: each to the one with the lowest load.
 
         While fewer shards serve than are wanted, none takes more than its share.
         """
-        share = self._share_of_each(wanted)
+        share = self._share_of_each(wanted, window)
         heap = []
         for inbox in inboxes:
             row = self._scoreboard[inbox.index]
@@ -245,14 +254,14 @@ class Lobby:
                 break
             batch = batches[index]
             batch.append(self._waiting.popleft())
-            if len(batch) + self._inboxes[index].outstanding >= WINDOW:
+            if len(batch) + self._inboxes[index].outstanding >= window:
                 heapq.heappop(heap)
             else:
                 most = self._scoreboard[index][Field.MAX_SESSIONS]
                 heapq.heapreplace(heap, (load + 1 >= most, load + 1, index))
         return [(self._inboxes[index], batch) for index, batch in batches.items() if batch]
 
-    def _share_of_each(self, wanted: int) -> float:
+    def _share_of_each(self, wanted: int, most_ahead: int) -> float:
         """Return the load beyond which no shard is passed a connection now."""
         rows = self._scoreboard.shard_counters()
         serving = [row for row in rows if row.is_serving]
@@ -264,12 +273,12 @@ class Lobby:
             for row in serving
             if row.room and not _is_hung(self._inboxes[row.index], now)
         ]
-        return min(in_turn, default=float("inf")) + MOST_AHEAD
+        return min(in_turn, default=float("inf")) + most_ahead
 
-    def _pass_on(self, inbox: Inbox, batch: list[Waiting], now: float) -> None:
+    def _pass_on(self, inbox: Inbox, parts: Iterable[list[Waiting]], now: float) -> None:
         if not inbox.outstanding:
             inbox.progressed_at = now
-        for part in _parts(batch):
+        for part in parts:
             fds = tuple(each.fd for each in part)
             head = {"since": [each.since for each in part], "placed": len(part)}
             if send_message(inbox.writing, Message(head, part[0].head, fds)):
@@ -321,7 +330,7 @@ def _is_hung(inbox: Inbox, now: float) -> bool:
     return bool(inbox.outstanding) and now - inbox.progressed_at >= PATIENCE_SECONDS
 
 
-def _parts(batch: Iterable[Waiting]) -> Iterator[list[Waiting]]:
+def _parts(batch: Iterable[Waiting], size: int) -> Iterator[list[Waiting]]:
     """Divide a batch into messages; a connection that was read from goes alone, with its head."""
     fresh: list[Waiting] = []
     for each in batch:
@@ -329,5 +338,5 @@ def _parts(batch: Iterable[Waiting]) -> Iterator[list[Waiting]]:
             yield [each]
         else:
             fresh.append(each)
-    for start in range(0, len(fresh), MOST_IN_MESSAGE):
-        yield fresh[start : start + MOST_IN_MESSAGE]
+    for start in range(0, len(fresh), size):
+        yield fresh[start : start + size]

@@ -15,7 +15,13 @@ import pytest
 from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup.fd_limit import SPARE_FDS
 from openenvd.env_host.supervisor import lobby as module
-from openenvd.env_host.supervisor.lobby import CLOSED_SECONDS, PATIENCE_SECONDS, WINDOW, Lobby
+from openenvd.env_host.supervisor.lobby import (
+    CLOSED_SECONDS,
+    LEAST_IN_MESSAGE,
+    PATIENCE_SECONDS,
+    WINDOW_MESSAGES,
+    Lobby,
+)
 from openenvd.system.descriptors import (
     Message,
     close_all,
@@ -25,6 +31,7 @@ from openenvd.system.descriptors import (
 )
 
 MAX_FDS = 20_000
+WINDOW = LEAST_IN_MESSAGE * WINDOW_MESSAGES  # where no crowd waits
 
 
 class House:
@@ -263,3 +270,12 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
         time.sleep(0.001)
     made.lobby.accept()
     assert len(made.lobby) == 1
+
+
+def test_in_a_crowd_shards_are_passed_more_at_once(house: Callable[..., House]) -> None:
+    made = house(2)
+    crowd = 40 * LEAST_IN_MESSAGE * 2
+    made.connect(crowd)
+    passed = made.place()
+    assert passed[0] == passed[1] == crowd // 32 * WINDOW_MESSAGES
+    assert {len(message.fds) for message in made.take(0)} == {crowd // 32}
