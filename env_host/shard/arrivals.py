@@ -11,6 +11,7 @@ longest are closed, so that clients that only connect keep nobody out.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -136,7 +137,7 @@ class Arrivals:
 
     def make_room(self, count: int) -> None:
         """Close so many of the connections that have been silent for longest."""
-        for arrival in list(self._silent)[: max(0, count)]:
+        for arrival in list(itertools.islice(self._silent, max(0, count))):
             arrival.refuse(TOO_SLOW)
 
     def settle(self, arrival: Arrival) -> None:

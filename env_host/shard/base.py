@@ -221,12 +221,12 @@ class ServingProcess:
         self.arrivals.open(fd, since, data)
 
     def _route(self, arrival: Arrival) -> None:
-        head = read_head(bytes(arrival.data))
+        head = read_head(arrival.data)
         # An HTTP connection may be for any session next; a session's own process knows no other.
         is_whole = head.is_upgrade or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
-        elif head.wants_session and self.server.permits(bytes(arrival.data)):
+        elif head.wants_session and self.server.permits(arrival.data):
             self.admission.consider(arrival)
         else:
             self._serve(arrival)

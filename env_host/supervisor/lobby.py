@@ -50,7 +50,7 @@ from .close_notices import send_refusal
 # A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.
 # In a crowd messages are larger: handshakes must not wait for the steps of those who came first.
 LEAST_IN_MESSAGE = 16
-SHARE_IN_MESSAGE = 1 / 32  # of the connections that wait
+SHARE_IN_MESSAGE = 1 / 4  # of the connections that wait
 WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
 MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait

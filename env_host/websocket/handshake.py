@@ -8,6 +8,7 @@ answers what is wrong with them.
 from __future__ import annotations
 
 import binascii
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -41,6 +42,7 @@ class Upgrade:
         return found[0] if found else None
 
 
+@functools.lru_cache(maxsize=1)  # it is asked for where a connection is routed, and where answered
 def parse_upgrade(head: bytes) -> Upgrade | None:
     """Parse the handshake in `head`, which ends with an empty line; None when unsure."""
     lines = head.removesuffix(END_OF_HEAD).split(b"\r\n")
