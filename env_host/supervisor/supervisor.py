@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 
 from ...system import forking
 from ...system.descriptors import Message, receive_message
+from ...system.scheduling import run_soon_after_waking
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
@@ -126,6 +127,7 @@ class Supervisor:
         self._signals = SignalPipe(forking.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
+        run_soon_after_waking()  # to accept before the kernel's queue is full
         if not self._spawner.can_fork:
             self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
         try:
