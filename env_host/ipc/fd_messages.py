@@ -54,6 +54,11 @@ class MessageChannel:
         if len(self._unsent) == 1:
             self._flush()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the receiver has no room: what is sent waits here."""
+        return bool(self._unsent)
+
     def close(self) -> None:
         """Stop reading and sending; the socket stays open."""
         if self._closed:

@@ -6,20 +6,23 @@
     this process exits ▶ the supervisor sends each client a notice, and closes
 
 What happens in one iteration of the loop goes in one message. A connection is not over before the
-supervisor has closed its copy: microseconds later, unless it is forking.
+supervisor has closed its copy: microseconds later, unless it is forking. Copies are made when they
+can be sent: in a crowd those that wait would take all descriptors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
-from ...system.descriptors import MAX_FDS, Message, close_all
+from ...system.descriptors import MAX_FDS, Message
 from ..ipc.fd_messages import MessageChannel, duplicate
 from ..sessions.session import Attached, Session
 from .request_head import Owner, new_session_id
+
+FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for
 
 
 class ConnectionRegistry:
@@ -30,9 +33,9 @@ class ConnectionRegistry:
         self._owner = owner
         self._on_count = on_count
         self._loop = asyncio.get_running_loop()
-        self._numbers = count(1)
+        self._numbers = itertools.count(1)
         self._tokens: dict[str, int] = {}  # by session
-        self._begun: dict[int, tuple[int, str]] = {}  # not reported yet: descriptor, path
+        self._begun: dict[int, Attached] = {}  # not reported yet
         self._ended: list[int] = []
         self._is_due = False
         self._count = 0
@@ -51,10 +54,8 @@ class ConnectionRegistry:
 
     def on_begin(self, session: Session, socket: Attached) -> None:
         """Report a session and a copy of its socket."""
-        if (fd := duplicate(socket.transport)) is None:
-            return
         token = self._tokens[session.id] = next(self._numbers)
-        self._begun[token] = fd, socket.path
+        self._begun[token] = socket
         self._flush_soon()
 
     def on_end(self, session: Session) -> None:
@@ -63,9 +64,7 @@ class ConnectionRegistry:
         self._check_if_over()
         if token is None:
             return
-        if token in self._begun:  # the supervisor has not heard of it
-            close_all(self._begun.pop(token)[:1])
-        else:
+        if self._begun.pop(token, None) is None:  # otherwise the supervisor has not heard of it
             self._ended.append(token)
             self._flush_soon()
 
@@ -76,14 +75,23 @@ class ConnectionRegistry:
     def flush(self) -> None:
         """Report what has begun and ended since the last report."""
         self._is_due = False
-        begun, self._begun = list(self._begun.items()), {}
         ended, self._ended = self._ended, []
-        for start in range(0, len(begun) or 1, MAX_FDS):
-            part = begun[start : start + MAX_FDS]
-            head: dict[str, Any] = {"begun": [[token, path] for token, (_, path) in part]}
-            if not start:
-                head |= {"ended": ended, "sessions": self._count}
-            self._link.send(Message(head, fds=tuple(fd for _, (fd, _) in part)))
+        self._send(ended=ended, sessions=self._count)
+        while self._begun and not self._link.is_full:
+            self._send()
+        if self._begun:
+            self._is_due = True
+            self._loop.call_later(FULL_SECONDS, self.flush)
+
+    def _send(self, **head: Any) -> None:
+        begun = [] if self._link.is_full else list(itertools.islice(self._begun.items(), MAX_FDS))
+        copies = []
+        for token, socket in begun:
+            del self._begun[token]
+            if (fd := duplicate(socket.transport)) is not None:
+                copies.append((token, socket.path, fd))
+        head["begun"] = [[token, path] for token, path, _ in copies]
+        self._link.send(Message(head, fds=tuple(fd for _, _, fd in copies)))
 
     def _check_if_over(self) -> None:
         if self._count or self._tokens:

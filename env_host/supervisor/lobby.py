@@ -53,6 +53,7 @@ LEAST_IN_MESSAGE = 16
 SHARE_IN_MESSAGE = 1 / 4  # of the connections that wait
 WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
 MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
+CROWD = 64  # connections in the kernel's queue, where others are likely to follow
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
 CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
@@ -109,6 +110,7 @@ class Lobby:
         self._fds_of_shard = max(1, max_fds - SPARE_FDS)
         self._waiting: deque[Waiting] = deque()
         self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
+        self.is_crowd_arriving = False  # when last accepted: no time for anything else
         self._closed_until = 0.0  # to new connections, when there are no descriptors
 
     def __len__(self) -> int:
@@ -142,7 +144,8 @@ class Lobby:
     def accept(self) -> None:
         """Accept all connections in the kernel's queue."""
         since = now_microseconds()
-        for _ in range(self._at_once):
+        for count in range(self._at_once):
+            self.is_crowd_arriving = count >= CROWD
             try:
                 # What `accept` does, without its asking the listener for its family each time.
                 fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001

@@ -210,12 +210,14 @@ class Supervisor:
     def _start_and_stop_shards(self, wanted: int) -> None:
         now = time.monotonic()
         retire, self._retire_at = self._retire_at, None
+        # Forks take as long as a crowd takes to fill the kernel's queue: they come after it.
+        is_crowd_arriving, self._lobby.is_crowd_arriving = self._lobby.is_crowd_arriving, False
         for row in self._scoreboard.shard_counters():
             child = self._children.at(row.index)
             is_surplus = row.index >= wanted
             if child is None:
                 row[Field.PARKED] = int(is_surplus)
-                if not is_surplus and row.index not in self._restarts.scheduled:
+                if not (is_surplus or row.index in self._restarts.scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
             elif not is_surplus or not child.is_ready or self._lobby.has_passed_on(row):
                 row[Field.PARKED] = int(child.is_retired)

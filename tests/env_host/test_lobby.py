@@ -17,6 +17,7 @@ from openenvd.env_host.startup.fd_limit import SPARE_FDS
 from openenvd.env_host.supervisor import lobby as module
 from openenvd.env_host.supervisor.lobby import (
     CLOSED_SECONDS,
+    CROWD,
     LEAST_IN_MESSAGE,
     PATIENCE_SECONDS,
     WINDOW_MESSAGES,
@@ -104,7 +105,10 @@ def test_everything_in_the_queue_is_accepted_at_once(house: Callable[..., House]
     assert len(made.lobby) == 300
 
 
-def test_shards_get_equal_parts_and_no_more_than_a_window(house: Callable[..., House]) -> None:
+def test_shards_get_equal_parts_and_no_more_than_a_window(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARE_IN_MESSAGE", 0)  # messages as where no crowd waits
     made = house(2)
     made.connect(2 * WINDOW + 50)
     assert made.place() == [WINDOW, WINDOW]
@@ -274,8 +278,16 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
 
 def test_in_a_crowd_shards_are_passed_more_at_once(house: Callable[..., House]) -> None:
     made = house(2)
-    crowd = 40 * LEAST_IN_MESSAGE * 2
-    made.connect(crowd)
-    passed = made.place()
-    assert passed[0] == passed[1] == crowd // 32 * WINDOW_MESSAGES
-    assert {len(message.fds) for message in made.take(0)} == {crowd // 32}
+    made.connect(8 * LEAST_IN_MESSAGE)
+    assert made.place() == [4 * LEAST_IN_MESSAGE, 4 * LEAST_IN_MESSAGE]
+    assert {len(message.fds) for message in made.take(0)} == {2 * LEAST_IN_MESSAGE}
+
+
+def test_a_crowd_is_seen_while_it_arrives(house: Callable[..., House]) -> None:
+    made = house(1)
+    made.connect(2)
+    assert not made.lobby.is_crowd_arriving
+    for _ in range(CROWD + 1):
+        made.clients.append(socket.create_connection(made.listener.getsockname()))
+    made.lobby.accept()
+    assert made.lobby.is_crowd_arriving
