@@ -74,6 +74,9 @@ class Admission:
         self._timer: asyncio.Handle | None = None
         self._stopped = False
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     # Before the handshake
 
     def consider(self, arrival: Arrival) -> None:

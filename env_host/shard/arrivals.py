@@ -21,6 +21,7 @@ from ..ipc.fd_messages import duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
 from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
 
+UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looked yet
 HEAD_SECONDS = 30.0  # to send a request's head
 MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection that goes to another process
 
@@ -114,7 +115,7 @@ class Arrivals:
         self._counters = counters
         self.on_head = on_head
         self.on_lost = on_lost
-        self._silent: dict[Arrival, None] = {}  # the oldest first
+        self._silent: dict[Arrival, float] = {}  # since when it is here; the oldest first
         self._opening: set[asyncio.Task[Arrival]] = set()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +127,7 @@ class Arrivals:
         """Open a connection that has waited since then, of which `data` has been read."""
         arrival = Arrival(self, data, since)
         if not data:
-            self._silent[arrival] = None
+            self._silent[arrival] = self._loop.time()
             self._counters[Field.ARRIVING] = len(self._silent)
             if self._timer is None:
                 self._time_out_later()
@@ -137,8 +138,10 @@ class Arrivals:
 
     def make_room(self, count: int) -> None:
         """Close so many of the connections that have been silent for longest."""
-        for arrival in list(itertools.islice(self._silent, max(0, count))):
-            arrival.refuse(TOO_SLOW)
+        latest = self._loop.time() - UNREAD_SECONDS
+        for arrival, since in list(itertools.islice(self._silent.items(), max(0, count))):
+            if since <= latest:
+                arrival.refuse(TOO_SLOW)
 
     def settle(self, arrival: Arrival) -> None:
         """Take note that the head of a connection has been read, or that it has ended."""

@@ -24,6 +24,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from ...system.connection_limit import full_answer
 from ...system.descriptors import Message
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
@@ -190,6 +191,7 @@ class ServingProcess:
         counters[Field.STEPS] = table.counts.steps
         counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
         self._count_connections()
+        self.arrivals.make_room(counters[Field.OPEN] - self._most_connections)
         if counters[Field.OPEN] or counters.load or counters[Field.WAITING]:
             asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
         else:
@@ -197,7 +199,9 @@ class ServingProcess:
             self._fell_idle()
 
     def _count_connections(self) -> None:
-        self._counters[Field.OPEN] = self.server.open_connections + len(self.arrivals)
+        self._counters[Field.OPEN] = (
+            self.server.open_connections + len(self.arrivals) + len(self.admission)
+        )
 
     def _woke(self) -> None:
         """Called when there is something to do again."""
@@ -216,6 +220,7 @@ class ServingProcess:
     def _take_connection(self, fd: int, since: int, data: bytes = b"") -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self.wake()
+        self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
         self.arrivals.open(fd, since, data)
@@ -227,7 +232,10 @@ class ServingProcess:
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
         elif head.wants_session and self.server.permits(arrival.data):
-            self.admission.consider(arrival)
+            if self._counters[Field.OPEN] > self._most_connections:
+                arrival.refuse(full_answer())  # the descriptors that are left are for HTTP
+            else:
+                self.admission.consider(arrival)
         else:
             self._serve(arrival)
 

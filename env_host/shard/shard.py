@@ -59,7 +59,7 @@ class Shard(ServingProcess):
     async def run(self, head: bytes = b"") -> None:
         """Serve until asked to stop."""
         await self.start()
-        self._lag.start(paused=True)
+        self._lag.start(paused=bool(self._counters[Field.IDLE]))
         self._inbox = MessageChannel(self._inbox_end, on_message=self._take_connections)
         self.link.send(Message({"ready": True}))
         await self._stopping.wait()

@@ -17,6 +17,8 @@ from ...system.descriptors import Message
 if TYPE_CHECKING:
     from ..ipc.child_config import ChildConfig
 
+RETIRE_SECONDS = 5.0  # for a shard that was asked to exit
+
 
 @dataclass(slots=True)
 class Child:
@@ -30,6 +32,7 @@ class Child:
     group: Cgroup | None = None
     holds_slot: bool = True
     is_ready: bool = False
+    retire_at: float | None = None  # when it is to be stopped: it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
     failure: Message | None = None
     killed_for: str | None = None  # why the memory watchdog killed it
@@ -62,12 +65,14 @@ class Child:
         fds = [self.link.fileno(), *(fd for fd, _ in self.socket_copies.values())]
         return fds if self.connection_fd is None else [*fds, self.connection_fd]
 
-    def retire(self) -> None:
-        """Ask a shard without sessions to exit."""
-        if not self.is_retired:
-            self.is_retired = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+    def retire_if_due(self, now: float) -> None:
+        """Ask a shard without sessions to exit, when it is due; when it has not, kill it."""
+        if self.retire_at is None or now < self.retire_at:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL if self.is_retired else signal.SIGTERM)
+        self.is_retired = True
+        self.retire_at = now + RETIRE_SECONDS
 
     def __str__(self) -> str:
         kind = "isolated session" if self.is_isolated else f"shard {self.index}"
@@ -90,6 +95,10 @@ class Children:
     def are_ready(self) -> bool:
         """Whether all shards are ready."""
         return all(each.is_ready for each in self if not each.is_isolated)
+
+    def next_retirement(self) -> float | None:
+        """Return when the next shard is to be stopped, on the monotonic clock."""
+        return min((e.retire_at for e in self if e.retire_at is not None), default=None)
 
     @property
     def fds(self) -> list[int]:

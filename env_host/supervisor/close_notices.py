@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from ...system.descriptors import Message
@@ -24,6 +25,8 @@ from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000
 RETRY_AFTER_SECONDS = 1
+NOTICES_AT_ONCE = 256
+_MOST_UNREAD_BYTES = 64 * 1024
 
 
 class SocketCopies:
@@ -59,10 +62,15 @@ class SocketCopies:
                 self._count -= 1
                 os.close(fd)
 
-    def notify_clients(self, child: Child, text: str) -> None:
-        """Tell all clients of a child why their sessions have ended, and close the copies."""
-        for fd, path in child.socket_copies.values():
+    def notify_clients(self, child: Child, text: str, accept: Callable[[], None]) -> None:
+        """Tell all clients of a child why their sessions have ended, and close the copies.
+
+        They connect again at once: `accept` is called between, before the kernel's queue is full.
+        """
+        for number, (fd, path) in enumerate(child.socket_copies.values(), 1):
             close_session(fd, path, text)
+            if number % NOTICES_AT_ONCE == 0:
+                accept()
         self._count -= len(child.socket_copies)
         child.socket_copies.clear()
         if child.connection_fd is not None:
@@ -104,6 +112,13 @@ def send_refusal(fd: int, text: str) -> None:
         f"content-length: {len(body)}\r\n\r\n"
     )
     _write(fd, head.encode() + body)
+
+
+def close_unread(fd: int) -> None:
+    """Close a connection, first reading what its client has sent: a reset would undo the answer."""
+    with contextlib.suppress(OSError):
+        os.read(fd, _MOST_UNREAD_BYTES)
+    os.close(fd)
 
 
 def _message(path: str, text: str) -> str:

@@ -33,9 +33,10 @@ What happens when
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
+import itertools
 import logging
-import os
 import socket
 import time
 from collections import deque
@@ -43,9 +44,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...system.descriptors import MAX_FDS, Message, close_all, receive_message, send_message
-from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..startup.fd_limit import SPARE_FDS
-from .close_notices import send_refusal
+from .close_notices import close_unread, send_refusal
 
 # A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.
 # In a crowd messages are larger: handshakes must not wait for the steps of those who came first.
@@ -57,9 +58,12 @@ CROWD = 64  # connections in the kernel's queue, where others are likely to foll
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
 CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
+STARTING_SECONDS = 0.5  # that connections wait for a shard that is wanted and does not serve yet
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 LINGER_SECONDS = 1.0  # for a refused client to read its answer
 MOST_LINGERING = 256
+
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -111,6 +115,7 @@ class Lobby:
         self._waiting: deque[Waiting] = deque()
         self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
         self.is_crowd_arriving = False  # when last accepted: no time for anything else
+        self._has_warned = False
         self._closed_until = 0.0  # to new connections, when there are no descriptors
 
     def __len__(self) -> int:
@@ -154,13 +159,21 @@ class Lobby:
             except ConnectionAbortedError:
                 continue
             except OSError as exc:
-                log.warning("no more connections can be accepted for now: %s", exc)
+                if exc.errno not in _NO_ROOM:  # an error of this one connection, which is gone
+                    continue
+                self._warn_of_no_room(exc)
                 self._closed_until = time.monotonic() + FULL_SECONDS
                 return
+            self._has_warned = False
             if len(self._waiting) < self._most:
                 self._waiting.append(Waiting(since, fd))
             else:
                 self._refuse(fd, "Too many connections are waiting to be served.")
+
+    def _warn_of_no_room(self, exc: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("no more connections can be accepted for now: %s", exc)
 
     def _refuse(self, fd: int, text: str) -> None:
         """Answer 503, and close when the client has had time to read that.
@@ -168,13 +181,14 @@ class Lobby:
         Closed at once, with the client's request unread, the answer would be lost in a reset.
         """
         now = time.monotonic()
-        self._close_refused(now, most=MOST_LINGERING - 1)
+        self.close_refused(now, most=MOST_LINGERING - 1)
         send_refusal(fd, text)
         self._refused.append((now + LINGER_SECONDS, fd))
 
-    def _close_refused(self, now: float, most: int = MOST_LINGERING) -> None:
+    def close_refused(self, now: float, most: int = MOST_LINGERING) -> None:
+        """Close those that have had time to read their answer, and the oldest beyond `most`."""
         while self._refused and (self._refused[0][0] <= now or len(self._refused) > most):
-            os.close(self._refused.popleft()[1])
+            close_unread(self._refused.popleft()[1])
 
     # Placing
 
@@ -192,23 +206,23 @@ class Lobby:
     def place(self, wanted: int, now: float) -> None:
         """Pass connections to the shards, as far as these can take them; `wanted` are to share."""
         self._take_back_from_hung(now)
-        self._close_refused(now)
         if self._waiting:
             size = self._in_message
             window = size * WINDOW_MESSAGES
             for inbox, batch in self._share_out(self._open_inboxes(now, window), wanted, window):
                 self._pass_on(inbox, _parts(batch, size), now)
 
-    def due(self) -> float | None:
+    def due(self, *, is_placing: bool) -> float | None:
         """Return when `place` has something to do, on the monotonic clock."""
         now = time.monotonic()
-        if self._waiting and any(row.is_serving for row in self._scoreboard.shard_counters()):
-            return now + PLACE_SECONDS
-        if any(inbox.outstanding for inbox in self._inboxes):
-            return now + PATIENCE_SECONDS
-        if self._closed_until > now:
-            return self._closed_until
-        return self._refused[0][0] if self._refused else None
+        moments = [self._closed_until] if self._closed_until > now else []
+        moments += [until for until, _ in itertools.islice(self._refused, 1)]
+        if is_placing and any(inbox.outstanding for inbox in self._inboxes):
+            moments.append(now + PATIENCE_SECONDS)
+        rows = self._scoreboard.shard_counters()
+        if is_placing and self._waiting and any(row.is_serving for row in rows):
+            moments.append(now + PLACE_SECONDS)
+        return min(moments, default=None)
 
     def _take_back_from_hung(self, now: float) -> None:
         if not any(inbox.outstanding for inbox in self._inboxes):
@@ -225,8 +239,7 @@ class Lobby:
         found = []
         for inbox in self._inboxes:
             row = self._scoreboard[inbox.index]
-            has_fds = row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
-            if row.is_serving and has_fds and inbox.outstanding < window:
+            if row.is_serving and self._has_fds(inbox) and inbox.outstanding < window:
                 found.append(inbox)
         responsive = [
             inbox
@@ -235,6 +248,10 @@ class Lobby:
             and self._scoreboard[inbox.index].is_responsive(microseconds)
         ]
         return responsive or found
+
+    def _has_fds(self, inbox: Inbox) -> bool:
+        row = self._scoreboard[inbox.index]
+        return row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
 
     def _share_out(
         self, inboxes: Sequence[Inbox], wanted: int, window: int
@@ -268,13 +285,17 @@ class Lobby:
         """Return the load beyond which no shard is passed a connection now."""
         rows = self._scoreboard.shard_counters()
         serving = [row for row in rows if row.is_serving]
-        if len(serving) < wanted:
+        waited = now_microseconds() - self._waiting[0].since
+        if len(serving) < wanted and waited < STARTING_SECONDS * MICROSECONDS:
             return -(-(self.load + sum(row.load for row in rows)) // wanted)
-        now = time.monotonic()
+        now, microseconds = time.monotonic(), now_microseconds()
         in_turn = [
             row.load + self._inboxes[row.index].outstanding
             for row in serving
-            if row.room and not _is_hung(self._inboxes[row.index], now)
+            if row.room
+            and row.is_responsive(microseconds)
+            and self._has_fds(self._inboxes[row.index])
+            and not _is_hung(self._inboxes[row.index], now)
         ]
         return min(in_turn, default=float("inf")) + most_ahead
 
@@ -306,7 +327,7 @@ class Lobby:
                 inbox.sent -= message.head.get("placed", 0)
                 ages = message.head["since"]
                 found += [
-                    Waiting(*one, message.body) for one in zip(ages, message.fds, strict=True)
+                    Waiting(*one, message.body) for one in zip(ages, message.fds, strict=False)
                 ]
         self._put_back(found)
 

@@ -22,6 +22,10 @@ class ShardDemand:
         self._needed = self.wanted = max(1, least)
         self._since = 0.0  # when `_needed` was first the most that was wanted
 
+    def keep_one(self) -> None:
+        """Never give the last one back from now on."""
+        self.least = max(1, self.least)
+
     def update(self, load: int, now: float) -> int:
         """Return how many shards are wanted for `load` sessions and waiting connections."""
         needed = max(self.least, min(self._most, load))

@@ -44,6 +44,10 @@ class StatusReporter:
         self._is_settled = self._is_settled and self._is_idle
         return None if self._is_settled else capacity
 
+    def unsettle(self) -> None:
+        """Report again, also when all are idle."""
+        self._is_settled = False
+
     @property
     def _is_idle(self) -> bool:
         return all(row[Field.IDLE] for row in self._scoreboard.shard_counters() if row[Field.PID])

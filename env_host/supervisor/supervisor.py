@@ -118,7 +118,6 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
         self._stop_by: float | None = None
-        self._retire_at: float | None = None  # when parked shards are stopped
 
     # The agenda
 
@@ -163,9 +162,9 @@ class Supervisor:
             self._state.due if self._state is not None and not self._is_stopping else None,
             self._stop_by,
             self._reporter.due() if self._is_ready else None,
-            self._lobby.due(),
-            self._demand.due() if self._is_ready else None,
-            self._retire_at,
+            self._lobby.due(is_placing=self._is_placing),
+            self._demand.due() if self._is_placing else None,
+            self._children.next_retirement() if self._is_placing else None,
             now + RETRY_SECONDS if self._isolated.must_notify else None,
             self._memory.due(self._children),
         )
@@ -179,22 +178,29 @@ class Supervisor:
         is_watched = self._listener.fileno() in self._selector.get_map()
         is_wanted = self._lobby.is_open and not self._is_stopping
         if is_wanted and not is_watched:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._lobby.accept)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         elif is_watched and not is_wanted:
             self._selector.unregister(self._listener)
 
+    def _accept(self) -> None:
+        if self._lobby.is_open and not self._is_stopping:
+            self._lobby.accept()
+
+    @property
+    def _is_placing(self) -> bool:
+        return self._is_ready and not self._is_stopping
+
     def _place(self) -> None:
         """Pass connections on to shards, of which there are as many as are wanted."""
-        if self._is_stopping or not self._is_ready:
-            return
         now = time.monotonic()
+        self._lobby.close_refused(now)
+        if not self._is_placing:
+            return
         self._lobby.look(now)
         rows = self._scoreboard.shard_counters()
         if self._lobby.load:
-            self._demand.least = 1  # what is in memory after a session or request is kept
-        if len(rows) > 1 or not self._demand.least:
-            wanted = self._demand.update(self._load(rows, now), now)
-            self._start_and_stop_shards(wanted)
+            self._demand.keep_one()  # what is in memory after a session or request is kept
+        self._start_and_stop_shards(self._demand.update(self._load(rows, now), now))
         self._lobby.place(self._demand.wanted, now)
         self._copies.reserve(len(self._lobby))
 
@@ -209,7 +215,6 @@ class Supervisor:
 
     def _start_and_stop_shards(self, wanted: int) -> None:
         now = time.monotonic()
-        retire, self._retire_at = self._retire_at, None
         # Forks take as long as a crowd takes to fill the kernel's queue: they come after it.
         is_crowd_arriving, self._lobby.is_crowd_arriving = self._lobby.is_crowd_arriving, False
         for row in self._scoreboard.shard_counters():
@@ -219,15 +224,14 @@ class Supervisor:
                 row[Field.PARKED] = int(is_surplus)
                 if not (is_surplus or row.index in self._restarts.scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
+            elif child.is_retired:
+                child.retire_if_due(now)
             elif not is_surplus or not child.is_ready or self._lobby.has_passed_on(row):
-                row[Field.PARKED] = int(child.is_retired)
-            elif not row[Field.PARKED]:  # from now on no connection comes here
-                row[Field.PARKED] = 1
-                self._retire_at = now + PARK_SECONDS
-            elif retire is not None and now >= retire:
-                child.retire()
+                row[Field.PARKED], child.retire_at = 0, None
+            elif child.retire_at is None:  # from now on no connection comes here
+                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
             else:
-                self._retire_at = retire
+                child.retire_if_due(now)
 
     # Starting
 
@@ -315,7 +319,7 @@ class Supervisor:
         elif "ready" in head:
             child.is_ready = True
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
-                self._demand.least = 1  # the next session is not to wait for that again
+                self._demand.keep_one()  # the next session is not to wait for that again
             self._report_ready()
         elif "failed" in head:
             child.failure = message
@@ -358,6 +362,7 @@ class Supervisor:
     def _on_exit(self, exited: ChildExit) -> None:
         child = exited.child
         self._clean_up(exited)
+        self._reporter.unsettle()
         self._isolated.free_slot(child)
         if self._is_stopping:
             return
@@ -377,7 +382,7 @@ class Supervisor:
         if exited.wait_status or child.socket_copies:
             text = f"The process of this session ({child.where}) {exited.how}"
             text = _STOPPING if self._is_stopping else f"{text}; the session has ended."
-            self._copies.notify_clients(child, text)
+            self._copies.notify_clients(child, text, self._accept)
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)
         self._scoreboard[child.index].clear()

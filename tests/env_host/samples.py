@@ -221,6 +221,11 @@ if "NO_ROOM" in os.environ:
         return fork()
 
     os.fork = fork_if_there_is_room
+
+if "LINGER" in os.environ:
+    from openenvd.env_host.supervisor import shard_demand
+
+    shard_demand.LINGER_SECONDS = float(os.environ["LINGER"])
 '''
 
 # A class whose import leaves a thread running.

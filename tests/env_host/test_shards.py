@@ -62,6 +62,43 @@ def test_shards_come_with_the_sessions(start: StartHost) -> None:
     assert len(shards(host)) == 3
 
 
+def until_shards(host: Host, count: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(shards(host)) != count:
+        assert time.monotonic() < deadline, shards(host)
+        time.sleep(0.01)
+
+
+def test_shards_that_are_not_needed_are_stopped_but_for_the_last(start: StartHost) -> None:
+    host = start(shards=3, max_sessions=12, env={"LINGER": "0.2"})
+    host.ready()
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(host.open()).ask("reset")
+        until_shards(host, 3)
+    until_shards(host, 1)
+    with host.open() as one, host.open() as two:
+        assert {client.ask("reset")["type"] for client in (one, two)} == {"observation"}
+        until_shards(host, 2)
+    assert host.log.read_text() == ""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_before_the_first_connection_no_shard_is_kept(start: StartHost, count: int) -> None:
+    host = start(shards=count, max_sessions=4, env={"LINGER": "0.2"})
+    host.ready()
+    until_shards(host, 0)
+    before = psutil.Process(host.process.pid).cpu_times()
+    with host.open() as client:
+        assert client.ask("reset")["type"] == "observation"
+    until_shards(host, 1)
+    time.sleep(1.0)  # what must not be: a supervisor that is busy, or that stops the last shard
+    after = psutil.Process(host.process.pid).cpu_times()
+    assert after.user + after.system - before.user - before.system < 0.5
+    assert len(shards(host)) == 1
+    assert host.stop() == 0
+
+
 def test_all_slots_of_all_shards_can_be_taken_at_once(start: StartHost) -> None:
     """The fullest shard does not refuse while another has room."""
     host = start(shards=4, max_sessions=40)
