@@ -108,6 +108,11 @@ class HttpLimits:
         if self.limit is not None:
             self.limit.remove(self)
         super().handle_websocket_upgrade(*request)  # type: ignore[misc]
+        opened = self.transport.get_protocol()
+        # websockets reads heads more strictly, and uvicorn then answers nothing, for ever.
+        if not getattr(opened, "handshake_initiated", True) and not self.transport.is_closing():
+            self.transport.write(closing_answer(HTTPStatus.BAD_REQUEST))
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         """Note that what came was a body's (httptools)."""

@@ -21,7 +21,7 @@ import re
 from functools import lru_cache
 
 MAX_NAME_CHARACTERS = 300  # of a whole header; a name of DNS has 253 at most
-_CACHED = 256
+_CACHED = 32  # headers that may be as long as a head
 _MOST_PORT = 65535
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_-])?)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")

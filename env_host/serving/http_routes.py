@@ -168,6 +168,9 @@ async def _reply(handler: Handler, body: bytes, path: str, environment: str) -> 
         return Reply({"detail": _in_body(plain_errors(exc))}, 422)
     except json.JSONDecodeError as exc:
         return Reply({"detail": [_not_json(exc)]}, 422)
+    except UnicodeDecodeError as exc:
+        not_utf8 = json.JSONDecodeError("not UTF-8", "", exc.start)
+        return Reply({"detail": [_not_json(not_utf8)]}, 422)
     except Exception as exc:
         log.warning("%s failed", path, exc_info=True, extra={"environment": environment})
         return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)

@@ -214,6 +214,7 @@ class ServingProcess:
     def _count(self) -> None:
         """Take note that the number of sessions has changed, or a slot is free."""
         self._counters[Field.SESSIONS] = self.table.taken + self._isolated
+        self._counters[Field.HEARTBEAT] = now_microseconds()
         self.wake()
         self.admission.changed()
 

@@ -41,8 +41,7 @@ from .message_memory import MessageMemory
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # where it was installed without a compiler
-    from ...system.access_tokens import without_token
-from ...system.websocket import apply_mask
+    from ...system.websocket import apply_mask
 
 CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
 _CLOSE = b'{"type":"close"}'

@@ -63,7 +63,8 @@ _SHOWN_OF_REQUEST = (
 def request_view(request: Request, pending_reason: str | None = None) -> Json:
     """One request. `pending_reason` says why a pending one does not run yet."""
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
-        "label": _without_tokens(label_of(request)),
+        "label": label_of(request),
+        "environment": _without_tokens(request.environment),
         "payload": redact(request.payload),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error),
@@ -135,7 +136,8 @@ def _replica_message(replica: Replica) -> str | None:
 def event_view(event: Event) -> Json:
     """One entry of the event log."""
     names = ("seq", "at", "kind", "request_id", "environment", "data")
-    return {name: getattr(event, name) for name in names}
+    view = {name: getattr(event, name) for name in names}
+    return {**view, "environment": _without_tokens(event.environment)}
 
 
 def daemon_view(identity: Json, counts: dict[str, int], sessions: int, lag: LagSnapshot) -> Json:

@@ -10,6 +10,7 @@ from ...executor import BurstableExecutor
 from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.records import Event, Request
 from ...requests_db.states import Schedule
+from ...system.access_tokens import without_token
 from ..settings import Paths, Settings
 from .memory_estimates import MemoryEstimates
 
@@ -67,12 +68,12 @@ class DispatchContext:
 
 def label_of(request: Request) -> str:
     """Name a request for people: `launch trial`."""
-    return f"{request.operation} {request.environment or ''}".rstrip()
+    return f"{request.operation} {without_token(request.environment or '')[0]}".rstrip()
 
 
 def log_fields(request: Request, **more: object) -> dict[str, object]:
     """The structured fields of a log record about a request, for `extra=`."""
     fields = {"request_id": request.id, "operation": request.operation}
     if request.environment is not None:
-        fields["environment"] = request.environment
+        fields["environment"] = without_token(request.environment)[0]
     return {**fields, **more}

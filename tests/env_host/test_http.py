@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -183,3 +185,17 @@ def test_mcp_over_a_websocket_ends_with_an_error_of_json_rpc(start: StartHost) -
         client.connection.send(b"binary")
         assert client.receive()["error"]["code"] == -32000
     host.note_that(sessions=0)
+
+
+def test_a_body_that_is_not_utf8_is_the_clients_error(start: StartHost) -> None:
+    host = start()
+    host.ready()
+    request = Request(
+        f"http://127.0.0.1:{host.port}/step",
+        data=b"\xff",
+        headers={"content-type": "application/json"},
+    )
+    with pytest.raises(HTTPError) as refused:
+        urlopen(request)
+    assert refused.value.code == 422
+    refused.value.close()

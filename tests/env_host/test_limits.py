@@ -179,3 +179,22 @@ def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> No
             pass
         with host.open() as client:
             assert client.ask("reset")["type"] == "observation"
+
+
+def test_a_handshake_that_only_websockets_refuses_is_answered(start: StartHost) -> None:
+    """uvicorn would say nothing, and keep the connection for ever."""
+    host = start()
+    host.ready()
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Origin": "http://evil.example",
+        "Cookie": "a" * 9000,
+    }
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /ws", **upgrade))
+        assert peer.recv(4096).startswith(b"HTTP/1.1 4")
+        while peer.recv(4096):
+            pass

@@ -133,7 +133,7 @@ def start_and_wait(home: Path) -> None:
         started.stop()
 
 
-@pytest.mark.parametrize("left", range(0, 8, 2))
+@pytest.mark.parametrize("left", range(3))
 def test_a_process_that_is_refused_on_the_way_names_the_limit(
     home: Path,
     layout: Layout,
@@ -141,7 +141,7 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
     monkeypatch: pytest.MonkeyPatch,
     left: int,
 ) -> None:
-    """Others took what there was when we looked: it may be a shell's, a shim's, a shard's."""
+    """Others took what there was when we looked: a shell's, a shim's, the first shard's."""
     monkeypatch.setattr(local, "check_process_room", lambda *_: None)
     (pids_group / "cgroup.procs").write_text(str(os.getpid()))
     used = int((pids_group / "pids.current").read_text())
