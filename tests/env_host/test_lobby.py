@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
+from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup.fd_limit import SPARE_FDS
 from openenvd.env_host.supervisor import lobby as module
 from openenvd.env_host.supervisor.lobby import (
@@ -20,6 +20,7 @@ from openenvd.env_host.supervisor.lobby import (
     CROWD,
     LEAST_IN_MESSAGE,
     PATIENCE_SECONDS,
+    STARTING_SECONDS,
     WINDOW_MESSAGES,
     Lobby,
 )
@@ -291,3 +292,42 @@ def test_a_crowd_is_seen_while_it_arrives(house: Callable[..., House]) -> None:
         made.clients.append(socket.create_connection(made.listener.getsockname()))
     made.lobby.accept()
     assert made.lobby.is_crowd_arriving
+
+
+def test_a_wedged_shard_does_not_hold_up_the_others(house: Callable[..., House]) -> None:
+    """It has few sessions, and takes none: the others must get far ahead of it."""
+    made = house(2)
+    for index in (0, 1):
+        made.scoreboard[index][Field.IDLE] = 0
+        made.scoreboard[index][Field.HEARTBEAT] = now_microseconds()
+    made.scoreboard[1][Field.HEARTBEAT] -= 10 * MICROSECONDS
+    made.scoreboard[0][Field.SESSIONS] = 500
+    made.connect(3)
+    assert made.place(wanted=2) == [3, 0]
+
+
+def test_a_shard_that_does_not_start_holds_nobody_up_for_long(house: Callable[..., House]) -> None:
+    made = house(2)
+    made.scoreboard[1][Field.READY] = 0
+    made.connect(4)
+    assert made.place(wanted=2) == [2, 0]
+    time.sleep(STARTING_SECONDS)
+    assert made.place(wanted=2) == [4, 0]
+
+
+def test_connections_are_lost_not_the_host_when_descriptors_are_short(
+    house: Callable[..., House],
+) -> None:
+    """What cannot be received is closed by the kernel."""
+    made = house(1)
+    made.connect(4)
+    made.place()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.dup(0)
+    os.close(spare)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 2, hard))
+    try:
+        made.lobby.shard_exited(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(made.lobby) < 4
