@@ -80,7 +80,7 @@ class Singer(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        transport.write(upgrade_request("a", "/ws"))
+        transport.write(upgrade_request("localhost", "/ws"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_over:
