@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of every load test: that they run, and figures to look at. No thresholds."""
+"""The short form of every load test: that they run, and figures to look at. No thresholds.
+
+That of `fuzz` is in `tests/load`: its rounds take minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ PROGRAMS = (
     ("shard_start", 1, ""),
     ("steps", 1, "--short"),
     ("brigade", 1, "--short"),
-    ("fuzz", 1, "--minutes 0.5"),
     ("full_house", 1, "--requests 1000 --house 20"),
     ("rollouts", 1, "--short"),
 )
