@@ -95,8 +95,16 @@ class ExitEvidence:
             report = {**facts, "at": time.time(), "reason": reason}
         except Exception as exc:
             print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
-        self._counters = [read_oom_counters(self._cgroup)]  # this exit's cause is no later one's
+        self._counters = [self._counters_after(report)]  # this exit's cause is no later one's
         return report
+
+    def _counters_after(self, report: Json) -> OomCounters:
+        """Return the counters for the next exit: another shard may have been killed as well."""
+        counters, before = read_oom_counters(self._cgroup), self._counters[0].oom_kills
+        is_one_kill = report.get("reason", {}).get("kind") == "oom_killed"
+        if is_one_kill and before is not None and counters.oom_kills is not None:
+            counters.oom_kills = min(counters.oom_kills, before + 1)
+        return counters
 
     def _diagnose(self, pid: int, wait_status: int | None, **known: Any) -> Json:
         from dataclasses import replace
