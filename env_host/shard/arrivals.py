@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ...system.descriptors import MAX_PACKET_BYTES
+from ...system.http_limits import MAX_HEAD_BYTES
 from ..ipc.fd_messages import duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
-from .request_head import END_OF_HEAD, MAX_HEAD_BYTES
+from .request_head import END_OF_HEAD
 
 UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looked yet
 HEAD_SECONDS = 30.0  # to send a request's head

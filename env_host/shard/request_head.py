@@ -16,7 +16,6 @@ from ...system.access_tokens import split_target
 
 SESSION_PATHS = (b"/ws", b"/mcp")
 END_OF_HEAD = b"\r\n\r\n"
-MAX_HEAD_BYTES = 32 * 1024  # a longer head is refused
 
 _GENERATIONS = 1 << 16
 
