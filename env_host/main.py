@@ -137,12 +137,7 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
         return definition_of_class(config.env_class, config.name, config.import_paths), None
     from .environment.upstream_project import import_app, load_project
 
-    if config.serve_as_is:
-        return None, import_app(config.app_candidates)
-    definition = load_project(config.app_candidates, config.name)
-    if definition is None:
-        return None, import_app(config.app_candidates)
-    return definition, None
+    return (None, import_app(config)) if config.serve_as_is else load_project(config)
 
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:

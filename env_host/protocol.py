@@ -123,12 +123,15 @@ class HostConfig(ServeOptions):
     """What the env host serves, and how.
 
     Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
-    imported with `import_paths` in front of `sys.path`) or `env_class` (`module:Class`).
+    imported with `import_paths` in front of `sys.path`; then, if none of them exists,
+    `app_fallbacks`) or `env_class` (`module:Class`).
     `max_sessions` is this replica's share; None: `DEFAULT_SESSIONS` if the class allows, else 1.
     """
 
     name: str
     app_candidates: tuple[str, ...] = ()
+    app_fallbacks: tuple[str, ...] = ()
+    app_place: str = ""  # where the app is named: file and line, for messages
     env_class: str | None = None
     import_paths: tuple[str, ...] = ()
     idle_timeout_seconds: float | None = None
@@ -144,6 +147,6 @@ class HostConfig(ServeOptions):
     def from_json(cls, data: dict[str, Any]) -> HostConfig:
         """Read the configuration that `to_json` wrote."""
         values = dict(data)
-        for key in ("app_candidates", "import_paths"):
+        for key in ("app_candidates", "app_fallbacks", "import_paths"):
             values[key] = tuple(values.get(key, ()))
         return cls(**values)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from ..errors import LoadError
+from ..protocol import HostConfig
 from .definition import Definition
 from .interfaces import State
 
@@ -26,40 +27,58 @@ OUR_PATHS = ("/ws", "/mcp", "/capacity", "/metrics")
 log = logging.getLogger("openenvd.env_host")
 
 
-def import_app(candidates: tuple[str, ...]) -> Any:
-    """Import the first of `module:attribute` that imports.
+def import_app(config: HostConfig) -> Any:
+    """Import the app: the first candidate that imports; if none exists, the first fallback.
 
     Raises:
         LoadError: none imports. Its cause is the most telling failure: that of a candidate which
             exists and failed by itself, rather than of one that is missing.
     """
-    failures: list[Exception] = []
-    for candidate in candidates:
+    failures: dict[str, Exception] = {}
+    for candidate in _candidates(config, failures):
         try:
-            return _import_attribute(candidate)
+            app = _import_attribute(candidate)
         except Exception as exc:
-            failures.append(exc)
-    cause = next((f for f in failures if not _is_absence(f, candidates)), failures[-1])
+            failures[candidate] = exc
+            continue
+        if failures and candidate in config.app_fallbacks:
+            log.warning("%s; serving %s instead", _misnamed(config, failures), candidate)
+        return app
+    absent = [exc for exc in failures.values() if _is_absence(exc, failures)]
+    cause = next((exc for exc in failures.values() if exc not in absent), None)
+    if cause is None or _lacks_attribute(cause, failures):
+        raise LoadError(f"{_misnamed(config, failures)}; tried {', '.join(failures)}")
     raise LoadError(f"{type(cause).__name__}: {cause}") from cause
 
 
-def load_project(candidates: tuple[str, ...], name: str) -> Definition | None:
-    """Make the definition of an upstream project; None when its app is not upstream's.
+def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterator[str]:
+    yield from config.app_candidates
+    # An app that is there and fails must not be replaced by another.
+    if all(_is_absence(exc, config.app_candidates) for exc in failures.values()):
+        yield from config.app_fallbacks
+
+
+def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
+    place = f"{config.app_place}: " if config.app_place else ""
+    return f"{place}app: {failures[config.app_candidates[-1]]}"
+
+
+def load_project(config: HostConfig) -> tuple[Definition | None, Any]:
+    """Make the definition of an upstream project; only its app when that is not upstream's.
 
     Raises:
         LoadError: the project does not import.
     """
     with _noted_servers() as servers:
-        app = import_app(candidates)
+        app = import_app(config)
     server = next((s for s, registered in reversed(servers) if registered is app), None)
     if server is None and servers:
         server = servers[-1][0]  # the app was wrapped, or mounted into another
     if server is None:
-        log.warning(
-            "the app of %s is not made by upstream's create_app; serving it unchanged", name
-        )
-        return None
-    return _definition(server, app, name)
+        text = "the app of %s is not made by upstream's create_app; serving it unchanged"
+        log.warning(text, config.name)
+        return None, app
+    return _definition(server, app, config.name), None
 
 
 def _definition(server: Any, app: Any, name: str) -> Definition:
@@ -127,8 +146,15 @@ def _forget_since(before: set[str], package: str) -> None:
             del sys.modules[name]
 
 
-def _is_absence(exc: Exception, candidates: tuple[str, ...]) -> bool:
+def _is_absence(exc: Exception, candidates: Iterable[str]) -> bool:
+    """Tell whether a candidate is missing, and not a module that it imports."""
     if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
         return False
     modules = [candidate.partition(":")[0] for candidate in candidates]
     return any(f"{module}.".startswith(f"{exc.name}.") for module in modules)
+
+
+def _lacks_attribute(exc: Exception, candidates: Iterable[str]) -> bool:
+    """Tell whether a candidate's module is there, but not what is named in it."""
+    name = getattr(getattr(exc, "obj", None), "__name__", "")
+    return isinstance(exc, AttributeError) and f"{name}:{exc.name}" in candidates

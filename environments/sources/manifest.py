@@ -37,6 +37,7 @@ class Manifest:
     path: Path
     name: str
     app: str = DEFAULT_APP
+    app_place: str = ""  # the file, and the line that names the app
     env_class: str | None = None
     resources: ResourceRequest = field(default_factory=ResourceRequest)
     data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
@@ -79,6 +80,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         path=path,
         name=check.text("name", required=True) or "",
         app=check.reference("app") or DEFAULT_APP,
+        app_place=f"{path}, line {lines['app']}" if "app" in lines else str(path),
         env_class=check.reference("class"),
         resources=_resources(check),
         data=data,

@@ -14,7 +14,7 @@ from typing import Any
 from ...env_host.protocol import HostConfig, ServeOptions
 from ..errors import InvalidSpec
 from ..spec import EnvironmentSpec
-from .manifest import Manifest
+from .manifest import DEFAULT_APP, Manifest
 from .resolve import Bundled, ClassSource, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
@@ -103,9 +103,13 @@ def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> P
     package = package_of(project)
     paths = _import_paths(project.folder)
     is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
+    candidates = app_candidates(package, project.manifest.app)
+    usual = app_candidates(package, DEFAULT_APP)
     config = HostConfig(
         name=project.manifest.name,
-        app_candidates=app_candidates(package, project.manifest.app),
+        app_candidates=candidates,
+        app_fallbacks=tuple(app for app in usual if app not in candidates),
+        app_place=project.manifest.app_place,
         import_paths=paths,
         manifest=_plain(project.manifest.data),
         **_serve_options(spec),

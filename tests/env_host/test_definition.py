@@ -162,7 +162,9 @@ def test_gradio_is_wanted_when_the_web_interface_is_on(
 
 
 def test_the_configuration_survives_its_json_form() -> None:
-    config = HostConfig("n", ("a:b", "c:d"), None, ("/x",), max_sessions=3, manifest={"k": [1]})
+    config = HostConfig(
+        "n", ("a:b", "c:d"), ("e:f",), import_paths=("/x",), max_sessions=3, manifest={"k": [1]}
+    )
     assert HostConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 

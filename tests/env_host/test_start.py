@@ -187,6 +187,45 @@ def test_the_most_informative_failure_is_reported(start: StartHost, upstream: Pa
     assert "a_module_that_nobody_has" in message
 
 
+ABSENT = {
+    "app_candidates": ("package.envs.app:app", "envs.app:app"),
+    "app_fallbacks": ("package.app:app", "app:app"),
+    "app_place": "/p/openenv.yaml, line 5",
+}
+
+
+def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is(
+    start: StartHost, upstream: Path
+) -> None:
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    host = start(None, **ABSENT)
+    host.ready()
+    told = "/p/openenv.yaml, line 5: app: No module named 'envs'; serving app:app instead"
+    assert told in host.log.read_text()
+
+
+def test_an_app_that_fails_is_not_replaced_by_another(start: StartHost, upstream: Path) -> None:
+    (upstream / "special.py").write_text("import a_module_that_nobody_has\n")
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    host = start(None, app_candidates=("special:app",), app_fallbacks=("app:app",))
+    assert "a_module_that_nobody_has" in failure(host)[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (ABSENT["app_candidates"], "No module named 'envs'; tried package.envs.app:app, envs.app"),
+        (("samples:other",), "module 'samples' has no attribute 'other'; tried samples:other"),
+    ],
+)
+def test_a_manifest_that_names_no_app_is_told_by_file_and_line(
+    start: StartHost, upstream: Path, names: tuple[str, ...], told: str
+) -> None:
+    message, lines = failure(start(None, **{**ABSENT, "app_candidates": names}))
+    assert message.startswith(f"/p/openenv.yaml, line 5: app: {told}")
+    assert lines == []
+
+
 def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(
         "from openenv.core.env_server.http_server import FastAPI\napp = FastAPI()\n"

@@ -55,6 +55,14 @@ def test_the_form_inside_the_package_is_tried_first() -> None:
     assert app_candidates(None, "server.app:app") == ("server.app:app",)
 
 
+def test_an_app_is_also_looked_for_where_the_template_has_it(tmp_path: Path) -> None:
+    source = project(tmp_path / "p", MAPPED, "name: x\napp: envs.the_thing.server.app:app\n")
+    config = program_of(EnvironmentSpec("x", "p"), source, PYTHON).config
+    assert config.app_candidates[-1] == "envs.the_thing.server.app:app"
+    assert config.app_fallbacks == ("the_thing.server.app:app", "server.app:app")
+    assert config.app_place == f"{source.folder / 'openenv.yaml'}, line 2"
+
+
 def test_a_package_that_is_the_folder_itself_gets_a_link(tmp_path: Path) -> None:
     source = project(tmp_path / "p", MAPPED)
     program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
