@@ -34,7 +34,7 @@ class DatabaseCorrupt(DatabaseError):
 
     default_hint = (
         "stop the daemon and move the file away together with its -wal and -shm files; "
-        "the next start makes a new one, and stops the environments that the old one knew"
+        "the next start makes a new one, and adopts the environments that run"
     )
 
 

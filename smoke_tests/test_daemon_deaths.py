@@ -75,6 +75,23 @@ def test_a_stopped_daemon_leaves_environments_to_the_next(machine: Machine) -> N
     assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
 
 
+def test_environments_survive_the_loss_of_the_database(machine: Machine) -> None:
+    """The hint of a damaged one, followed to the letter."""
+    machine.ok("launch", "echo", "--shards", "1")
+    before = machine.environment("echo")
+    machine.ok("stop")
+    for path in machine.home.glob("requests.db*"):
+        path.rename(path.with_name(f"damaged-{path.name}"))
+    machine.ok("up")
+    eventually(lambda: machine.environment("echo")["state"] == "READY")
+    after = machine.environment("echo")
+    for key in ("address", "source", "provider", "request_id"):
+        assert after[key] == before[key]
+    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
+    say_hello(after["address"])
+    machine.ok("down", "echo")
+
+
 def test_a_replica_that_exits_is_replaced_and_its_exit_is_shown(machine: Machine) -> None:
     machine.ok("launch", "echo")
     pid = machine.environment("echo")["replicas"][0]["pid"]
@@ -117,6 +134,24 @@ def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
         )
     )
     say_hello(environment["address"])
+
+
+def test_a_down_whose_worker_is_killed_is_finished_by_the_daemon(machine: Machine) -> None:
+    machine.ok("launch", "echo", "--shards", "1")
+    server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
+    machine.ok("check")  # so that there is a worker, which waits for the next short request
+    below = psutil.Process(machine.daemon_pid).children(recursive=True)
+    workers = [p for p in below if "worker short" in " ".join(p.cmdline())]
+    assert workers
+    for worker in workers:
+        worker.suspend()  # so that the down reaches one, and nothing comes of it
+    request = machine.ok("down", "echo", "--async").out.strip()
+    eventually(lambda: machine.request(request)["state"] == "RUNNING")
+    for worker in workers:
+        worker.kill()
+    assert machine.run("wait", request).code != 0
+    eventually(lambda: "echo" not in [e["name"] for e in machine.status()["environments"]])
+    assert psutil.wait_procs([server], timeout=10)[1] == []
 
 
 def test_two_simultaneous_starts_make_one_daemon(machine: Machine) -> None:

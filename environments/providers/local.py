@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -242,6 +242,8 @@ class _Plan:
             "ordinal": ordinal,
             "request_id": self._launch_id,
             "run_dir": str(run_dir),
+            # What a database that was lost knew of it; `env` and `token` stand below.
+            "spec": {k: v for k, v in asdict(self._spec).items() if k not in ("env", "token")},
             "argv": list(self._program.argv),
             "entry": self._program.entry,
             "fork_server": self._layout.fork_server(HOST_PRELOAD),

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ..records import Environment, NewRequest
+from ..records import Environment, Event, NewRequest
 from ..results import Cancellation, Duplicate, NameTaken, QueueFull, SubmitResult, Submitted
 from ..sql import prepared, statements
 from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
@@ -54,6 +54,13 @@ def submit(
         marked = set_environment_state(connection, stopping, EnvironmentState.STOPPING, now=now)
         events += (marked,) if marked is not None else ()
     return Submitted(request, events)
+
+
+def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]:
+    """Write an environment that runs, and whose launch is in no table."""
+    journal = Journal()
+    _take_name(connection, environment, journal)
+    return journal.write(connection)
 
 
 def cancel(connection: Connection, request_id: str, now: float) -> Cancellation | None:

@@ -28,8 +28,7 @@ class Step(Enum):
     CALL_OFF = "call off"  # its launch was cancelled: stop what it left
     SWEEP = "sweep"  # its launch ended later than it did: stop what that left
     LET_GO = "let go"  # it is being taken down: start nothing again
-    RETIRE = "retire"  # it was taken down
-    STUCK = "stuck"  # taking it down failed
+    RETIRE = "retire"  # it was taken down: stop what that left, also when it failed
 
 
 _STEP_OF_LAUNCH = {
@@ -43,8 +42,8 @@ _STEP_OF_DOWN = {
     RequestState.PENDING: Step.LET_GO,
     RequestState.RUNNING: Step.LET_GO,
     RequestState.SUCCEEDED: Step.RETIRE,
-    RequestState.FAILED: Step.STUCK,
-    RequestState.CANCELLED: Step.STUCK,  # only by a lost daemon's hand: the API refuses it
+    RequestState.FAILED: Step.RETIRE,
+    RequestState.CANCELLED: Step.RETIRE,  # only by a lost daemon's hand: the API refuses it
 }
 
 

@@ -27,6 +27,9 @@ Failure cases:
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile
   nothing is started or stopped because of it.
+* The database was lost, or an old copy of it put back: what has a run file, and a launch that no
+  table knows, is written as an environment, and adopted.
+* A `down` fails, or its worker is killed: what is left is stopped here.
 * A launch ends after its environment was taken down: what it left is stopped.
 
 Everything here runs on the daemon's loop. Where to look:
@@ -76,6 +79,7 @@ class Reconciler:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
+        await self.replicas.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
         await asyncio.gather(*(self.reconcile(name) for name in live))
         await self.replicas.stop_strays(live)
@@ -116,14 +120,12 @@ class Reconciler:
                 await self.replicas.stop_all(name)
                 await self._fail(name, launch)
             case Step.CALL_OFF | Step.RETIRE:
-                await self.replicas.stop_all(name)
+                await self.replicas.stop_all(name, **_grace_of(down))
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
                 await self.replicas.stop_left(environment)
             case Step.LET_GO:
                 self.replicas.responsibility.let_go(name)
-            case Step.STUCK:
-                await self._fail(name, down)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
         await self.replicas.adopt(environment)
@@ -151,6 +153,12 @@ class Reconciler:
         query = queries.list_requests(operation="down", environment=environment.name, limit=1)
         downs = await self._store.read(query)
         return downs[0] if downs and downs[0].created_at >= environment.created_at else None
+
+
+def _grace_of(down: Request | None) -> dict[str, float]:
+    """What the user gave the sessions, when the `down` could not see to it itself."""
+    asked = None if down is None else down.payload.get("grace_seconds")
+    return {} if asked is None else {"grace_seconds": asked}
 
 
 def _state_of(request: Request | None) -> RequestState | None:

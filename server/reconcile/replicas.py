@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...environments import run_files
 from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Json, Replica, RequestError
+from ...requests_db.records import Environment, Json, Replica, Request, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
 from ...requests_db.transactions import observing
@@ -74,6 +74,25 @@ class ReplicaManager:
             self._watches[replica.id] = watch
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
+
+    async def adopt_unknown(self) -> None:
+        """Write an environment for each launch that has run files and is in no table.
+
+        The tables may have been lost: what was launched goes on all the same.
+        """
+        found = await asyncio.to_thread(run_files.all_of, self.runs)
+        launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
+        for run_file in launches.values():
+            row = await self.store.read(queries.environment(run_file.environment))
+            is_free = row is None or not row.state.is_live or _has_lost(row, launches)
+            if is_free and not await self._is_known(run_file, row):
+                await self.status.adopt(_adopted(run_file))
+
+    async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
+        """Whether a table has its launch, which says whether it is wanted."""
+        if row is not None and row.request_id == run_file.request_id:
+            return True
+        return isinstance(await self.store.read(queries.get(run_file.request_id)), Request)
 
     async def confirm_ready(self, replicas: list[Json]) -> None:
         """Take the launch's word for the replicas that it saw ready, before their shims' word.
@@ -146,11 +165,11 @@ class ReplicaManager:
 
     # Stopping.
 
-    async def stop_all(self, name: str) -> None:
+    async def stop_all(self, name: str, grace_seconds: float = run_files.GRACE_SECONDS) -> None:
         """Nothing is left of the environment when this returns."""
         await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
         self.responsibility.forget(name)
-        await asyncio.to_thread(run_files.stop_environment, self.runs, name)
+        await asyncio.to_thread(run_files.stop_environment, self.runs, name, grace_seconds)
         await self.store.write(observing.delete_replicas, name)
 
     async def _stop_one(self, replica: Replica) -> None:
@@ -176,6 +195,25 @@ class ReplicaManager:
             log.warning("stopping stray replica %s", stray.replica_id, extra=extra)
         if strays:
             await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in strays])
+
+
+def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -> bool:
+    """Whether it had been launched, and nothing of that launch is there: so of an old database."""
+    was_launched = environment.state in (EnvironmentState.READY, EnvironmentState.DEGRADED)
+    return was_launched and (environment.name, environment.request_id) not in launches
+
+
+def _adopted(run_file: RunFile) -> Environment:
+    """Make the row of an environment from one of its run files."""
+    return Environment(
+        run_file.environment,
+        {"provider": "local", "host": run_file.host, **run_file.data.get("spec", {})},
+        EnvironmentState.STARTING,
+        run_file.created_at,
+        time.time(),
+        run_file.request_id,
+        run_file.address,
+    )
 
 
 def _new_replica(run_file: RunFile) -> Replica:

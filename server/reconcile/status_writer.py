@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Replica, RequestError
+from ...requests_db.records import Environment, Replica, RequestError
 from ...requests_db.states import EnvironmentState
-from ...requests_db.transactions import observing
+from ...requests_db.transactions import observing, submitting
 from ..events.bus import EventBus
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,13 @@ class StatusWriter:
         why = "" if error is None else f": {error.message}"
         extra = {"environment": name, "state": state.value}
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
+
+    async def adopt(self, environment: Environment) -> None:
+        """Write an environment that runs, and whose launch is in no table."""
+        self._bus.publish(await self._store.write(submitting.adopt, environment))
+        name = environment.name
+        extra = {"environment": name, "request_id": environment.request_id}
+        log.warning("environment %s runs and was in no table: adopted", name, extra=extra)
 
     async def set_replica(self, replica: Replica) -> None:
         """Write a replica's row."""

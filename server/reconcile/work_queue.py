@@ -3,7 +3,7 @@
 
     bus ──follow──▶ name ──▶ due ──▶ the environment's one task ──▶ reconcile(name)
             │              ▲  ▲
-            │              │  └─ the database refused: again after a pause
+            │              │  └─ the database or the system refused: again after a pause
             └─ events were dropped: all names
 
 An environment that becomes due while it is reconciled is reconciled once more, never twice at a
@@ -126,7 +126,7 @@ class WorkQueue:
         extra = {"environment": name}
         try:
             await self.reconcile(name, adopt)
-        except DatabaseError as exc:
+        except (DatabaseError, OSError) as exc:
             log.warning("cannot reconcile %s, trying again: %s", name, exc, extra=extra)
             self._due[name] = adopt or self._due.get(name, False)
             await asyncio.sleep(self.timing.retry_seconds)

@@ -38,8 +38,8 @@ def test_a_live_environment_follows_its_launch(
         (R.PENDING, Step.LET_GO),
         (R.RUNNING, Step.LET_GO),
         (R.SUCCEEDED, Step.RETIRE),
-        (R.FAILED, Step.STUCK),
-        (R.CANCELLED, Step.STUCK),
+        (R.FAILED, Step.RETIRE),
+        (R.CANCELLED, Step.RETIRE),
     ],
 )
 def test_a_stopping_environment_follows_its_down(down: RequestState, step: Step) -> None:

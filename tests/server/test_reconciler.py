@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -442,13 +443,34 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     assert server.link.status["generation"] == 1
 
 
-async def test_a_down_that_failed_fails_the_environment_with_its_error(world: World) -> None:
+async def test_a_down_that_failed_is_finished_by_the_reconciler(world: World) -> None:
     await world.reconcile()
-    await world.serving()
-    await world.fails(await world.down(), "it would not go")
-    environment = await world.becomes(S.FAILED)
-    assert environment.error is not None
-    assert environment.error.message == "it would not go"
+    [server] = await world.serving()
+    await world.fails(await world.down(), "its worker was killed")
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+    assert not server.run_dir.exists()
+
+
+async def test_an_environment_that_cannot_be_stopped_is_stopped_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 2
+
+    def stop(*args: Any) -> Any:
+        nonlocal refusals
+        if refusals > 0:
+            refusals -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return original(*args)
+
+    await world.reconcile(Timing(retry_seconds=0.01))
+    [server] = await world.serving()
+    original = run_files.stop_environment
+    monkeypatch.setattr(run_files, "stop_environment", stop)
+    await world.fails(await world.down(), "its worker was killed")
+    await world.becomes(S.STOPPED)
+    assert (refusals, is_running(server)) == (0, False)
 
 
 async def test_a_name_launched_again_is_independent_of_its_predecessor(
@@ -456,8 +478,7 @@ async def test_a_name_launched_again_is_independent_of_its_predecessor(
 ) -> None:
     reconciler = await world.reconcile()
     [old] = await world.serving()
-    await world.fails(await world.down(), "it would not go")
-    await world.becomes(S.FAILED)
+    await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
     launch = await world.launch()
     await world.becomes(S.STARTING)
     os.kill(pid_of(old), signal.SIGKILL)
@@ -545,6 +566,41 @@ async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
     await world.becomes(S.READY)
     pid = reconciler.replicas.live[second.run_file["replica_id"]]["pid"]
     assert (await world.replica()).pid == pid == pid_of(second)
+
+
+def unknown_launch(name: str = "trial") -> Request:
+    """A launch that is in no table."""
+    now = time.time()
+    return Request("ab" * 8, "launch", Schedule.LONG, {}, RequestState.SUCCEEDED, now, name)
+
+
+async def test_a_database_that_was_just_made_adopts_what_the_run_files_name(world: World) -> None:
+    launch = unknown_launch()
+    servers = [await asyncio.to_thread(world.start, launch, ordinal, port=0) for ordinal in (0, 1)]
+    await world.reconcile()
+    environment = await world.becomes(S.READY)
+    assert environment.request_id == launch.id
+    assert environment.address == run_files.address_of("127.0.0.1", 0)
+    assert environment.spec["provider"] == "local"
+    rows = await world.store.read(queries.replicas("trial"))
+    assert [row.pid for row in rows] == [pid_of(server) for server in servers]
+    os.kill(pid_of(servers[0]), signal.SIGKILL)  # from now on, it is restarted too
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+
+
+@pytest.mark.parametrize("state", [S.READY, S.STOPPED])
+async def test_an_old_copy_of_the_database_adopts_what_was_launched_since(
+    world: World, state: EnvironmentState
+) -> None:
+    await world.succeeds(await world.launch())  # whose replicas have gone since
+    await world.store.write(observing.set_environment_state, "trial", state, now=time.time())
+    since = unknown_launch()
+    server = await asyncio.to_thread(world.start, since)
+    await world.reconcile()
+    environment = await world.becomes(S.READY)
+    assert environment.request_id == since.id
+    assert (await world.replica()).pid == pid_of(server)
 
 
 async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: World) -> None:
