@@ -17,6 +17,7 @@ class Submitted:
 
     request: Request
     events: Events
+    ends: str | None = None  # a running launch that was called off: its worker has yet to be ended
 
 
 @dataclass(frozen=True, slots=True)

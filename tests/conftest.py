@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.system.cgroup_tree import locate
+
+SMALL_DISK_BYTES = 2 * 2**20
 
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
 # that down to the commands that are interrupted here.
@@ -73,3 +76,17 @@ def pids_group() -> Iterator[Path]:
             time.sleep(0.05)
         else:
             return
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of two megabytes."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        pytest.skip("a small tmpfs is mounted by root on Linux")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -11,7 +11,8 @@ fails: a full disk, say, which the next commit will report), commits make the ch
 once the log has `sqlite.MOST_LOG_PAGES`.
 
 The thread starts with the first checkpoint and exits in `close`. `_commits` is only touched by the
-holder of the write lock (`write_connection.py`).
+holder of the write lock (`write_connection.py`). Where no thread can be started, the commits have
+been made all the same: `committed` raises nothing, and starts it some commits later.
 """
 
 from __future__ import annotations
@@ -38,17 +39,13 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
 
     def committed(self) -> None:
-        """Count a transaction that has ended; called with the write lock held."""
+        """Count a transaction that has ended; called with the write lock held. Never raises."""
         self._commits += 1
         if self._commits < COMMITS:
             return
         self._commits = 0
         if self._thread is None:
-            self._closing = False
-            self._thread = threading.Thread(
-                target=self._run, name="requests-db-checkpoints", daemon=True
-            )
-            self._thread.start()
+            self._start()
         self._wake.set()
 
     def close(self) -> None:
@@ -59,6 +56,16 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
             self._wake.clear()
+
+    def _start(self) -> None:
+        self._closing = False
+        thread = threading.Thread(target=self._run, name="requests-db-checkpoints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # no room for another thread
+            log.warning("no checkpoint of %s for now: %s", self._path, exc)
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         while True:

@@ -48,6 +48,9 @@ class GroupWriter:
     def __init__(self, path: Path | str) -> None:
         self._connection = WriteConnection(path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="requests-db-writer")
+        # Starts the thread now: the pool would keep a call whose thread cannot be started, and
+        # run it with a later one, after it was refused.
+        self._thread.submit(int)
         self._waiting: deque[_Call] = deque()
         self._performing: asyncio.Future[list[Any]] | None = None
 

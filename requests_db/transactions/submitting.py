@@ -37,7 +37,8 @@ def submit(
         now: seconds since the epoch.
         environment: takes its name in the same transaction; its row points to the request.
         max_pending: how many requests of its schedule may wait.
-        stopping: the name of an environment that is STOPPING from then on.
+        stopping: the name of an environment that is STOPPING from then on; a launch of it that is
+            still under way, which would bring it up again, is cancelled.
     """
     refusal = _refusal(connection, new, environment, max_pending)
     if refusal is not None:
@@ -50,10 +51,13 @@ def submit(
     if environment is not None:
         _take_name(connection, replace(environment, request_id=request.id), journal)
     events = journal.write(connection)
-    if stopping is not None:
-        marked = set_environment_state(connection, stopping, EnvironmentState.STOPPING, now=now)
-        events += (marked,) if marked is not None else ()
-    return Submitted(request, events)
+    if stopping is None:
+        return Submitted(request, events)
+    marked, called_off = _stop(connection, stopping, now)
+    if called_off is None:
+        return Submitted(request, events + marked)
+    ends = called_off.request.id if called_off.before is RequestState.RUNNING else None
+    return Submitted(request, events + marked + called_off.events, ends)
 
 
 def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]:
@@ -114,6 +118,22 @@ def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bo
     parameters = {"of_schedule": schedule.value}
     of_schedule: int = prepared.scalar(connection, statements.PENDING_OF, parameters)
     return of_schedule >= max_pending
+
+
+def _stop(
+    connection: Connection, name: str, now: float
+) -> tuple[tuple[Event, ...], Cancellation | None]:
+    """Mark the environment as stopping, and cancel its launch while that is under way."""
+    found = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
+    marked = set_environment_state(connection, name, EnvironmentState.STOPPING, now=now)
+    events = () if marked is None else (marked,)
+    if found is None:
+        return events, None
+    environment = ENVIRONMENTS.read(found)
+    under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
+    if not under_way or environment.request_id is None:
+        return events, None
+    return events, cancel(connection, environment.request_id, now)
 
 
 def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:

@@ -8,6 +8,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
@@ -18,7 +19,7 @@ from ...requests_db.sql import queries
 from ...system.access_tokens import with_token
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
-from .routes_requests import TEXT, Tail
+from .routes_requests import TAIL, TEXT
 from .streams import text_stream
 from .views import environment_view
 
@@ -57,7 +58,11 @@ async def base_url(name: str, deps: Injected) -> Json:
 
 @router.get("/environments/{name}/logs")
 async def environment_logs(
-    name: str, deps: Injected, tail: Tail = None, follow: bool = False, replica: str | None = None
+    name: str,
+    deps: Injected,
+    tail: Annotated[int | None, TAIL] = None,
+    follow: bool = False,
+    replica: str | None = None,
 ) -> StreamingResponse:
     """What a replica prints, as text: the named one, or the youngest."""
     environment = await deps.submitter.environment(name)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     SubmitBody = submit_union(registry.OPERATIONS)
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
-Tail = Annotated[int | None, Query(ge=0, description="Start with this many lines from the end.")]
+TAIL = Query(ge=0, description="Start with this many lines from the end.")
 
 
 @router.post("/requests", status_code=202)
@@ -93,7 +93,10 @@ async def events(
 
 @router.get("/requests/{request_id}/logs")
 async def request_logs(
-    request_id: str, deps: Injected, tail: Tail = None, follow: bool = False
+    request_id: str,
+    deps: Injected,
+    tail: Annotated[int | None, TAIL] = None,
+    follow: bool = False,
 ) -> StreamingResponse:
     """What the request printed, as text; with `follow`, until it is final."""
     request = await deps.submitter.find(request_id)

@@ -52,16 +52,17 @@ class Submitter:
     settings: Settings
 
     async def submit(self, submission: Submission) -> Request:
-        """Write the request; it is durable when this returns.
+        """Write the request, and all that it changes, in one transaction; nothing after that fails.
 
         Raises:
-            Invalid, NotFound, NameTaken, QueueFull
+            Invalid, NotFound, NameTaken, QueueFull, DatabaseError: nothing was written.
         """
         new = _new_request(submission)
         if new.operation == "launch":
             return await self._write(new, environment=_environment_of(new))
         if new.operation == "down":
-            return await self._write(new, stopping=await self._to_stop(new))
+            await self._check_can_stop(new)
+            return await self._write(new, stopping=new.environment)
         return await self._write(new)
 
     async def _write(
@@ -69,7 +70,7 @@ class Submitter:
         new: NewRequest,
         *,
         environment: Environment | None = None,
-        stopping: Environment | None = None,
+        stopping: str | None = None,
     ) -> Request:
         outcome = await self.store.write(
             submitting.submit,
@@ -77,13 +78,13 @@ class Submitter:
             environment=environment,
             now=time.time(),
             max_pending=self.settings.max_pending,
-            stopping=None if stopping is None else stopping.name,
+            stopping=stopping,
         )
         match outcome:
             case results.Submitted():
                 self.bus.publish(outcome.events)
-                if stopping is not None:
-                    await self._cancel_launch(stopping)
+                if outcome.ends is not None:
+                    self.dispatcher.claimer.cancel(outcome.ends)
                 self.dispatcher.submitted(new.schedule)
                 return outcome.request
             case results.Duplicate():
@@ -143,20 +144,13 @@ class Submitter:
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
-    async def _to_stop(self, new: NewRequest) -> Environment:
+    async def _check_can_stop(self, new: NewRequest) -> None:
         environment = await self.environment(str(new.environment))
         # With a key it may be the repetition of the `down` that did it.
         if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
             raise NotFound(
                 f"{new.environment} has been taken down already", "openenv status lists the rest"
             )
-        return environment
-
-    async def _cancel_launch(self, environment: Environment) -> None:
-        """Cancel the environment's launch, which would bring it up after the `down`."""
-        under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
-        if under_way and environment.request_id is not None:
-            await self.cancel(environment.request_id)
 
 
 def _new_request(submission: Submission) -> NewRequest:

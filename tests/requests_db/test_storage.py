@@ -30,22 +30,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
 
-SMALL_DISK_BYTES = 2 * 2**20
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of two megabytes."""
-    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
-        pytest.skip("a small tmpfs is mounted by root on Linux")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:

@@ -230,14 +230,16 @@ async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
     assert (found.state, found.result) == (RequestState.SUCCEEDED, 1)
 
 
-async def test_a_down_marks_its_environment_in_the_same_transaction(
+async def test_a_down_marks_its_environment_and_cancels_its_launch_in_the_same_transaction(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
     await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
     down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
     result = await store.write(submitting.submit, down, now=101.5, stopping="trial")
     assert isinstance(result, Submitted)
-    assert [event.kind for event in result.events] == ["request.state", "environment.state"]
+    kinds = ["request.state", "environment.state", "request.state"]  # the last: its launch's
+    assert [event.kind for event in result.events] == kinds
+    assert result.events[-1].data == {"state": "CANCELLED"}
     environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.STOPPING

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -69,6 +69,10 @@ class Executor:
         return False
 
 
+def _schedule_of(operation: str) -> Schedule:
+    return Schedule.LONG if operation == "launch" else Schedule.SHORT
+
+
 class Bench:
     """A dispatcher over a real database."""
 
@@ -99,13 +103,17 @@ class Bench:
         )
 
     def submit(self, operation: str = "launch", **fields: Any) -> str:
-        schedule = Schedule.LONG if operation == "launch" else Schedule.SHORT
+        request_id = self.write(operation, **fields)
+        self.dispatcher.submitted(_schedule_of(operation))
+        return request_id
+
+    def write(self, operation: str, **fields: Any) -> str:
+        """Write a request that nobody tells the dispatcher of."""
         payload = fields.pop("payload", {"source": "echo"})
-        new = NewRequest(operation, schedule, payload, max_attempts=3, **fields)
+        new = NewRequest(operation, _schedule_of(operation), payload, max_attempts=3, **fields)
         with self.writer.transaction() as connection:
             result = submitting.submit(connection, new, now=time.time())
         assert isinstance(result, Submitted)
-        self.dispatcher.submitted(schedule)
         return result.request.id
 
     def read(self, request_id: str) -> Request:
@@ -291,6 +299,33 @@ def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
         bench.dispatcher.start()
         bench.eventually(lambda: set(bench.submitted()) == ids)
         assert refused == [[], []]
+
+
+def fill(folder: Path) -> Path:
+    """Take whatever is left of the disk."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    return ballast
+
+
+def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_room_again(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No further request has to come for it, and no restart."""
+    timing = Timing(retry_seconds=0.01)
+    with closing(Bench(small_disk / "home", timing=timing)) as bench:
+        bench.dispatcher.start()
+        for operation, payload in (("launch", {"source": "echo"}), ("check", {})):
+            request_id = bench.write(operation, payload=payload)
+            ballast = fill(small_disk)
+            caplog.clear()
+            bench.dispatcher.submitted(_schedule_of(operation))
+            bench.eventually(lambda: "the disk is full" in caplog.text)
+            assert bench.read(request_id).state is RequestState.PENDING
+            ballast.unlink()
+            bench.eventually(partial(bench.is_submitted, request_id))
 
 
 def test_a_request_whose_release_could_not_be_written_is_released_later(

@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import Connection
 
 from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Event, Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
@@ -133,6 +135,22 @@ async def test_a_down_ends_a_launch_that_runs(
     dispatch.claim(Schedule.LONG, 1, 2.0)
     await submit(submitter, "down", name="echo")
     assert dispatcher.cancelled == [launch.id]
+
+
+async def test_a_down_whose_launch_cannot_be_cancelled_is_not_written(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    """Otherwise the API would answer that it failed, and write it again when it is repeated."""
+    launch = await submit(submitter, "launch", source="echo")
+    refuse = (
+        "CREATE TRIGGER refuse BEFORE UPDATE ON requests WHEN NEW.state = 'CANCELLED'"
+        " BEGIN SELECT RAISE(ABORT, 'not now'); END"
+    )
+    await store.write(Connection.exec_driver_sql, refuse)
+    with pytest.raises(DatabaseError):
+        await submit(submitter, "down", name="echo")
+    assert await store.read(queries.list_requests()) == [launch]
+    assert await state_of(store, "echo") is EnvironmentState.PENDING
 
 
 async def test_a_repeated_down_returns_the_first_one(
