@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import Callable
@@ -24,6 +25,8 @@ MAX_CONNECTIONS = 8192  # of one listener
 MIN_CONNECTIONS = 16
 BATCH = 32  # accepted in one go: those that make room for them are closed only after that
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+FULL = "There is no room for another connection."
+RETRY_AFTER_SECONDS = 1
 
 log = logging.getLogger(__name__)
 
@@ -148,18 +151,26 @@ class Listener:
             accepted.close()
 
 
-def closing_answer(status: HTTPStatus, headers: str = "") -> bytes:
-    """Return an HTTP answer that says no more than its status, and closes."""
-    body = f'{{"detail":"{status.phrase}"}}'
+def closing_answer(status: HTTPStatus, detail: str | None = None) -> bytes:
+    """Return an HTTP answer that closes; 503 says when to try again.
+
+    Args:
+        status: The status.
+        detail: A sentence for people; by default the status in words.
+    """
+    body = json.dumps({"detail": detail or status.phrase})
+    retry = ""
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        retry = f"Retry-After: {RETRY_AFTER_SECONDS}\r\n"
     return (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n{body}"
+        f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n{body}"
     ).encode()
 
 
-def full_answer() -> bytes:
-    """Return the answer to a connection for which there is no room."""
-    return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 1\r\n")
+def full_answer(detail: str = FULL) -> bytes:
+    """Return the answer to a connection for which there is no room, or no server."""
+    return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
 def _turn_away(accepted: socket.socket) -> None:

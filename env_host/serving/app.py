@@ -23,7 +23,7 @@ from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from . import metrics
-from .http_routes import HttpRoutes, Reply, TextReply
+from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
 from .ws_session import SessionService
 
@@ -86,8 +86,8 @@ class HostApp:
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
                 await _answer(send, self._gauges(self._scoreboard, path))
             case "http", "/mcp" if scope["method"] == "POST":
-                response = await self._mcp.answer_body(await _read_body(receive))
-                await _answer(send, Reply(response))
+                answer = await self._mcp.answer_body(await _read_body(receive))
+                await _answer(send, EncodedReply(answer))
             case _:
                 await self._serve_rest(scope, receive, send)
 
@@ -95,7 +95,7 @@ class HostApp:
         capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
             return Reply(capacity)
-        return TextReply(metrics.render(self._definition.name, capacity), CONTENT_TYPE)
+        return EncodedReply(metrics.render(self._definition.name, capacity).encode(), CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ..environment.definition import Definition
 from ..environment.instances import keep_accepted
 from ..sessions.table import SessionTable
-from .messages import decode, plain_errors
+from .messages import decode, encode_error, plain_errors
 from .serialization import serialize
 
 _dump = TypeAdapter(Any).dump_json
@@ -61,22 +61,22 @@ class Outcome(BaseModel):
 
 
 class Reply:
-    """A status and a JSON body."""
+    """A status and a JSON body; that of an error may hold any text."""
 
     __slots__ = ("body", "headers", "status")
 
     def __init__(self, value: Any, status: int = 200, **headers: str) -> None:
-        self.body = _dump(value)
+        self.body = _dump(value) if status < 400 else encode_error(value)
         self.status = status
         self.headers = [(b"content-type", b"application/json")]
         self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
 
 
-class TextReply(Reply):
-    """A plain text."""
+class EncodedReply(Reply):
+    """A body as it is."""
 
-    def __init__(self, text: str, content_type: str) -> None:
-        self.body = text.encode()
+    def __init__(self, body: bytes, content_type: str = "application/json") -> None:
+        self.body = body
         self.status = 200
         self.headers = [(b"content-type", content_type.encode())]
 

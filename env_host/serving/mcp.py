@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
-from .messages import decode
+from . import messages
 
 if TYPE_CHECKING:
     from ..sessions.routing import Siblings
@@ -67,15 +67,15 @@ class Mcp:
             log.warning("MCP %s failed", request.method, exc_info=True, extra=extra)
             return rpc_error(RpcCode.INTERNAL_ERROR, str(exc), request.id)
 
-    async def answer_body(self, body: bytes) -> dict[str, Any]:
+    async def answer_body(self, body: bytes) -> bytes:
         """Answer the body of a POST to `/mcp`."""
         try:
-            data = decode(body.decode())
+            data = messages.decode(body.decode())
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            return rpc_error(RpcCode.PARSE_ERROR, "Parse error")
-        return await self.answer(data)
+            return encode_response(rpc_error(RpcCode.PARSE_ERROR, "Parse error"))
+        return encode_response(await self.answer(data))
 
     async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
         match request.method:
@@ -187,6 +187,17 @@ class Mcp:
     async def _step(self, session: Session, action: Any) -> Any:
         calls = session.ready_calls
         return await session.call(calls.step, calls.signature.step_is_async, action)
+
+
+def encode_response(response: dict[str, Any]) -> bytes:
+    """Write a JSON-RPC response as JSON; an error, where the result has no JSON form."""
+    try:
+        return messages.encode(response)
+    except ValueError as exc:  # it may be the id: half a surrogate pair
+        if "error" not in response:
+            text = messages.text_of(exc)
+            response = rpc_error(RpcCode.INTERNAL_ERROR, text, response["id"])
+        return messages.encode_error(response)
 
 
 def plain(value: Any) -> Any:

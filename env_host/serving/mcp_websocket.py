@@ -11,6 +11,7 @@ from typing import Any
 from ..environment.mcp_types import RpcCode, rpc_error
 from ..errors import SessionError
 from . import messages
+from .mcp import encode_response
 from .ws_session import SessionSocket
 
 
@@ -36,7 +37,7 @@ class McpSocket(SessionSocket):
             self._call_mcp(data)
 
     def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        self._answer(_encode, response, error)
+        self._answer(encode_response, response, error)
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
         self._fail(exc)
@@ -45,11 +46,3 @@ class McpSocket(SessionSocket):
         details = exc.details() if isinstance(exc, SessionError) else None
         text = messages.text_of(exc)
         return messages.encode_error(rpc_error(RpcCode.SERVER_ERROR, text, data=details or None))
-
-
-def _encode(response: dict[str, Any]) -> bytes:
-    try:
-        return messages.encode(response)
-    except ValueError as exc:
-        text = messages.text_of(exc)
-        return messages.encode_error(rpc_error(RpcCode.INTERNAL_ERROR, text, response["id"]))

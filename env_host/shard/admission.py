@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import operator
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ HANDSHAKE_SECONDS = 8.0  # upstream's client gives a handshake 10 s
 PROMISE_SECONDS = 1.0
 CHECK_SECONDS = 0.01  # while a connection waits
 FAIR_SECONDS = 0.05  # a connection that waits this much longer than another goes first
+
+_place = operator.attrgetter("place")
 
 
 @dataclass(slots=True)
@@ -81,13 +84,14 @@ class Admission:
 
     def consider(self, arrival: Arrival) -> None:
         """Serve a connection, hand it over, or let it wait."""
-        bisect.insort(self._waiting, arrival, key=lambda a: a.since)
+        bisect.insort(self._waiting, arrival, key=_place)
         self._check()
 
     def forget(self, arrival: Arrival) -> None:
         """Drop a connection whose client has left."""
-        if arrival in self._waiting:
-            self._waiting.remove(arrival)
+        index = bisect.bisect_left(self._waiting, arrival.place, key=_place)
+        if index < len(self._waiting) and self._waiting[index] is arrival:
+            del self._waiting[index]
             self._publish()
 
     def changed(self) -> None:

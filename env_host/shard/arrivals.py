@@ -14,8 +14,10 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
+from ...system.connection_limit import closing_answer
 from ...system.descriptors import MAX_PACKET_BYTES
 from ...system.http_limits import MAX_HEAD_BYTES
 from ..ipc.fd_messages import duplicate
@@ -26,25 +28,30 @@ UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looke
 HEAD_SECONDS = 30.0  # to send a request's head
 MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection that goes to another process
 
-TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-TOO_LONG = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-    b"content-length: 0\r\n\r\n"
-)
+TOO_SLOW = closing_answer(HTTPStatus.REQUEST_TIMEOUT)
+TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+_numbers = itertools.count()
 
 
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
-    __slots__ = ("_arrivals", "_is_waiting", "data", "is_read", "since", "transport")
+    __slots__ = ("_arrivals", "_is_waiting", "_number", "data", "is_read", "since", "transport")
 
     def __init__(self, arrivals: Arrivals, data: bytes, since: int) -> None:
         self._arrivals = arrivals
         self.since = since
+        self._number = next(_numbers)
         self.data = data
         self.is_read = bool(data)  # another process has read its head
         self._is_waiting = True
         self.transport: Any = None  # until the connection is open
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among those of this process that wait, the oldest first."""
+        return self.since, self._number
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the head of the request, unless another process has read it."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.access_tokens import split_target
 
-SESSION_PATHS = (b"/ws", b"/mcp")
+MCP_PATH = b"/mcp"
+SESSION_PATHS = (b"/ws", MCP_PATH)
 END_OF_HEAD = b"\r\n\r\n"
 
 _GENERATIONS = 1 << 16
@@ -44,8 +45,12 @@ def read_head(data: bytes) -> Head:
     if len(words) != 3:
         return Head()
     path, query = split_target(words[1])
-    session_id = _session_id(query) if b"session_id" in query else None
+    if b"%" in path:
+        path = unquote_to_bytes(path)  # as `parse_upgrade` does
     is_upgrade = words[0] == b"GET" and path in SESSION_PATHS and b"websocket" in rest.lower()
+    session_id = _session_id(query) if b"session_id" in query else None
+    if is_upgrade and path == MCP_PATH:
+        session_id = None  # it has a session of its own, whatever its address names
     wants_session = is_upgrade and session_id is None
     return Head(wants_session=wants_session, session_id=session_id, is_upgrade=is_upgrade)
 

@@ -18,13 +18,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ...system.connection_limit import full_answer
 from ...system.descriptors import Message
 from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
 from ..errors import WSErrorCode
 from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000
-RETRY_AFTER_SECONDS = 1
 NOTICES_AT_ONCE = 256
 _MOST_UNREAD_BYTES = 64 * 1024
 
@@ -105,13 +105,7 @@ def refuse(fd: int, text: str) -> None:
 
 def send_refusal(fd: int, text: str) -> None:
     """Answer 503, with when to try again, and end our side of the connection."""
-    body = json.dumps({"detail": text}).encode()
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-        f"retry-after: {RETRY_AFTER_SECONDS}\r\nconnection: close\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    _write(fd, head.encode() + body)
+    _write(fd, full_answer(text))
 
 
 def close_unread(fd: int) -> None:

@@ -74,9 +74,14 @@ class ChildExit:
 
 
 def exit_of(
-    child: Child, wait_status: int, peak_bytes: int | None, limit_bytes: int | None
+    child: Child,
+    wait_status: int,
+    peak_bytes: int | None,
+    *,
+    sessions: int,
+    limit_bytes: int | None,
 ) -> ChildExit:
-    """Collect what is known of an exit, before the memory cgroup and socket copies are removed.
+    """Collect what is known of an exit, before the child's memory cgroup is removed.
 
     The cgroup, if there is one, knows better than `peak_bytes`.
     """
@@ -88,7 +93,7 @@ def exit_of(
     return ChildExit(
         child=child,
         wait_status=wait_status,
-        sessions=int(child.holds_slot) if child.is_isolated else len(child.socket_copies),
+        sessions=sessions,
         seconds=time.monotonic() - child.started_at,
         peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,

@@ -348,9 +348,18 @@ class Supervisor:
         if signal.SIGCHLD in numbers:
             for child, status, peak_bytes in self._children.reap():
                 self._receive_last(child)
-                limit = self._config.session_memory_bytes
-                self._on_exit(exit_of(child, status, peak_bytes, limit))
+                limit, sessions = self._config.session_memory_bytes, self._sessions_of(child)
+                exited = exit_of(child, status, peak_bytes, sessions=sessions, limit_bytes=limit)
+                self._on_exit(exited)
             self._reap_state()
+
+    def _sessions_of(self, child: Child) -> int:
+        """Return how many sessions a child that has exited had, with a WebSocket or without."""
+        if child.is_isolated:
+            return int(child.holds_slot)
+        if self._plan.isolates:  # its row counts the sessions that have processes of their own
+            return 0
+        return self._scoreboard[child.index][Field.SESSIONS]
 
     def _reap_state(self) -> None:
         exited = self._state.reap() if self._state is not None else None

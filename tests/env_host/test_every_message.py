@@ -96,6 +96,18 @@ def test_json_rpc_that_cannot_be_read_is_a_parse_error(host: Host, text: str) ->
     assert (status, answer["error"]["code"]) == (200, -32700)
 
 
+def test_json_rpc_with_half_a_pair_is_answered_over_http(host: Host) -> None:
+    for field in ('"method":"nothing","id":"half \\ud800"', '"method":"half \\ud800","id":1'):
+        status, answer = host.http("POST", "/mcp", f'{{"jsonrpc":"2.0",{field}}}')
+        assert (status, answer["error"]["code"]) == (200, -32601)
+        assert answer["id"] in (1, "half \ud800")
+
+
+def test_an_exception_with_half_a_pair_is_told_over_http(host: Host) -> None:
+    status, answer = host.http("POST", "/step", {"action": {"what": "raise_half_a_pair"}})
+    assert (status, answer) == (500, {"detail": "RuntimeError: half \ud800"})
+
+
 @pytest.mark.parametrize("text", ["7" * 5000, DEEP], ids=["huge", "deep"])
 @pytest.mark.parametrize("path", ["/reset", "/step"])
 def test_a_body_that_cannot_be_read_is_refused(host: Host, path: str, text: str) -> None:

@@ -143,6 +143,24 @@ def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_
     assert host.http("POST", "/upload", "a" * MB) == (200, MB)
 
 
+def test_the_heads_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    host = start(None, app_candidates=("upload:app",), serve_as_is=True)
+    host.ready()
+    endless = [head_of("POST /upload")[:-2], b"X: ", *[b"x" * MB] * 50]
+    assert send(host, *endless)[9:12] == b"431"
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /nowhere"))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += peer.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 404")
+        with contextlib.suppress(ConnectionError):
+            for part in endless:
+                peer.sendall(part)
+        assert peer.recv(100).startswith(b"HTTP/1.1 431")
+
+
 def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
     start: StartHost, tmp_path: Path
 ) -> None:

@@ -222,7 +222,7 @@ def test_a_connection_beyond_the_bound_is_answered_503_at_once(
     for client in made.clients[most:]:
         said = answer(client)
         assert said.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: 1\r\n" in said
+        assert b"Retry-After: 1\r\n" in said
 
 
 def test_a_refusal_reaches_a_client_whose_request_was_not_read(

@@ -197,6 +197,18 @@ def test_a_killed_shard_ends_its_own_sessions_alone(start: StartHost, what: str,
         assert (told["pid"], told["sessions"], told["isolated"]) == (doomed, 4, False)
 
 
+def test_an_exit_counts_the_sessions_without_a_websocket_too(start: StartHost) -> None:
+    host = start(shards=1, max_sessions=4)
+    host.ready()
+    create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
+    for _ in range(2):
+        assert host.http("POST", "/mcp", create)[1]["result"]["session_id"]
+    with host.open() as client:
+        client.send("step", {"what": "kill"})
+        last_word(client)
+    assert next_exit(host)["sessions"] == 3
+
+
 def next_exit(host: Host) -> dict[str, Any]:
     while (note := host.note()) is not None:
         if "shard_exit" in note:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that wait for a slot: in which order they are served, and that any may leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
+from openenvd.env_host.shard.admission import Admission
+from openenvd.env_host.shard.arrivals import Arrival, Arrivals
+
+SHARD = 0
+
+
+class Queue:
+    """An admission without room, and what it has served."""
+
+    def __init__(self) -> None:
+        self._scoreboard = Scoreboard.create(1)
+        self._arrivals = Arrivals(self._scoreboard[SHARD], self._ignore, self._ignore)
+        self.served: list[Arrival] = []
+        self.admission = Admission(
+            self._scoreboard,
+            SHARD,
+            timeout_seconds=60.0,
+            serve=self.served.append,
+            hand_over=lambda *_: pytest.fail("there is no other shard"),
+        )
+
+    def arrive(self, since: int) -> Arrival:
+        arrival = Arrival(self._arrivals, b"a head", since)
+        self.admission.consider(arrival)
+        return arrival
+
+    def make_room(self, slots: int) -> None:
+        counters = self._scoreboard[SHARD]
+        counters[Field.PID] = counters[Field.READY] = 1
+        counters[Field.MAX_SESSIONS] = slots
+        counters[Field.HEARTBEAT] = now_microseconds()
+        self.admission._check()
+
+    def _ignore(self, _: Any) -> None:
+        pass
+
+
+async def test_the_oldest_is_served_first_and_of_one_age_the_first_to_come() -> None:
+    queue = Queue()
+    now = now_microseconds()
+    second, third, first = queue.arrive(now), queue.arrive(now), queue.arrive(now - 1)
+    queue.make_room(2)
+    assert queue.served == [first, second]
+    queue.make_room(3)
+    assert queue.served == [first, second, third]
+
+
+async def test_a_connection_that_leaves_is_found_among_others_of_its_age() -> None:
+    queue = Queue()
+    now = now_microseconds()
+    crowd = [queue.arrive(now) for _ in range(5)]
+    for gone in (crowd[2], crowd[2], crowd[4], crowd[0]):
+        queue.admission.forget(gone)
+    assert len(queue.admission) == 2
+    queue.make_room(5)
+    assert queue.served == [crowd[1], crowd[3]]
+    queue.admission.forget(crowd[1])
+
+
+async def test_leaving_does_not_take_longer_in_a_longer_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted in looks at connections: a crowd of thousands may leave at once."""
+    looks = 0
+    place: Any = Arrival.place
+
+    def counted(arrival: Arrival) -> Any:
+        nonlocal looks
+        looks += 1
+        return place.fget(arrival)
+
+    queue = Queue()
+    now = now_microseconds()
+    crowd = [queue.arrive(now) for _ in range(1000)]
+    monkeypatch.setattr(Arrival, "place", property(counted))
+    for arrival in crowd:
+        queue.admission.forget(arrival)
+    assert len(queue.admission) == 0
+    assert looks < 15 * len(crowd)
