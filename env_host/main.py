@@ -24,6 +24,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never
 
+from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
 from .environment import gradio_stub
 from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .ipc.notify import Notifier
@@ -60,8 +61,14 @@ class Inputs:
 
     config: HostConfig
     notify_fd: int | None
-    listen_fd: int | None
+    listeners: list[socket.socket]
     child: dict[str, Any] | None = None  # from the supervisor, when this is one of its children
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors of all of it."""
+        own = [one.fileno() for one in self.listeners]
+        return own if self.notify_fd is None else [*own, self.notify_fd]
 
 
 def main() -> int:
@@ -101,11 +108,10 @@ def read_inputs() -> Inputs:
     del os.environ[HOST_CONFIG_VARIABLE]  # what the environment starts must not be told the token
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if child is not None:
-        return Inputs(config, None, None, json.loads(child))
-    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _fd(LISTEN_FD_VARIABLE))
-    for fd in (inputs.notify_fd, inputs.listen_fd):
-        if fd is not None:  # what the environment starts must not keep our socket open
-            os.set_inheritable(fd, False)
+        return Inputs(config, None, [], json.loads(child))
+    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _listeners())
+    for fd in inputs.fds:  # what the environment starts must not keep our sockets open
+        os.set_inheritable(fd, False)
     return inputs
 
 
@@ -148,7 +154,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
     serving = serve(
         app,
-        _listener(inputs.listen_fd),
+        listening(inputs.listeners),
         access=Access.of(inputs.config),
         max_message_bytes=inputs.config.max_message_bytes,
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
@@ -179,8 +185,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
         sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
 
     shared_class = definition.env_class if shares_state(definition.env_class) else None
-    listener = _listener(inputs.listen_fd)
-    Supervisor(config, plan, listener, notifier, serve, max_fds, shared_class).run()
+    Supervisor(config, plan, inputs.listeners, notifier, serve, max_fds, shared_class).run()
 
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
@@ -278,13 +283,17 @@ async def _run_child(
         await link.close()
 
 
-def _listener(fd: int | None) -> socket.socket:
-    """Return the inherited socket; when started by hand, a free one on loopback."""
-    if fd is not None:
-        return socket.socket(fileno=fd)
-    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
-    log.warning("listening on http://127.0.0.1:%d", listener.getsockname()[1])
-    return listener
+def _listeners() -> list[socket.socket]:
+    """Return the inherited sockets; when started by hand, of a free port on loopback."""
+    text = os.environ.get(LISTEN_FD_VARIABLE)
+    if text:
+        try:
+            return sockets_of(text)
+        except (ValueError, OSError) as exc:
+            raise ConfigError(f"{LISTEN_FD_VARIABLE}={text!r} names no sockets: {exc}") from exc
+    listeners = open_listening_sockets("127.0.0.1", int(os.environ.get("PORT", "0")))
+    log.warning("listening on http://127.0.0.1:%d", listeners[0].getsockname()[1])
+    return listeners
 
 
 def _fd(variable: str) -> int | None:
@@ -299,9 +308,8 @@ def _fd(variable: str) -> int | None:
 
 def _start_again_with_gradio(inputs: Inputs) -> None:
     log.warning("this project imports gradio itself: restarting with it")
-    for fd in (inputs.notify_fd, inputs.listen_fd):
-        if fd is not None:
-            os.set_inheritable(fd, True)
+    for fd in inputs.fds:
+        os.set_inheritable(fd, True)
     os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
     os.environ[HOST_CONFIG_VARIABLE] = json.dumps(inputs.config.to_json())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again

@@ -31,7 +31,7 @@ from ..system.options import option
 from ..system.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
-LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the shared listening socket, already bound
+LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 

@@ -12,7 +12,6 @@ must be: everything here tolerates that the other one was faster. Functions that
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
+from ..system.descriptors import close_all
 
 Json = dict[str, Any]
 
@@ -126,20 +126,19 @@ def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS
 
 
 def revive(run_file: RunFile) -> None:
-    """A new shim in place of one that was killed, on the environment's own socket. Blocks.
+    """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
 
-    Without a sibling to get the socket from, the shim binds the address again by itself.
+    Without a sibling to get the sockets from, the shim binds the address again by itself.
 
     Raises:
         OSError: it cannot be started.
     """
     clean_up_after_shim(run_file.run_dir, grace_seconds=0.0)
-    listen_fd = _listener_of_siblings(run_file)
+    listen_fds = _listeners_of_siblings(run_file)
     try:
-        start_shim(run_file.run_dir, run_file.data, listen_fd=listen_fd)
+        start_shim(run_file.run_dir, run_file.data, listen_fds=listen_fds)
     finally:
-        if listen_fd is not None:
-            os.close(listen_fd)
+        close_all(listen_fds)
 
 
 def address_of(host: str, port: int) -> str:
@@ -172,13 +171,13 @@ def _await_end(link: ShimClient, timeout_seconds: float) -> None:
         link.wait(lambda _: False, timeout=timeout_seconds)
 
 
-def _listener_of_siblings(run_file: RunFile) -> int | None:
+def _listeners_of_siblings(run_file: RunFile) -> list[int]:
     for sibling in of_environment(run_file.run_dir.parent, run_file.environment):
         if sibling.replica_id == run_file.replica_id or sibling.port != run_file.port:
             continue
         try:
             with ShimClient.connect(sibling.socket_path) as link:
-                return link.request_listener()
+                return link.request_listeners()
         except (ShimGone, TimeoutError, LookupError):
             continue
-    return None
+    return []

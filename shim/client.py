@@ -18,14 +18,15 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..processes.tree import stop_tree, wait_until_dead
 from ..system.cgroups import Cgroup
-from ..system.descriptors import descriptors_of
+from ..system.descriptors import MAX_FDS, descriptors_of, space_for
 from ..system.json_lines import Json, decode_line, encode_line
+from ..system.listening_sockets import descriptors_text
 from ..system.process_identity import ProcessIdentity
 from .files import (
     CONTROL_FD_VARIABLE,
@@ -50,14 +51,14 @@ def start_shim(
     run_dir: str | os.PathLike[str],
     run_file: Json,
     *,
-    listen_fd: int | None = None,
+    listen_fds: Sequence[int] = (),
     python: str = sys.executable,
 ) -> None:
     """Write the run file, then start a shim that outlives this process.
 
     On return its control socket accepts connections, although the shim itself may still be
     starting: the socket is made here and passed on, so no caller waits for a file to appear.
-    `listen_fd` (a bound, listening socket shared with siblings) stays the caller's to close.
+    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close.
     With a `fork_server` in the run file it is forked there; where that fails, it is a program.
 
     Raises:
@@ -73,15 +74,14 @@ def start_shim(
             run_file,
             run_dir=str(folder),
             control_fd=control.fileno(),
-            listen_fd=listen_fd,
+            listen_fds=listen_fds,
         ):
             return
         environ = dict(os.environ) | {CONTROL_FD_VARIABLE: str(control.fileno())}
         environ.pop(LISTEN_FD_VARIABLE, None)
-        fds = [control.fileno()]
-        if listen_fd is not None:
-            environ[LISTEN_FD_VARIABLE] = str(listen_fd)
-            fds.append(listen_fd)
+        if listen_fds:
+            environ[LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)
+        fds = [control.fileno(), *listen_fds]
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
         argv = [python, *flags, str(_RUN_SHIM), str(folder)]
@@ -96,7 +96,7 @@ class ShimClient:
         self._buffer = bytearray()
         self._fds: list[int] = []
         self._status: Json | None = None
-        self._listener_replies = 0
+        self._listeners_replies = 0
         self.has_ended = False  # whether the end of the connection has been read
 
     @classmethod
@@ -156,20 +156,21 @@ class ShimClient:
         except OSError as exc:
             raise ShimGone(f"the shim is gone: {exc}") from exc
 
-    def request_listener(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> int:
-        """Return a descriptor of the server's listening socket; the caller closes it.
+    def request_listeners(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> list[int]:
+        """Return descriptors of the server's listening sockets; the caller closes them.
 
         Raises:
             TimeoutError, ShimGone: as for `wait`.
-            LookupError: when the shim has no listening socket.
+            LookupError: when the shim has no listening sockets.
         """
-        asked, deadline = self._listener_replies, time.monotonic() + timeout
-        self.send("listener")
-        while self._listener_replies == asked:
+        asked, deadline = self._listeners_replies, time.monotonic() + timeout
+        self.send("listeners")
+        while self._listeners_replies == asked:
             self._receive(max(0.0, deadline - time.monotonic()))
         if not self._fds:
-            raise LookupError("the shim has no listening socket")
-        return self._fds.pop(0)
+            raise LookupError("the shim has no listening sockets")
+        fds, self._fds = self._fds, []
+        return fds
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable."""
@@ -202,14 +203,14 @@ class ShimClient:
         event = decode_line(bytes(line))
         if event.get("event") == "status":
             self._status = event
-        elif event.get("event") == "listener":
-            self._listener_replies += 1
+        elif event.get("event") == "listeners":
+            self._listeners_replies += 1
         return True
 
     def _read(self, timeout: float | None) -> None:
         self._socket.settimeout(timeout)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(4))
+            data, ancillary, _, _ = self._socket.recvmsg(65536, space_for(MAX_FDS))
         except BlockingIOError as exc:
             raise TimeoutError("nothing from the shim yet") from exc
         except TimeoutError:

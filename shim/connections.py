@@ -14,7 +14,7 @@ Shim to client, on connecting and on every change:
 
     {"op": "start"}                          start the server again; ignored while one runs
     {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit
-    {"op": "listener"}                       answered {"event": "listener"} with the descriptor
+    {"op": "listeners"}                      answered {"event": "listeners"} with the descriptors
     anything else                            answered {"event": "error", "message"}
 
 A status is whole in itself, so a client that reads slowly is sent the newest one only, made when
@@ -67,7 +67,7 @@ class Connection:
         self.socket = connection
         self._status_line = status_line
         self._received = LineBuffer(MAX_LINE_BYTES)
-        self._replies: list[tuple[bytes, int | None]] = []  # a line (or its rest), a descriptor
+        self._replies: list[tuple[bytes, tuple[int, ...]]] = []  # a line or its rest, descriptors
         self._status_is_due = False
 
     @property
@@ -79,11 +79,11 @@ class Connection:
         """Send the status as it is when there is room for it."""
         self._status_is_due = True
 
-    def queue_reply(self, line: bytes, fd: int | None = None) -> None:
-        """Queue a reply and a descriptor; raises `ClientGone` when too many have not been read."""
+    def queue_reply(self, line: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Queue a reply and descriptors; raises `ClientGone` when too many have not been read."""
         if len(self._replies) >= MAX_REPLIES:
             raise ClientGone("it does not read its replies")
-        self._replies.append((line, fd))
+        self._replies.append((line, fds))
 
     def read_lines(self) -> list[bytes]:
         """Return the whole lines that arrived; `ClientGone` at the end, or for an endless line."""
@@ -104,11 +104,11 @@ class Connection:
         """Send what the socket takes now; raises `ClientGone` when it has left."""
         while self.has_unsent:
             if not self._replies:
-                self._replies.append((self._status_line(), None))
+                self._replies.append((self._status_line(), ()))
                 self._status_is_due = False
-            line, fd = self._replies[0]
+            line, fds = self._replies[0]
             try:
-                sent = self.socket.sendmsg([line], rights(() if fd is None else (fd,)))
+                sent = self.socket.sendmsg([line], rights(fds))
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -116,7 +116,7 @@ class Connection:
             if sent == len(line):
                 del self._replies[0]
             else:
-                self._replies[0] = line[sent:], None
+                self._replies[0] = line[sent:], ()
 
 
 class Connections:

@@ -17,29 +17,30 @@ import os
 import socket
 from typing import Any
 
+from ..system.listening_sockets import sockets_of
+
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
 LOCK_FILE_NAME = "shim.lock"
 
 CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
 # As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
-LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"
+LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # of several sockets, separated by commas
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
 
-LISTEN_BACKLOG = 4096  # a burst of clients waits in the kernel's queue and is not refused
 CONTROL_BACKLOG = 512
 
 
-def inherited_socket(variable: str) -> socket.socket | None:
-    """Return the socket whose descriptor the starter named in a variable, if it did.
+def inherited_sockets(variable: str) -> list[socket.socket]:
+    """Return the sockets whose descriptors the starter named in a variable, if it did.
 
-    Neither the descriptor nor the variable is inherited by what this process starts.
+    Neither the descriptors nor the variable are inherited by what this process starts.
     """
-    fd = os.environ.pop(variable, None)
-    if not fd:
-        return None
-    os.set_inheritable(int(fd), False)
-    return socket.socket(fileno=int(fd))
+    fds = os.environ.pop(variable, None)
+    sockets = sockets_of(fds) if fds else []
+    for one in sockets:
+        one.set_inheritable(False)
+    return sockets
 
 
 def open_control_socket(path: str) -> socket.socket:
@@ -125,22 +126,3 @@ def remove_if_empty(folder: str) -> None:
             os.rmdir(folder)  # noqa: PTH106
     finally:
         os.close(fd)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open a socket that accepts connections at an address.
-
-    Raises:
-        OSError: when the address is in use, or not this machine's; its `filename` is the address.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise OSError(exc.errno, exc.strerror or str(exc), f"{host}:{port}") from exc
-    return listener

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fork server: imports shim and server once, and forks shims that share those pages (Linux).
 
-    launch ──(control socket, log, listener)──▶ fork server ──fork──▶ shim ──fork──▶ server
+    launch ──(control socket, log, listeners)──▶ fork server ──fork──▶ shim ──fork──▶ server
                                                    │                 │                │
                                                    └───── pages of what it imported ──┘  shared
 
@@ -12,7 +12,7 @@ needed (`fork_server_client.py`), of one Python, one version of ours and one lis
 
 Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
 
-    {"run_dir", "log_path", "title"} + control socket, log, [listener]   ▶  {"pid": 4711}
+    {"run_dir", "log_path", "title"} + control socket, log, listeners…   ▶  {"pid": 4711}
     {"end": true}                                                        ▶  the connection's end
     what cannot be done                                                  ▶  {"refused": "why"}
 
@@ -55,6 +55,7 @@ from ..processes.exits import diagnose  # noqa: F401  every shim needs it when i
 from ..system import forking
 from ..system.descriptors import Message, close_all, receive_message, send_message
 from ..system.json_lines import Json
+from ..system.listening_sockets import descriptors_text
 from ..system.proc import set_oom_score_adj
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
@@ -136,16 +137,16 @@ class ForkServer:
         try:
             if self._refusal is not None:
                 return {"refused": self._refusal}
-            control, log, *listener = fds
-            return {"pid": self._fork(message, control, log, *listener)}
+            control, log, *listeners = fds
+            return {"pid": self._fork(message, control, log, listeners)}
         except (OSError, ValueError, KeyError) as exc:
             return {"refused": f"{type(exc).__name__}: {exc}"}
 
-    def _fork(self, message: Json, control: int, log: int, listener: int | None = None) -> int:
+    def _fork(self, message: Json, control: int, log: int, listeners: Sequence[int]) -> int:
         run_dir, title = str(message["run_dir"]), str(message["title"])
         pid = os.fork()
         if pid == 0:
-            _become_shim(run_dir, title, control, log, listener)
+            _become_shim(run_dir, title, control, log, listeners)
         self._shims.add(pid)
         return pid
 
@@ -187,18 +188,17 @@ def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
 
 
 def _become_shim(
-    run_dir: str, title: str, control: int, log: int, listener: int | None
+    run_dir: str, title: str, control: int, log: int, listeners: Sequence[int]
 ) -> NoReturn:
     """Be a shim, in the child: never back into the fork server's loop, whatever happens."""
     try:
         os.setsid()
         forking.reset_signals()
         forking.write_output_to(log)
-        kept = [control] if listener is None else [control, listener]
-        forking.close_all_but(kept)
+        forking.close_all_but([control, *listeners])
         os.environ[CONTROL_FD_VARIABLE] = str(control)
-        if listener is not None:
-            os.environ[LISTEN_FD_VARIABLE] = str(listener)
+        if listeners:
+            os.environ[LISTEN_FD_VARIABLE] = descriptors_text(listeners)
         set_title(title)
         loop.run_shim(run_dir, is_forked=True)
         os._exit(0)

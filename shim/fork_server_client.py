@@ -41,7 +41,7 @@ _PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
 def fork_shim(
-    fork_server: Json, run: Json, *, run_dir: str, control_fd: int, listen_fd: int | None
+    fork_server: Json, run: Json, *, run_dir: str, control_fd: int, listen_fds: Sequence[int]
 ) -> bool:
     """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
 
@@ -54,7 +54,7 @@ def fork_shim(
     path = Path(fork_server["folder"]) / f"fork-{_digest(fork_server['preload'], environ)}.sock"
     message = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
     log_fd = _open_log(run["log_path"])
-    fds = [control_fd, log_fd, *([] if listen_fd is None else [listen_fd])]
+    fds = [control_fd, log_fd, *listen_fds]
     try:
         for _ in range(_ATTEMPTS):
             found = _start_unless_running(path, fork_server, environ)

@@ -57,7 +57,7 @@ from .files import (
     CONTROL_FD_VARIABLE,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
-    inherited_socket,
+    inherited_sockets,
     is_missing,
     lock,
     open_control_socket,
@@ -117,7 +117,8 @@ class Shim:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         adopt_orphans()
         path = self._run["socket_path"]
-        control = inherited_socket(CONTROL_FD_VARIABLE) or open_control_socket(path)
+        inherited = inherited_sockets(CONTROL_FD_VARIABLE)
+        control = inherited[0] if inherited else open_control_socket(path)
         self._clients = Connections(control, self._selector, self._status_line, self._answer)
         self._group = enter_shims_group()  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
@@ -207,8 +208,8 @@ class Shim:
                     self._start()
             case "stop":
                 self._server.stop(grace_seconds)
-            case "listener":
-                client.queue_reply(encode_line({"event": "listener"}), self._server.listener_fd)
+            case "listeners":
+                client.queue_reply(encode_line({"event": "listeners"}), self._server.listener_fds)
             case _:
                 client.queue_reply(error_line(f"unknown op: {op!r}"))
 

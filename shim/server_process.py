@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a shim as a process: its listening socket, cgroup, log, pid, and notify pipe.
+"""The server of a shim as a process: its listening sockets, cgroup, log, pid, and notify pipe.
 
-    prepare    its socket (kept open across restarts) and a fresh cgroup
-    start      forked, with the socket and the writing end of its notify pipe
+    prepare    its sockets (kept open across restarts) and a fresh cgroup
+    start      forked, with the sockets and the writing end of its notify pipe
     terminate  SIGTERM to its group
     kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
     reap       all children that have exited
@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator
 
 from ..system.cgroups import Cgroup, CgroupManager
 from ..system.json_lines import Json, LineBuffer, decode_line
+from ..system.listening_sockets import descriptors_text, open_listening_sockets
 from ..system.proc import children_of
 from ..system.process_identity import ProcessIdentity
-from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_socket, listen, open_log
+from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_sockets, open_log
 from .server_child import ForkInto, spawn
 
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
@@ -44,7 +45,7 @@ class ServerProcess:
         self._started_at: float | None = None
         self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
         self.cgroup: Cgroup | None = None
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
 
     @property
     def runs(self) -> bool:
@@ -52,15 +53,15 @@ class ServerProcess:
         return self.pid is not None and self.ended is None
 
     @property
-    def listener_fd(self) -> int | None:
-        """The listening socket; None when it could not be opened yet."""
-        return None if self._listener is None else self._listener.fileno()
+    def listener_fds(self) -> tuple[int, ...]:
+        """The listening sockets; none when they could not be opened yet."""
+        return tuple(one.fileno() for one in self._listeners)
 
     def to_json(self) -> Json:
         """Return its part of the status that clients are sent (`connections.py`)."""
         host, port = self._run["host"], self._run["port"]
-        if not port and self._listener is not None:
-            port = self._listener.getsockname()[1]  # asked for any; this one was bound
+        if not port and self._listeners:
+            port = self._listeners[0].getsockname()[1]  # asked for any; this one was bound
         return {
             "pid": self.pid,
             "pid_started_at": self._started_at,
@@ -72,12 +73,13 @@ class ServerProcess:
     # Starting
 
     def prepare(self) -> None:
-        """Open its socket, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
-        if self._listener is None:
-            self._listener = inherited_socket(LISTEN_FD_VARIABLE) or listen(
+        """Open its sockets, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
+        if not self._listeners:
+            self._listeners = inherited_sockets(LISTEN_FD_VARIABLE) or open_listening_sockets(
                 self._run["host"], self._run["port"]
             )
-            self._listener.setblocking(False)
+            for one in self._listeners:
+                one.setblocking(False)
         self._renew_cgroup()
 
     def _renew_cgroup(self) -> None:
@@ -115,15 +117,18 @@ class ServerProcess:
         return reading
 
     def _spawn(self, log_fd: int, notify_fd: int) -> int:
-        assert self._listener is not None  # prepared
-        listen_fd = self._listener.fileno()
+        assert self._listeners  # prepared
+        listen_fds = self.listener_fds
         return spawn(
             self._run["argv"],
             self._run["env"]
-            | {LISTEN_FD_VARIABLE: str(listen_fd), NOTIFY_FD_VARIABLE: str(notify_fd)},
+            | {
+                LISTEN_FD_VARIABLE: descriptors_text(listen_fds),
+                NOTIFY_FD_VARIABLE: str(notify_fd),
+            },
             cwd=self._run.get("cwd"),
             log_fd=log_fd,
-            keep_fds=(listen_fd, notify_fd),
+            keep_fds=(*listen_fds, notify_fd),
             cgroup=self.cgroup,
             oom_score_adj=self._run.get("oom_score_adj"),
             fork_into=self._fork_into(),

@@ -146,9 +146,9 @@ class ServerStateMachine:
         return self._shutdown.deadline
 
     @property
-    def listener_fd(self) -> int | None:
-        """The socket on which the server listens; None when it could not be opened yet."""
-        return self._server.listener_fd
+    def listener_fds(self) -> tuple[int, ...]:
+        """The sockets on which the server listens; none when they could not be opened yet."""
+        return self._server.listener_fds
 
     def to_json(self) -> Json:
         """Return the status that clients are sent, but for whose it is."""

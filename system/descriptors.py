@@ -2,7 +2,8 @@
 """Messages with descriptors, over Unix sockets between processes of one machine.
 
 A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS).
-Where the wire is a stream of lines instead, `rights` and `descriptors_of` carry the descriptors.
+Where the wire is a stream of lines instead, `rights`, `space_for` and `descriptors_of` carry the
+descriptors.
 
 Light: a shim imports it, hence no dataclasses.
 """
@@ -75,9 +76,8 @@ def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message |
         TimeoutError: nothing has arrived within the socket's timeout.
         ValueError: what has arrived is no message.
     """
-    space = socket.CMSG_SPACE(most_fds * _INT_BYTES)
     try:
-        data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space, _CLOEXEC)
+        data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space_for(most_fds), _CLOEXEC)
     except (BlockingIOError, InterruptedError):
         return None
     except TimeoutError:
@@ -99,6 +99,11 @@ def rights(fds: Iterable[int]) -> list[tuple[int, int, array.array[int]]]:
     """Return the ancillary data that `sendmsg` takes to send descriptors along."""
     sent = array.array("i", fds)
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)] if sent else []
+
+
+def space_for(most_fds: int) -> int:
+    """Return the room for so many descriptors that `recvmsg` is to be given, in bytes."""
+    return socket.CMSG_SPACE(most_fds * _INT_BYTES)
 
 
 def descriptors_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

@@ -119,7 +119,7 @@ class Server(HostServer):
 
 async def serve(
     app: Any,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     *,
     access: Access,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -129,7 +129,7 @@ async def serve(
     server = HostServer(app, None, access, max_message_bytes=max_message_bytes, on_ready=on_ready)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
-    await server.serve(sockets=[listener])
+    await server.serve(sockets=listeners)
 
 
 def _config(

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Lobby`: accepts every connection of the replica at once, and passes them on to the shards.
 
-    kernel's queue ──accept until it is empty──▶ waiting ──the oldest first──▶ inbox of a shard
+    kernel's queues ──accept until empty──▶ waiting ──the oldest first──▶ inbox of a shard
                                                    │ ▲                          │
                               too many: 503  ◀─┘ └── taken back ◀── not read in time
 
-Accepting is apart from serving: the kernel's queue is short (`somaxconn`), a connection that finds
-it full is dropped and tried again after 1, 3 and 7 s, and a shard that opens and answers
-connections cannot empty it in time when thousands come at once. Accepting alone costs microseconds
-each; the bytes of an accepted connection wait in the kernel's buffer until a shard reads them.
+Accepting is apart from serving: the kernel's queues are short (`system/listening_sockets.py`), a
+connection that finds its queue full is dropped and tried again after 1, 3 and 7 s, and a shard that
+opens and answers connections cannot empty them in time when thousands come at once. Accepting alone
+costs microseconds each; the bytes of an accepted connection wait in the kernel's buffer until a
+shard reads them.
 
 A connection goes to the shard with the fewest sessions that has room; when none has room, to the
 one with the fewest, which answers HTTP and lets a session wait for its turn (`shard/admission.py`).
@@ -26,7 +27,7 @@ What happens when
     all shards are busy     connections wait here; a client that leaves is noticed by its shard
     too many are waiting    the next ones are answered 503, with `Retry-After`; copies of sessions'
                             sockets (`close_notices.py`) are closed before there are too many
-    no descriptor is left   connections stay in the kernel's queue, and are accepted later
+    no descriptor is left   connections stay in the kernel's queues, and are accepted later
     the supervisor stops    those that wait are answered 503
 """
 
@@ -54,7 +55,7 @@ LEAST_IN_MESSAGE = 16
 SHARE_IN_MESSAGE = 1 / 4  # of the connections that wait
 WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
 MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
-CROWD = 64  # connections in the kernel's queue, where others are likely to follow
+CROWD = 64  # connections in the kernel's queues, where others are likely to follow
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
 CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
@@ -98,15 +99,16 @@ class Lobby:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         scoreboard: Scoreboard,
         pairs: Sequence[tuple[socket.socket, socket.socket]],
         *,
         max_fds: int,
     ) -> None:
         """Prepare; nothing is accepted yet. A process may have `max_fds` descriptors."""
-        listener.setblocking(False)
-        self._listener = listener
+        for listener in listeners:
+            listener.setblocking(False)
+        self.listeners = listeners
         self._scoreboard = scoreboard
         self._inboxes = [Inbox(index, ends) for index, ends in enumerate(pairs)]
         self._at_once = most_at_once(max_fds)
@@ -147,13 +149,24 @@ class Lobby:
     # Accepting
 
     def accept(self) -> None:
-        """Accept all connections in the kernel's queue."""
+        """Accept all connections in the kernel's queues."""
         since = now_microseconds()
-        for count in range(self._at_once):
-            self.is_crowd_arriving = count >= CROWD
+        most = self._at_once // len(self.listeners)
+        accepted = 0
+        for listener in self.listeners:
+            for fd in self._accept_from(listener, most):
+                accepted += 1
+                if len(self._waiting) < self._most:
+                    self._waiting.append(Waiting(since, fd))
+                else:
+                    self._refuse(fd, "Too many connections are waiting to be served.")
+        self.is_crowd_arriving = accepted >= CROWD
+
+    def _accept_from(self, listener: socket.socket, most: int) -> Iterator[int]:
+        for _ in range(most if self.is_open else 0):
             try:
                 # What `accept` does, without its asking the listener for its family each time.
-                fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+                fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -165,10 +178,7 @@ class Lobby:
                 self._closed_until = time.monotonic() + FULL_SECONDS
                 return
             self._has_warned = False
-            if len(self._waiting) < self._most:
-                self._waiting.append(Waiting(since, fd))
-            else:
-                self._refuse(fd, "Too many connections are waiting to be served.")
+            yield fd
 
     def _warn_of_no_room(self, exc: OSError) -> None:
         if not self._has_warned:

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 
 from ...system import forking
 from ...system.descriptors import Message, receive_message
+from ...system.listening_sockets import listening
 from ...system.scheduling import run_soon_after_waking
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
@@ -64,6 +65,8 @@ from .spawn import Serve, Spawner
 from .status_reporter import StatusReporter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..ipc.notify import Notifier
     from ..shared_state.process import StateProcess
 
@@ -83,7 +86,7 @@ class Supervisor:
         self,
         config: HostConfig,
         plan: ServingPlan,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         notifier: Notifier,
         serve: Serve,
         max_fds: int,
@@ -107,8 +110,10 @@ class Supervisor:
         most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
         self._copies = SocketCopies(most_copies, self._children)
         self._spawner = Spawner(config, plan, self._scoreboard, serve, self._leave)
-        self._listener = listener
-        self._lobby = Lobby(listener, self._scoreboard, self._spawner.inboxes, max_fds=max_fds)
+        self._sockets = listeners  # what holds the address, the guard too
+        self._lobby = Lobby(
+            listening(listeners), self._scoreboard, self._spawner.inboxes, max_fds=max_fds
+        )
         keeps_one = plan.isolates or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
@@ -117,6 +122,7 @@ class Supervisor:
         self._memory = MemoryWatchdog(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
+        self._is_listening = False
         self._stop_by: float | None = None
 
     # The agenda
@@ -145,8 +151,12 @@ class Supervisor:
         while self._children or not self._is_stopping:
             self._watch_listener()
             events = self._selector.select(self._seconds_to_wait())
-            for key, _ in sorted(events, key=lambda event: event[0].fileobj is not self._listener):
-                key.data()  # first of all: the kernel's queue of connections is short
+            actions = [key.data for key, _ in events]
+            if self._accept in actions:  # first of all, and once: the kernel's queues are short
+                self._accept()
+            for act in actions:
+                if act != self._accept:
+                    act()
             self._start_due()
             self._place()
             self._isolated.notify_front()
@@ -175,12 +185,15 @@ class Supervisor:
 
     def _watch_listener(self) -> None:
         """Wait for connections while they can be accepted."""
-        is_watched = self._listener.fileno() in self._selector.get_map()
         is_wanted = self._lobby.is_open and not self._is_stopping
-        if is_wanted and not is_watched:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        elif is_watched and not is_wanted:
-            self._selector.unregister(self._listener)
+        if is_wanted == self._is_listening:
+            return
+        self._is_listening = is_wanted
+        for listener in self._lobby.listeners:
+            if is_wanted:
+                self._selector.register(listener, selectors.EVENT_READ, self._accept)
+            else:
+                self._selector.unregister(listener)
 
     def _accept(self) -> None:
         if self._lobby.is_open and not self._is_stopping:
@@ -282,7 +295,7 @@ class Supervisor:
         """All descriptors that a child must not keep, unless its configuration names them."""
         fds = [*self._signals.fds, self._selector.fileno(), *self._spawner.fds]
         fds += [*self._children.fds, *self._isolated.fds, *self._lobby.fds]
-        fds.append(self._listener.fileno())
+        fds += [one.fileno() for one in self._sockets]
         if self._notify_fd is not None:
             fds.append(self._notify_fd)
         if self._state is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas as processes of this machine, each below a shim that outlives us.
 
-    open_listener ─▶ one listening socket ─▶ run file ─▶ shim 0 ─▶ env host
+    open_listeners ─▶ listening sockets ─▶ run file ─▶ shim 0 ─▶ env host
                                           └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
 
 All replicas of an environment accept from one socket, so it has one address and the kernel gives a
@@ -44,7 +44,7 @@ from ..spec import EnvironmentSpec
 from . import gpus
 from .base import OnReplica, StartedReplica
 from .environment_variables import child_environment
-from .ports import open_listener
+from .ports import open_listeners
 
 Json = dict[str, Any]
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
@@ -96,7 +96,7 @@ class LocalProvider:
         check_process_room(spec, process_room())
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
-        replicas = LocalReplicas(spec, open_listener(spec.host, spec.port))
+        replicas = LocalReplicas(spec, open_listeners(spec.host, spec.port))
         plan = _Plan(
             self._layout,
             spec,
@@ -122,10 +122,10 @@ class LocalProvider:
 class LocalReplicas:
     """The replicas of one launch. Owned by one thread."""
 
-    def __init__(self, spec: EnvironmentSpec, listener: socket.socket) -> None:
+    def __init__(self, spec: EnvironmentSpec, listeners: list[socket.socket]) -> None:
         self._spec = spec
-        self._listener = listener
-        self.port = int(listener.getsockname()[1])
+        self._listeners = listeners
+        self.port = int(listeners[0].getsockname()[1])
         self._run_files: list[run_files.RunFile] = []
         self._links: dict[str, ShimClient] = {}
 
@@ -146,7 +146,7 @@ class LocalReplicas:
         # Before it is started: were we killed in between, it must be found.
         run_file = run_files.RunFile.of(run_dir, data)
         self._run_files.append(run_file)
-        start_shim(run_dir, data, listen_fd=self._listener.fileno())
+        start_shim(run_dir, data, listen_fds=[one.fileno() for one in self._listeners])
         return StartedReplica(run_file.replica_id, run_file.ordinal, str(run_dir))
 
     def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
@@ -188,7 +188,8 @@ class LocalReplicas:
         for link in self._links.values():
             link.close()
         self._links.clear()
-        self._listener.close()
+        for one in self._listeners:
+            one.close()
 
     def _connect(self) -> None:
         for run_file in self._run_files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listening socket of an environment: bound once, shared by all of its replicas.
+"""The listening sockets of an environment: bound once, shared by all of its replicas.
 
 A socket that listens *is* the reservation of its port: two launches at once cannot get the same.
 """
@@ -10,7 +10,7 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
-from ...shim.files import listen
+from ...system.listening_sockets import open_listening_sockets
 from ..errors import PortInUse
 
 if TYPE_CHECKING:
@@ -22,22 +22,22 @@ FIRST_PORT = 21000
 LAST_PORT = 24999
 
 
-def open_listener(host: str, port: int | None) -> socket.socket:
-    """A listening TCP socket on `port`, or on the first free one of the range.
+def open_listeners(host: str, port: int | None) -> list[socket.socket]:
+    """Listening TCP sockets on `port`, or on the first free one of the range.
 
     Raises:
         PortInUse: naming who has it.
         OSError: the address is not this machine's.
     """
     if port is not None:
-        listener = _try_listen(host, port)
-        if listener is None:
+        listeners = _try_listen(host, port)
+        if listeners is None:
             raise _port_in_use(port)
-        return listener
+        return listeners
     for candidate in range(FIRST_PORT, LAST_PORT + 1):
-        listener = _try_listen(host, candidate)
-        if listener is not None:
-            return listener
+        listeners = _try_listen(host, candidate)
+        if listeners is not None:
+            return listeners
     raise PortInUse(
         f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
         "take some environments down (openenv down NAME), or choose a port: --port 25000",
@@ -58,9 +58,9 @@ def holder_of(port: int) -> psutil.Process | None:
     return None
 
 
-def _try_listen(host: str, port: int) -> socket.socket | None:
+def _try_listen(host: str, port: int) -> list[socket.socket] | None:
     try:
-        return listen(host, port)
+        return open_listening_sockets(host, port)
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             return None

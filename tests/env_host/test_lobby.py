@@ -45,7 +45,7 @@ class House:
         self.pairs = [packet_pair() for _ in range(shards)]
         for index in range(shards):
             self.serve(index, max_sessions)
-        self.lobby = Lobby(self.listener, self.scoreboard, self.pairs, max_fds=max_fds)
+        self.lobby = Lobby([self.listener], self.scoreboard, self.pairs, max_fds=max_fds)
         self.clients: list[socket.socket] = []
 
     def serve(self, index: int, max_sessions: int = 1000) -> None:

@@ -120,7 +120,7 @@ class Replica:
         self.commands = folder / "commands"
         os.mkfifo(self.commands)
         words = changes.pop("words", [])
-        self.listen_fd = changes.pop("listen_fd", None)
+        self.listen_fds = changes.pop("listen_fds", ())
         self.run_file: dict[str, Any] = {
             "version": RUN_FILE_VERSION,
             "replica_id": f"echo-0-{uuid.uuid4().hex[:8]}",
@@ -142,7 +142,7 @@ class Replica:
         self._link: ShimClient | None = None
 
     def start(self) -> Replica:
-        start_shim(self.run_dir, self.run_file, listen_fd=self.listen_fd)
+        start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds)
         return self
 
     @property

@@ -112,7 +112,9 @@ def test_shim_and_server_have_names_sessions_and_descriptors_of_their_own(
     log = one.run_file["log_path"]
     assert standard == {"0": "/dev/null", "1": log, "2": log}
     rest = sorted(path.partition(":")[0] for fd, path in found["fds"].items() if int(fd) > 2)
-    assert rest == ["pipe", "socket"]  # the notify pipe, the listening socket
+    assert rest[0] == "pipe"  # the notify pipe; then the listening sockets
+    assert set(rest[1:]) == {"socket"}
+    assert len(rest) - 1 == len(one.link.request_listeners())
 
 
 def test_a_forked_server_owns_only_what_it_writes(make: Make, folder: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ from openenvd.shim.client import (
 from openenvd.shim.files import is_missing
 from openenvd.shim.server_exit import EXIT_CANNOT_START
 from openenvd.system.cgroups import CgroupManager
+from openenvd.system.listening_sockets import listening
 from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import WAIT_SECONDS, Replica
@@ -430,20 +432,21 @@ def test_client_that_does_not_read_never_blocks_the_shim(replica: Make) -> None:
     deaf.close()
 
 
-def test_listener_is_handed_over_and_serves_the_same_port(replica: Make) -> None:
+def test_listeners_are_handed_over_and_serve_the_same_port(replica: Make) -> None:
     one = replica().ready()
-    fd = one.link.request_listener()
-    with socket.socket(fileno=fd) as listener:
-        assert listener.getsockname()[1] == one.link.status["port"]
-        with socket.create_connection(listener.getsockname()):
-            listener.setblocking(True)
-            listener.accept()[0].close()
+    with contextlib.ExitStack() as stack:
+        fds = one.link.request_listeners()
+        sockets = [stack.enter_context(socket.socket(fileno=fd)) for fd in fds]
+        assert {each.getsockname()[1] for each in sockets} == {one.link.status["port"]}
+        with socket.create_connection(sockets[0].getsockname()):
+            ready, _, _ = select.select(listening(sockets), [], [], 5.0)
+            ready[0].accept()[0].close()
 
 
 def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as shared:
         port = shared.getsockname()[1]
-        ones = [replica(port=port, listen_fd=shared.fileno()).ready() for _ in range(2)]
+        ones = [replica(port=port, listen_fds=[shared.fileno()]).ready() for _ in range(2)]
     assert {one.link.status["port"] for one in ones} == {port}
 
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening sockets of one TCP address, with room for thousands of unaccepted connections.
+
+The kernel keeps at most `somaxconn` connections (4,096 by default) for a listening socket, and
+drops the rest; their clients come again after 1, 3 and 7 s. So an address has as many listening
+sockets as `QUEUE_LENGTH` takes; the kernel spreads connections over them (`SO_REUSEPORT`, Linux).
+
+That option alone would let any process of the same user listen at the address, unnoticed, and be
+passed a part of the connections. It is kept from that:
+
+    first     listens before it has the option: it fails when anybody else has the address
+    further   share its address from then on
+    guard     bound to the address and never listening; then its options are taken away, so that it
+              conflicts with whoever binds the address later
+
+Where the kernel lets a stranger in all the same, or is not Linux, the first socket is all there is.
+Light: a shim imports it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterable
+
+QUEUE_LENGTH = 32768  # connections that may wait to be accepted
+MOST_LISTENERS = 8
+BACKLOG = 65535  # of each; the kernel takes no more than `somaxconn`
+
+_SOMAXCONN = "/proc/sys/net/core/somaxconn"
+
+
+def open_listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Open the sockets that accept connections at an address; the guard is among them.
+
+    Raises:
+        OSError: when the address is in use, or not this machine's; its `filename` is the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    first = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind((host, port))
+        # At once: with SO_REUSEADDR two sockets may be bound, but only one may listen.
+        first.listen(BACKLOG)
+    except OSError as exc:
+        first.close()
+        raise OSError(exc.errno, exc.strerror or str(exc), f"{host}:{port}") from exc
+    return [first, *_further(first)]
+
+
+def sockets_of(fds: str) -> list[socket.socket]:
+    """Return the sockets of an environment variable: descriptors, separated by commas."""
+    return [socket.socket(fileno=int(fd)) for fd in fds.split(",")]
+
+
+def descriptors_text(fds: Iterable[int]) -> str:
+    """Return what `sockets_of` reads."""
+    return ",".join(map(str, fds))
+
+
+def listening(sockets: Iterable[socket.socket]) -> list[socket.socket]:
+    """Return those that accept connections: all but the guard."""
+    return [one for one in sockets if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
+
+
+def _further(first: socket.socket) -> list[socket.socket]:
+    """Open the guard and the other listeners of an address; none where they would not be safe."""
+    count = _listeners_wanted()
+    if count == 1:
+        return []
+    opened: list[socket.socket] = []
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        guard = _share(first)
+        opened.append(guard)
+        for _ in range(count - 1):
+            opened.append(_share(first))
+            opened[-1].listen(BACKLOG)
+        guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        is_safe = _end_quick_binds(first.getsockname()[1]) and not _can_be_shared(first)
+    except OSError:
+        is_safe = False
+    if is_safe:
+        return opened
+    for one in opened:
+        one.close()
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+    return []
+
+
+def _listeners_wanted() -> int:
+    if sys.platform != "linux":
+        return 1
+    try:
+        with open(_SOMAXCONN, encoding="ascii") as file:
+            each = int(file.read())
+    except (OSError, ValueError):
+        return 1
+    return min(MOST_LISTENERS, -(-QUEUE_LENGTH // max(1, each)))
+
+
+def _share(first: socket.socket) -> socket.socket:
+    """Bind another socket to the address of the first; raises `OSError` where that is refused."""
+    other = socket.socket(first.family, socket.SOCK_STREAM)
+    try:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(first.getsockname())
+    except OSError:
+        other.close()
+        raise
+    return other
+
+
+def _end_quick_binds(port: int) -> bool:
+    """Have the kernel look at each socket of a port again before it lets another be bound.
+
+    It remembers of a port that all its sockets are shared (`fastreuseport`, in
+    `inet_connection_sock.c`), until one is bound that is not: at another address, for a moment.
+    """
+    for family, host in ((socket.AF_INET, "127.255.255.254"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as other:
+                other.bind((host, port))
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _can_be_shared(first: socket.socket) -> bool:
+    try:
+        _share(first).close()
+    except OSError:
+        return False
+    return True
