@@ -57,6 +57,7 @@ WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
 MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
 CROWD = 64  # connections in the kernel's queues, where others are likely to follow
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
+MOST_PLACE_SECONDS = 0.05  # while none of them takes any
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
 CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
 STARTING_SECONDS = 0.5  # that connections wait for a shard that is wanted and does not serve yet
@@ -231,7 +232,9 @@ class Lobby:
             moments.append(now + PATIENCE_SECONDS)
         rows = self._scoreboard.shard_counters()
         if is_placing and self._waiting and any(row.is_serving for row in rows):
-            moments.append(now + PLACE_SECONDS)
+            # Less often while no shard takes anything.
+            since = now - max(inbox.progressed_at for inbox in self._inboxes)
+            moments.append(now + min(max(PLACE_SECONDS, since / 8), MOST_PLACE_SECONDS))
         return min(moments, default=None)
 
     def _take_back_from_hung(self, now: float) -> None:
@@ -245,23 +248,17 @@ class Lobby:
 
     def _open_inboxes(self, now: float, window: int = 1) -> list[Inbox]:
         """Return the inboxes of the shards that can be passed a connection."""
-        microseconds = now_microseconds()
-        found = []
-        for inbox in self._inboxes:
-            row = self._scoreboard[inbox.index]
-            if row.is_serving and self._has_fds(inbox) and inbox.outstanding < window:
-                found.append(inbox)
-        responsive = [
-            inbox
-            for inbox in found
-            if inbox.closed_until <= now
-            and self._scoreboard[inbox.index].is_responsive(microseconds)
-        ]
+        found = [one for one in self._inboxes if self._can_take(one) and one.outstanding < window]
+        responsive = [inbox for inbox in found if self._is_responsive(inbox, now)]
         return responsive or found
 
-    def _has_fds(self, inbox: Inbox) -> bool:
+    def _can_take(self, inbox: Inbox) -> bool:
         row = self._scoreboard[inbox.index]
-        return row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
+        return row.is_serving and row[Field.OPEN] + inbox.outstanding < self._fds_of_shard
+
+    def _is_responsive(self, inbox: Inbox, now: float) -> bool:
+        row = self._scoreboard[inbox.index]
+        return inbox.closed_until <= now and row.is_responsive(now_microseconds())
 
     def _share_out(
         self, inboxes: Sequence[Inbox], wanted: int, window: int
@@ -298,14 +295,14 @@ class Lobby:
         waited = now_microseconds() - self._waiting[0].since
         if len(serving) < wanted and waited < STARTING_SECONDS * MICROSECONDS:
             return -(-(self.load + sum(row.load for row in rows)) // wanted)
-        now, microseconds = time.monotonic(), now_microseconds()
+        now = time.monotonic()
         in_turn = [
-            row.load + self._inboxes[row.index].outstanding
-            for row in serving
-            if row.room
-            and row.is_responsive(microseconds)
-            and self._has_fds(self._inboxes[row.index])
-            and not _is_hung(self._inboxes[row.index], now)
+            self._scoreboard[inbox.index].load + inbox.outstanding
+            for inbox in self._inboxes
+            if self._can_take(inbox)
+            and self._is_responsive(inbox, now)
+            and self._scoreboard[inbox.index].room
+            and not _is_hung(inbox, now)
         ]
         return min(in_turn, default=float("inf")) + most_ahead
 
