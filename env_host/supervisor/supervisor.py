@@ -54,7 +54,7 @@ from ..protocol import HostConfig, Serving
 from ..shared_state.process import start_state_process
 from ..startup.fd_limit import SPARE_FDS
 from .children import Child, Children
-from .close_notices import SocketCopies
+from .close_notices import SocketCopies, refuse
 from .exits import ChildExit, exit_of, facts_of_state
 from .isolated_sessions import IsolatedSessions, rows_for
 from .lobby import Lobby, most_at_once
@@ -325,7 +325,10 @@ class Supervisor:
 
     def _handle(self, child: Child, message: Message) -> None:
         head = message.head
-        if "isolate" in head:
+        if "isolate" in head and self._is_stopping:
+            for fd in message.fds:
+                refuse(fd, _STOPPING)
+        elif "isolate" in head:
             self._add(self._isolated.begin(message))
         elif "for" in head:
             self._isolated.forward(message)
