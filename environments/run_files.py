@@ -21,6 +21,7 @@ from typing import Any
 
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..system.descriptors import close_all
+from ..system.listening_sockets import open_listening_sockets
 
 Json = dict[str, Any]
 
@@ -128,13 +129,16 @@ def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS
 def revive(run_file: RunFile) -> None:
     """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
 
-    Without a sibling to get the sockets from, the shim binds the address again by itself.
+    Without a sibling to get the sockets from, the address is bound again.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: it cannot be started; EADDRINUSE when another process has its port.
     """
     clean_up_after_shim(run_file.run_dir, grace_seconds=0.0)
     listen_fds = _listeners_of_siblings(run_file)
+    if not listen_fds:
+        opened = open_listening_sockets(run_file.host, run_file.port)
+        listen_fds = [listener.detach() for listener in opened]
     try:
         start_shim(run_file.run_dir, run_file.data, listen_fds=listen_fds)
     finally:

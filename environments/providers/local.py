@@ -44,7 +44,7 @@ from ..spec import EnvironmentSpec
 from . import gpus
 from .base import OnReplica, StartedReplica
 from .environment_variables import child_environment
-from .ports import open_listeners
+from .ports import PortOwner, open_listeners
 
 Json = dict[str, Any]
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
@@ -96,7 +96,8 @@ class LocalProvider:
         check_process_room(spec, process_room())
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
-        replicas = LocalReplicas(spec, open_listeners(spec.host, spec.port))
+        owner = PortOwner(spec.name, self._layout.runs)
+        replicas = LocalReplicas(spec, open_listeners(spec.host, spec.port, owner))
         plan = _Plan(
             self._layout,
             spec,

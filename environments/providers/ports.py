@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listening sockets of an environment: bound once, shared by all of its replicas.
 
-A socket that listens *is* the reservation of its port: two launches at once cannot get the same.
+A socket that listens is the reservation of its port: two launches at once cannot get the same. It
+ends with the shims that hold it; for an environment that is to come back, a small file goes on
+reserving the port, in a folder that all homes of this user share:
+
+    /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
+
+It holds for as long as a run file there says that the environment has the port. Who writes one has
+bound the port, so that no two ever write the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
+import os
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...shim.files import write_json
 from ...system.listening_sockets import open_listening_sockets
+from .. import run_files
 from ..errors import PortInUse
+from ..layout import make_private
 
 if TYPE_CHECKING:
     import psutil  # 1 MB, and only for naming who is in the way
@@ -22,26 +38,71 @@ FIRST_PORT = 21000
 LAST_PORT = 24999
 
 
-def open_listeners(host: str, port: int | None) -> list[socket.socket]:
-    """Listening TCP sockets on `port`, or on the first free one of the range.
+# Not `TMPDIR`: whatever their variables, all daemons of a user must find the same folder.
+RESERVATIONS = Path(f"/tmp/openenvd-{os.getuid()}-ports")  # noqa: S108  private, and ours
+
+
+@dataclass(frozen=True, slots=True)
+class PortOwner:
+    """An environment of one home."""
+
+    environment: str
+    runs: Path  # the home's run files
+
+
+def open_listeners(host: str, port: int | None, owner: PortOwner) -> list[socket.socket]:
+    """Listening TCP sockets on `port`, or on the first free one of the range, reserved.
 
     Raises:
-        PortInUse: naming who has it.
+        PortInUse: naming who has it, or for whom it is reserved.
         OSError: the address is not this machine's.
     """
-    if port is not None:
-        listeners = _try_listen(host, port)
-        if listeners is None:
-            raise _port_in_use(port)
-        return listeners
-    for candidate in range(FIRST_PORT, LAST_PORT + 1):
+    candidates: Sequence[int] = range(FIRST_PORT, LAST_PORT + 1) if port is None else (port,)
+    for candidate in candidates:
         listeners = _try_listen(host, candidate)
-        if listeners is not None:
+        if listeners is None:
+            continue
+        if reserved_for(candidate) in (None, owner):
+            _reserve(candidate, owner)
             return listeners
+        for listener in listeners:
+            listener.close()
+    if port is not None:
+        raise port_in_use(port)
     raise PortInUse(
         f"all ports from {FIRST_PORT} to {LAST_PORT} are in use",
         "take some environments down (openenv down NAME), or choose a port: --port 25000",
     )
+
+
+def reserved_for(port: int) -> PortOwner | None:
+    """The environment that has this port, or is to come back at it; None when there is none."""
+    try:
+        with (RESERVATIONS / str(port)).open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            data = json.load(file)
+        owner = PortOwner(data["environment"], Path(data["runs"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    found = run_files.of_environment(owner.runs, owner.environment)
+    return owner if any(run_file.port == port for run_file in found) else None
+
+
+def renew_reservations(runs: Path) -> None:
+    """Reserve the ports of a home's environments again: the system empties `/tmp` now and then."""
+    for run_file in run_files.all_of(runs):
+        owner = PortOwner(run_file.environment, runs)
+        if run_file.port and reserved_for(run_file.port) in (None, owner):
+            _reserve(run_file.port, owner)
+
+
+def _reserve(port: int, owner: PortOwner) -> None:
+    # Without the folder, the sockets alone reserve the port.
+    with contextlib.suppress(OSError):
+        make_private(RESERVATIONS)
+        data = {"environment": owner.environment, "runs": str(owner.runs)}
+        write_json(str(RESERVATIONS / str(port)), data)
 
 
 def holder_of(port: int) -> psutil.Process | None:
@@ -86,9 +147,15 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
-def _port_in_use(port: int) -> PortInUse:
+def port_in_use(port: int) -> PortInUse:
+    """The error that says who has a port."""
     process = holder_of(port)
     hint = "choose another --port, or leave it out to get a free one"
+    if process is None and (owner := reserved_for(port)) is not None:
+        name, home = owner.environment, owner.runs.parent
+        return PortInUse(
+            f"port {port} is reserved for {name} of {home}, which is being restarted", hint
+        )
     if process is None:
         return PortInUse(f"port {port} is in use by a process of another user", hint)
     holder = f"{name_of(process)} (pid {process.pid})"

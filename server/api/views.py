@@ -21,6 +21,7 @@ from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ..dispatch.running import label_of
+from ..reconcile.replica_watch import WAITING
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
@@ -127,7 +128,7 @@ def _replica_message(replica: Replica) -> str | None:
         return None
     how = ExitReason.from_json(replica.exit).sentence()
     if replica.state is ReplicaState.BACKING_OFF:
-        return f"{how}; restarting"
+        return f"{how}; {replica.exit.get(WAITING, 'restarting')}"
     if replica.state is ReplicaState.READY:
         return f"its previous server {how}"
     return how

@@ -23,6 +23,8 @@ Failure cases:
   of `restart_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
+* Another process has taken the port of a replica that is to come back: it waits for the port, which
+  does not count as an exit. Other environments do not get it (`environments/providers/ports.py`).
 * The daemon exits: shims and servers continue. What happened meanwhile is in the shims' first
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile
@@ -45,6 +47,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ...environments.providers.ports import renew_reservations
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Json, Request
 from ...requests_db.sql import queries
@@ -79,6 +82,7 @@ class Reconciler:
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
+        await asyncio.to_thread(renew_reservations, self.replicas.runs)
         await self.replicas.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
         await asyncio.gather(*(self.reconcile(name) for name in live))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...environments import run_files
+from ...environments.providers.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...processes.exits.exit_reason import ExitKind, ExitReason
@@ -34,6 +36,7 @@ from .status_writer import Timing
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
+WAITING = "waiting"  # in the exit of a replica: what its restart waits for
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 _OF_ANOTHER_VERSION = GiveUp("another version of openenvd had started it")
 _ANOTHER_VERSION_HINT = "launch it again"
@@ -219,11 +222,32 @@ class ReplicaWatch:
         else:
             self._handled_generation = 0  # a new shim counts anew
             try:
-                await asyncio.to_thread(run_files.revive, self.run_file)
-            except OSError:  # a full disk, a taken port: tried again, as long as the budget lasts
+                await self._revive()
+            except OSError:  # a full disk: tried again, as long as the budget lasts
                 log.exception(
                     "cannot start a shim of replica %s", self.replica.id, extra=self._log_fields
                 )
+
+    async def _revive(self) -> None:
+        """Start a new shim; wait while another process has the port, which is no exit of ours."""
+        while self.responsibility.is_ours(self.replica.environment):
+            try:
+                await asyncio.to_thread(run_files.revive, self.run_file)
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise
+                await self._wait_for_port()
+            else:
+                return
+
+    async def _wait_for_port(self) -> None:
+        told = self.replica.exit or {}
+        if WAITING not in told:
+            taken = await asyncio.to_thread(port_in_use, self.run_file.port)
+            waiting = f"{taken.message}: waiting until it is free"
+            log.warning("replica %s: %s", self.replica.id, waiting, extra=self._log_fields)
+            await self._set_state(ReplicaState.BACKING_OFF, exit={**told, WAITING: waiting})
+        await asyncio.sleep(self.timing.look_again_seconds)
 
 
 def _is_alive(status: Json) -> bool:

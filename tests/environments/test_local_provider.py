@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import select
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -20,11 +21,12 @@ from openenvd.environments.errors import (
     NoProcesses,
     NotAnswering,
     NotReady,
+    PortInUse,
     ReplicaFailed,
 )
 from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.layout import Layout
-from openenvd.environments.providers import local
+from openenvd.environments.providers import local, ports
 from openenvd.environments.providers.base import Replicas, StartedReplica
 from openenvd.environments.providers.local import (
     LocalProvider,
@@ -287,6 +289,42 @@ def test_the_server_of_a_killed_shim_is_stopped(home: Path, layout: Layout) -> N
     run_files.stop_replica(run_file.run_dir)
     assert not run_file.run_dir.exists()
     assert not Path(run_file.socket_path).exists()
+
+
+def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
+    home: Path, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    replicas = start(home, port=port)
+    wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    kill_shim(run_file)
+    with pytest.raises(PortInUse, match=f"is reserved for sample of {home}"):
+        start(tmp_path, port=port)
+    monkeypatch.setattr(ports, "FIRST_PORT", port)
+    monkeypatch.setattr(ports, "LAST_PORT", port)
+    with pytest.raises(PortInUse, match="all ports"):  # nor when it looks for a free one
+        start(tmp_path)
+    run_files.revive(run_file)
+    with ShimClient.connect(run_file.socket_path) as link:
+        link.wait(lambda status: status["state"] == "ready", TIMEOUT_SECONDS)
+    assert ask(run_file.address, "/health", 10.0) == {"status": "healthy"}
+    run_files.stop_replica(run_file.run_dir)
+    start(tmp_path, port=port).stop()
+
+
+def test_reservations_that_the_system_has_removed_are_renewed(home: Path, layout: Layout) -> None:
+    replicas = start(home)
+    wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    (ports.RESERVATIONS / str(run_file.port)).unlink()
+    ports.renew_reservations(layout.runs)
+    assert ports.reserved_for(run_file.port) == ports.PortOwner("sample", layout.runs)
+    run_files.stop_replica(run_file.run_dir)
+    assert ports.reserved_for(run_file.port) is None
 
 
 def test_environments_whose_names_share_a_prefix_are_distinguished(

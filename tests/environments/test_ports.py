@@ -7,18 +7,26 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from openenvd.environments.errors import PortInUse
-from openenvd.environments.providers.ports import FIRST_PORT, LAST_PORT, holder_of, open_listeners
+from openenvd.environments.providers.ports import (
+    FIRST_PORT,
+    LAST_PORT,
+    PortOwner,
+    holder_of,
+    open_listeners,
+)
 
 LOOPBACK = "127.0.0.1"
+OWNER = PortOwner("echo", Path("/nowhere/run"))
 
 
 @contextlib.contextmanager
 def port_of(port: int | None = None) -> Iterator[int]:
-    listeners = open_listeners(LOOPBACK, port)
+    listeners = open_listeners(LOOPBACK, port, OWNER)
     try:
         yield listeners[0].getsockname()[1]
     finally:
@@ -41,7 +49,7 @@ def test_an_error_for_a_taken_port_names_its_process() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUse) as caught:
-            open_listeners(LOOPBACK, port)
+            open_listeners(LOOPBACK, port, OWNER)
     assert caught.value.pid == os.getpid()
     assert f"port {port}" in str(caught.value)
     assert f"(pid {os.getpid()})" in str(caught.value)
@@ -54,4 +62,4 @@ def test_a_listener_accepts_at_once() -> None:
 
 def test_an_address_of_another_machine_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError, match="assign requested address"):
-        open_listeners("192.0.2.1", 21000)
+        open_listeners("192.0.2.1", 21000, OWNER)

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,9 +38,11 @@ from openenvd.requests_db.states import (
     Schedule,
 )
 from openenvd.requests_db.transactions import observing, submitting
+from openenvd.server.api.views import replica_view
 from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch
 from openenvd.server.reconcile.reconciler import Reconciler
+from openenvd.server.reconcile.replica_watch import WAITING
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
 from openenvd.shim.client import read_status_file
@@ -357,6 +360,36 @@ async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     assert (await world.replica()).pid != first
 
 
+async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None:
+    """What it waits for is said, and is no exit: its budget is not spent."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    await world.reconcile(Timing(look_again_seconds=0.01))
+    launch = await world.launch()
+    server = await world.started(launch, port=port)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(shim_pid(server), signal.SIGKILL)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while is_running(server):
+            await asyncio.sleep(0.01)
+    with socket.create_server(("127.0.0.1", port)):
+        await world.succeeds(launch)
+
+        async def waits() -> bool:
+            return WAITING in ((await world.replica()).exit or {})
+
+        await until(world.bus, waits)
+        replica = await world.replica()
+        assert replica.state is ReplicaState.BACKING_OFF
+        assert replica.exit is not None
+        assert f"port {port} is in use by" in replica.exit[WAITING]
+        assert f"(pid {os.getpid()})" in (replica_view(replica, None)["message"])
+        await asyncio.sleep(0.5)  # many tries, more than the budget has
+    await world.becomes(S.READY)
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
 async def test_a_replica_of_another_version_is_adopted_but_not_started_again(world: World) -> None:
     """Its program and its configuration are of that version, and may not exist any more."""
     await world.reconcile()
@@ -478,6 +511,10 @@ async def test_a_name_launched_again_is_independent_of_its_predecessor(
 ) -> None:
     reconciler = await world.reconcile()
     [old] = await world.serving()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.queue._running:  # or it would take its successor for the old one
+            await asyncio.sleep(0.01)
+    reconciler.replicas.responsibility.let_go("trial")
     await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
     launch = await world.launch()
     await world.becomes(S.STARTING)
