@@ -42,7 +42,7 @@ def submit_options(command: Command) -> Command:
     """Give a command the options of a request, whatever its operation is."""
     for decorate in (
         click.option("--idempotency-key", metavar="KEY",
-                     help="A second request with the same key returns the first one."),
+                     help="The same request again with the same key returns the first one."),
         click.option("--priority", type=click.IntRange(-100, 100),
                      help="Higher priorities run earlier."),
         click.option("--retry-oom", is_flag=True,
@@ -257,5 +257,4 @@ def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> No
         )
         time.sleep(SECOND_CHANCE_SECONDS)
     except KeyboardInterrupt:
-        client.cancel(request["id"])
-        output.note(f"cancelled {request['label']}")
+        output.note(phrases.cancellation(client.cancel(request["id"])))

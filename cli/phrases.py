@@ -96,3 +96,13 @@ def _flat(value: Any) -> str:
         return str(value)
     shown = (f"{_name_of(k)} {_scalar(k, v)}" for k, v in value.items() if v not in (None, ""))
     return ", ".join(shown)
+
+
+def cancellation(answer: dict[str, Any]) -> str:
+    """What a `cancel` has done: `launch trial is being cancelled`."""
+    request = answer["request"]
+    if answer["cancelled"]:
+        return f"{request['label']} is cancelled"
+    if answer["cancelling"]:
+        return f"{request['label']} is being cancelled"
+    return f"{request['label']} has already ended: {request['state']}"

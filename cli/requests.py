@@ -84,7 +84,7 @@ def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
     found = [client.request(request_id) for request_id in request_ids]
     answers = [client.cancel(request["id"]) for request in found]
     for answer in answers:
-        output.result(_cancelled(answer))
+        output.result(phrases.cancellation(answer))
     output.json(answers[0] if len(answers) == 1 else {"requests": answers})
     return exit_codes.OK
 
@@ -96,12 +96,3 @@ def _tell(request: dict[str, Any], output: Output) -> None:
         return
     for line in request_failure(request):
         output.note(line)
-
-
-def _cancelled(answer: dict[str, Any]) -> str:
-    request = answer["request"]
-    if not answer["cancelled"]:
-        return f"{request['label']} has already ended: {request['state']}"
-    if request["state"] == RequestState.CANCELLED:
-        return f"{request['label']} is cancelled"
-    return f"{request['label']} is being cancelled"

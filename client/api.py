@@ -83,7 +83,9 @@ class DaemonClient:
         """Cancel a request.
 
         Returns:
-            `{"request", "cancelled"}`; `cancelled` is false when the request had ended already.
+            `{"request", "cancelled", "cancelling"}`: whether it is cancelled, for good; whether its
+            worker is being ended, before which it may still succeed. Both are false when it had
+            ended already.
         """
         return self._http.request("POST", f"{_request(request_id)}/cancel")
 

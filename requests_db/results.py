@@ -22,7 +22,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A request with this idempotency key exists; nothing was written."""
+    """The same was asked for with this idempotency key before; nothing was written."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """Something else was asked for with this idempotency key before; nothing was written."""
 
     request: Request
 
@@ -41,7 +48,7 @@ class QueueFull:
     pending: int
 
 
-SubmitResult = Submitted | Duplicate | NameTaken | QueueFull
+SubmitResult = Submitted | Duplicate | KeyReused | NameTaken | QueueFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,16 @@ class Cancellation:
     request: Request
     before: RequestState
     events: Events = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this call has cancelled it, for good."""
+        return self.before is RequestState.PENDING
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it runs: it may still end in another way."""
+        return self.before is RequestState.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,10 @@ class NameTaken(ApiError, kind="name_taken", status=409):
     """A live environment has the name."""
 
 
+class KeyReused(ApiError, kind="key_reused", status=409):
+    """An idempotency key that came with another operation or payload before."""
+
+
 class QueueFull(ApiError, kind="queue_full", status=429):
     """Too many requests wait already."""
 

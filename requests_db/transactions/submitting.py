@@ -10,7 +10,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ..records import Environment, Event, NewRequest
-from ..results import Cancellation, Duplicate, NameTaken, QueueFull, SubmitResult, Submitted
+from ..results import (
+    Cancellation,
+    Duplicate,
+    KeyReused,
+    NameTaken,
+    QueueFull,
+    SubmitResult,
+    Submitted,
+)
 from ..sql import prepared, statements
 from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
 from ..states import EnvironmentState, RequestState, Schedule
@@ -33,7 +41,8 @@ def submit(
 
     Args:
         connection: in a transaction.
-        new: the request. Its idempotency key finds the request that has it already.
+        new: the request. Its idempotency key finds the request that has it already; one of
+            another operation or payload is refused.
         now: seconds since the epoch.
         environment: takes its name in the same transaction; its row points to the request.
         max_pending: how many requests of its schedule may wait.
@@ -56,7 +65,7 @@ def submit(
     marked, called_off = _stop(connection, stopping, now)
     if called_off is None:
         return Submitted(request, events + marked)
-    ends = called_off.request.id if called_off.before is RequestState.RUNNING else None
+    ends = called_off.request.id if called_off.is_under_way else None
     return Submitted(request, events + marked + called_off.events, ends)
 
 
@@ -94,12 +103,14 @@ def _refusal(
     new: NewRequest,
     environment: Environment | None,
     max_pending: int | None,
-) -> Duplicate | NameTaken | QueueFull | None:
+) -> Duplicate | KeyReused | NameTaken | QueueFull | None:
     """The reason to write nothing; None if there is none. An existing request comes first."""
     if new.idempotency_key is not None:
         known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
         if known is not None:
-            return Duplicate(REQUESTS.read(known))
+            first = REQUESTS.read(known)
+            is_same = (first.operation, first.payload) == (new.operation, new.payload)
+            return Duplicate(first) if is_same else KeyReused(first)
     if environment is not None:
         name = environment.name
         found = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)

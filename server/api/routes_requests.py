@@ -76,9 +76,10 @@ async def get_request(
 
 @router.post("/requests/{request_id}/cancel")
 async def cancel(request_id: str, deps: Injected) -> Json:
-    """Cancel at once. `cancelled` is false when the request had ended already."""
-    request, cancelled = await deps.submitter.cancel(request_id)
-    return {"request": await _view(deps, request), "cancelled": cancelled}
+    """Cancel at once; a running request is `cancelling` until it is final."""
+    done = await deps.submitter.cancel(request_id)
+    view = await _view(deps, done.request)
+    return {"request": view, "cancelled": done.is_done, "cancelling": done.is_under_way}
 
 
 @router.get("/requests/{request_id}/events")

@@ -30,7 +30,7 @@ class Submit(BaseModel):
         None,
         min_length=1,
         max_length=200,
-        description="A second request with the same key returns the first one.",
+        description="The same request again with the same key returns the first one.",
     )
     priority: int = Field(0, ge=-100, le=100, description="Higher priorities run earlier.")
     timeout_seconds: float | None = Field(

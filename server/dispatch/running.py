@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...executor import BurstableExecutor
 from ...requests_db.dispatch_store import DispatchStore
-from ...requests_db.records import Event, Request
+from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.states import Schedule
 from ...system.access_tokens import without_token
 from ..settings import Paths, Settings
@@ -66,7 +66,7 @@ class DispatchContext:
     running: RunningRequests = field(default_factory=RunningRequests)
 
 
-def label_of(request: Request) -> str:
+def label_of(request: Request | NewRequest) -> str:
     """Name a request for people: `launch trial`."""
     return f"{request.operation} {without_token(request.environment or '')[0]}".rstrip()
 

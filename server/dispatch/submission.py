@@ -20,12 +20,13 @@ from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, NewRequest, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, RequestState, Schedule
+from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
-from ..errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
+from ..errors import AmbiguousId, Invalid, KeyReused, NameTaken, NotFound, QueueFull
 from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
+from .running import label_of
 
 NEAR_MATCHES = 3
 
@@ -55,7 +56,7 @@ class Submitter:
         """Write the request, and all that it changes, in one transaction; nothing after that fails.
 
         Raises:
-            Invalid, NotFound, NameTaken, QueueFull, DatabaseError: nothing was written.
+            Invalid, NotFound, NameTaken, KeyReused, QueueFull, DatabaseError: nothing was written.
         """
         new = _new_request(submission)
         if new.operation == "launch":
@@ -89,6 +90,8 @@ class Submitter:
                 return outcome.request
             case results.Duplicate():
                 return outcome.request
+            case results.KeyReused():
+                raise _key_reused(new, outcome.request)
             case results.NameTaken():
                 raise _name_taken(outcome.environment)
             case results.QueueFull():
@@ -97,8 +100,8 @@ class Submitter:
                     "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
                 )
 
-    async def cancel(self, request_id: str) -> tuple[Request, bool]:
-        """Cancel at once, never through the queue. False: it had ended already.
+    async def cancel(self, request_id: str) -> results.Cancellation:
+        """Cancel at once, never through the queue.
 
         Raises:
             NotFound, AmbiguousId, Invalid
@@ -110,9 +113,9 @@ class Submitter:
         if cancelled is None:
             raise _no_request(request_id)
         self.bus.publish(cancelled.events)
-        if cancelled.before is RequestState.RUNNING:
+        if cancelled.is_under_way:
             self.dispatcher.claimer.cancel(request.id)
-        return cancelled.request, not cancelled.before.is_final
+        return cancelled
 
     async def find(self, request_id: str) -> Request:
         """Find the request with this id or id prefix.
@@ -175,6 +178,19 @@ def _environment_of(new: NewRequest) -> Environment:
         raise Invalid(str(exc), getattr(exc, "hint", None), field="name") from exc
     now = time.time()
     return Environment(name, new.payload, EnvironmentState.PENDING, now, now)
+
+
+def _key_reused(new: NewRequest, first: Request) -> KeyReused:
+    asked = label_of(new)
+    if asked == label_of(first):
+        asked = f"{asked} with another payload"
+    return KeyReused(
+        f"the idempotency key {new.idempotency_key!r} is that of {label_of(first)} (request"
+        f" {first.id}); it cannot be used for {asked}",
+        "send another key with what is another request",
+        request_id=first.id,
+        operation=first.operation,
+    )
 
 
 def _name_taken(environment: Environment) -> NameTaken:

@@ -236,7 +236,9 @@ def test_a_second_interrupt_cancels(
     process: Process, fake: FakeDaemon, accepts: Callable[..., None]
 ) -> None:
     accepts(READY)
-    fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": True})
+    fake.post(
+        f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False, "cancelling": True}
+    )
     release = _hold_stream(fake)
     launch = process("launch", "echo", "--name", "trial")
     assert launch.stderr is not None
@@ -248,7 +250,7 @@ def test_a_second_interrupt_cancels(
     _, err = launch.communicate(timeout=30)
     release.set()
     assert launch.returncode == 130
-    assert "cancelled launch trial" in err
+    assert "launch trial is being cancelled" in err
     assert [call for call in fake.calls if call[1].endswith("/cancel")]
 
 
@@ -455,7 +457,9 @@ def test_an_unknown_id_is_reported_before_any_wait(command: Command, fake: FakeD
 
 def test_cancel_reports_requests_that_had_ended_already(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/requests/1", {"request": READY})
-    fake.post(f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False})
+    fake.post(
+        f"/v1/requests/{ID}/cancel", {"request": READY, "cancelled": False, "cancelling": False}
+    )
     answer = command("cancel", "1")
     assert answer.code == 0
     assert "has already ended" in answer.out

@@ -13,6 +13,7 @@ from openenvd.requests_db.records import Environment, NewRequest, Outcome, Reque
 from openenvd.requests_db.results import (
     Cancellation,
     Duplicate,
+    KeyReused,
     NameTaken,
     QueueFull,
     Submitted,
@@ -255,7 +256,7 @@ async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
     assert isinstance(result, QueueFull)
     await store.write(submitting.submit, replace(CHECK, idempotency_key="k"), now=102.5)
     again = await store.write(submitting.submit, down, now=103.5, stopping="trial")
-    assert isinstance(again, Duplicate)
+    assert isinstance(again, KeyReused)
     environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.PENDING

@@ -123,6 +123,9 @@ def test_many_requests_at_once_all_end(client: DaemonClient) -> None:
 def test_the_same_key_is_the_same_request(client: DaemonClient) -> None:
     first = client.submit("check", {}, idempotency_key="once")
     assert client.submit("check", {}, idempotency_key="once")["id"] == first["id"]
+    with pytest.raises(ApiRefused, match="is that of check") as caught:
+        client.submit("prune", {}, idempotency_key="once")
+    assert (caught.value.status, caught.value.kind) == (409, "key_reused")
 
 
 def test_an_unknown_request_is_not_found(client: DaemonClient) -> None:
@@ -236,8 +239,11 @@ def test_a_running_launch_is_cancelled_and_leaves_nothing(
     client: DaemonClient, stuck: Json
 ) -> None:
     pids = [replica["pid"] for replica in client.environment(stuck["environment"])["replicas"]]
-    client.cancel(stuck["id"])
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, True)
     assert wait(client, stuck["id"])["state"] == "CANCELLED"
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, False)
     becomes(client, stuck["environment"], "STOPPED")
     assert not [pid for pid in pids if pid and psutil.pid_exists(pid)]
 
@@ -255,7 +261,8 @@ def test_a_worker_that_is_killed_is_named_and_harms_no_other(
     assert "SIGKILL" in ended["error"]["message"]
     assert ended["error"]["evidence"]["pid"] == worker["pid"]
     assert ended["error"]["log_tail"]
-    assert client.cancel(stuck["id"])["cancelled"] is False
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, False)
     becomes(client, stuck["environment"], "FAILED")
     assert all(psutil.pid_exists(pid) for pid in others)
     assert run(client, "launch", {"source": "echo", "name": "afterwards"})

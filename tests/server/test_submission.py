@@ -12,12 +12,12 @@ from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError
-from openenvd.requests_db.records import Event, Request
+from openenvd.requests_db.records import Event, Outcome, Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
 from openenvd.requests_db.transactions import observing
 from openenvd.server.dispatch.submission import Submission, Submitter
-from openenvd.server.errors import AmbiguousId, Invalid, NameTaken, NotFound, QueueFull
+from openenvd.server.errors import AmbiguousId, Invalid, KeyReused, NameTaken, NotFound, QueueFull
 from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Settings
 
@@ -187,12 +187,41 @@ async def test_a_pending_request_is_cancelled_without_the_dispatcher(
 ) -> None:
     request = await submit(submitter, "check")
     with bus.subscribe(request_id=request.id) as subscription:
-        cancelled, was_live = await submitter.cancel(request.id)
-    assert (cancelled.state, was_live) == (RequestState.CANCELLED, True)
+        cancelled = await submitter.cancel(request.id)
+    assert (cancelled.request.state, cancelled.is_done) == (RequestState.CANCELLED, True)
     assert dispatcher.cancelled == []
     [event] = subscription.take()
     assert isinstance(event, Event)
-    assert await submitter.cancel(request.id) == (cancelled, False)
+    again = await submitter.cancel(request.id)
+    assert (again.request, again.is_done) == (cancelled.request, False)
+
+
+async def test_a_cancelled_request_that_succeeds_first_was_never_called_cancelled(
+    submitter: Submitter, dispatch: DispatchStore
+) -> None:
+    request = await submit(submitter, "check")
+    dispatch.claim(Schedule.SHORT, 1, 2.0)
+    asked = await submitter.cancel(request.id)
+    assert (asked.is_done, asked.is_under_way) == (False, True)
+    dispatch.record(outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 3.0)])
+    assert (await submitter.find(request.id)).state is RequestState.SUCCEEDED
+    asked = await submitter.cancel(request.id)
+    assert (asked.is_done, asked.is_under_way) == (False, False)
+
+
+async def test_a_key_that_was_used_for_something_else_is_refused(
+    submitter: Submitter, store: AsyncStore
+) -> None:
+    first = await submit(submitter, "launch", source="echo", key="once")
+    with pytest.raises(KeyReused, match=f"'once' is that of launch echo .request {first.id}") as e:
+        await submit(submitter, "down", name="echo", key="once")
+    assert "cannot be used for down echo" in e.value.message
+    assert e.value.details == {"request_id": first.id, "operation": "launch"}
+    with pytest.raises(KeyReused, match="cannot be used for launch echo with another payload"):
+        await submit(submitter, "launch", source="echo", max_sessions=3, key="once")
+    assert (await submit(submitter, "launch", source="echo", key="once")).id == first.id
+    assert await store.read(queries.list_requests()) == [first]
+    assert await state_of(store, "echo") is EnvironmentState.PENDING
 
 
 async def test_an_id_may_be_shortened_while_only_one_fits(submitter: Submitter) -> None:
