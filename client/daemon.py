@@ -15,10 +15,12 @@ it exited, and its log has the reason.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
+from ..system.process_identity import IS_LINUX, ProcessIdentity
 from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
 
 if TYPE_CHECKING:
@@ -180,15 +183,16 @@ def _terminate(identity: Json) -> None:
     """SIGTERM to the process that wrote the identity, never to another with the same pid."""
     if not identity:
         return
-    import contextlib
-
+    if IS_LINUX:
+        process = ProcessIdentity(int(identity["pid"]), float(identity["pid_started_at"]))
+        process.signal(signal.SIGTERM)
+        return
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(int(identity["pid"]))
-        # Within a second: the clock from which both are derived may have been adjusted.
-        if abs(process.create_time() - float(identity["pid_started_at"])) < 1.0:
-            process.terminate()
+        found = psutil.Process(int(identity["pid"]))
+        if found.create_time() == float(identity["pid_started_at"]):
+            found.terminate()
 
 
 def _answers(socket_path: str) -> bool:

@@ -102,8 +102,8 @@ class Benchmark(base.Operation):
     name = "benchmark"
     summary = "Measure how many sessions an environment holds at once."
     schedule = "LONG"
-    idempotent = True  # a second run measures again, into the same folder
-    max_attempts = 1  # half an hour of load is not repeated by itself
+    idempotent = False  # half an hour of load is not repeated by itself
+    max_attempts = 1
     expected_bytes = 160 * MB  # generators, results and matplotlib
     Payload = BenchmarkPayload
 

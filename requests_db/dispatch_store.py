@@ -88,8 +88,13 @@ class DispatchStore:
         with self._connection.transaction() as connection:
             return recovery.recover(connection, now, idempotent)
 
-    def collect(self, now: float, keep_requests: int, keep_seconds: float) -> list[str]:
-        """Remove ended requests beyond the newest `keep_requests`, or older than `keep_seconds`.
+    def note_time(self, elapsed_seconds: float, keep_seconds: float) -> int:
+        """Add to the time that daemons have run; the last event that is older than to be kept."""
+        with self._connection.transaction() as connection:
+            return retention.note_time(connection, elapsed_seconds, keep_seconds)
+
+    def collect(self, old_event: int, keep_requests: int) -> list[str]:
+        """Remove ended requests beyond the newest `keep_requests`, or without a newer event.
 
         Their events go too. The launch of a live environment stays. Returns the removed ids, so
         that the caller can remove their logs.
@@ -97,16 +102,16 @@ class DispatchStore:
         removed: list[str] = []
         while True:
             with self._connection.transaction() as connection:
-                batch = retention.collect(connection, now, keep_requests, keep_seconds)
+                batch = retention.collect(connection, old_event, keep_requests)
                 if not batch:
-                    retention.collect_old(connection, now, keep_seconds)
+                    retention.collect_old(connection, old_event)
                     return removed
             removed += batch
 
-    def collect_environments(self, now: float, keep_seconds: float) -> list[str]:
-        """Remove environments that ended longer than `keep_seconds` ago; their names."""
+    def collect_environments(self, old_event: int) -> list[str]:
+        """Remove ended environments that had no event after `old_event`; their names."""
         with self._connection.transaction() as connection:
-            return retention.collect_environments(connection, now, keep_seconds)
+            return retention.collect_environments(connection, old_event)
 
     def read(self, query: Query[R]) -> R:
         """The query's answer."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of the tables as frozen values, which may cross threads.
 
-Times are seconds since the epoch (the durable clock), durations seconds, sizes bytes.
+Times are seconds since the epoch, for people: a wall clock may step, so nothing is decided by them.
+Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Request:
     seq: int = 0  # the order of arrival
     retry_oom: bool = False
     memory_bytes: int | None = None  # what its next attempt is given, once one was killed
+    rank: float = 0.0  # its place in the queue, smallest first
+    lost_daemons: int = 0  # requeued so often because the daemon was lost
 
 
 @dataclass(frozen=True, slots=True)

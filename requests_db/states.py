@@ -3,8 +3,8 @@
 
     PENDING ──dispatcher──▶ RUNNING ──supervisor──▶ SUCCEEDED | FAILED | CANCELLED
        │  ▲                    │
-       │  └── recovery, retry ─┘  (after a lost daemon, or killed for memory with --retry-oom;
-       │                            both counted against max_attempts)
+       │  └── recovery, retry ─┘  (after a lost daemon, up to ten; or killed for memory with
+       │                            --retry-oom, which is counted against max_attempts)
        └── API (cancel) ──▶ CANCELLED
 
 `transitions.py` alone decides which transition is allowed.

@@ -27,12 +27,14 @@ from ..requests_db.async_store import AsyncStore
 from ..requests_db.dispatch_store import DispatchStore
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
+from ..requests_db.queue_clock import QueueClock
 from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
+from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.memory_estimates import MOST_KEPT, Declared, MemoryEstimates
+from .dispatch.memory_estimates import Declared, MemoryEstimates
 from .dispatch.planning import plan_for
 from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
@@ -74,6 +76,7 @@ async def running_parts(
         dispatch_store, store = DispatchStore(paths.database), AsyncStore(paths.database)
         _recover(dispatch_store, paths)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
+        clock = QueueClock(dispatch_store.read(queries.latest_arrival()))
     dispatcher: Dispatcher
     executor = BurstableExecutor(
         plan,
@@ -92,6 +95,7 @@ async def running_parts(
         settings,
         estimates,
         plan.budget_bytes,
+        clock,
     )
     dispatcher = Dispatcher(context)
     reconciler = Reconciler(store, bus, paths)
@@ -112,7 +116,7 @@ async def running_parts(
             executor=executor,
             reconciler=reconciler,
             dispatcher=dispatcher,
-            submitter=Submitter(store, dispatcher, bus, settings),
+            submitter=Submitter(store, dispatcher, bus, settings, clock),
             bus=bus,
             logs=logs,
             lag=lag,
@@ -156,7 +160,7 @@ def _learned_plan(
         op.name: Declared(op.schedule, op.expected_bytes, op.leaves_bytes)
         for op in registry.OPERATIONS
     }
-    known = store.read(queries.memory_estimates(MOST_KEPT))
+    known = store.read(queries.memory_estimates(MAX_ESTIMATES))
     plan = plan_for(limits, settings, registry.expected_bytes())
     estimates = MemoryEstimates(declared, known, most_bytes=plan.budget_bytes)
     shares = {schedule.value: estimates.typical(schedule) for schedule in Schedule}

@@ -64,7 +64,7 @@ def identity_of(paths: Paths, tcp: socket.socket) -> dict[str, Any]:
     port = tcp.getsockname()[1]
     return {
         "pid": os.getpid(),
-        "pid_started_at": time.time() - ProcessIdentity.of(os.getpid()).age_seconds(),
+        "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # of no wall clock
         "version": __version__,
         "address": f"http://127.0.0.1:{port}",
         "port": port,

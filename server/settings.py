@@ -49,7 +49,11 @@ class Settings:
         least=1,
     )
     keep_requests: int = _setting(10_000, "Finished requests to keep; older ones are deleted.")
-    keep_days: float = _setting(14.0, "Days to keep finished requests and their logs.", most=36_500)
+    keep_days: float = _setting(
+        14.0,
+        "Days to keep finished requests and their logs, counted while a daemon runs.",
+        most=36_500,
+    )
     keep_venv_days: float = _setting(
         30.0, "Days to keep a project's virtual environment that nothing uses.", most=36_500
     )

@@ -124,7 +124,8 @@ def test_the_next_daemon_continues_a_killed_ones_rollout(machine: Machine) -> No
     machine.ok("up")
     machine.ok("wait", request_id)
     request = machine.request(request_id)
-    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
+    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 1)
+    assert request["lost_daemons"] == 1
     assert request["result"]["earlier"] > 0
     every_episode_is_there_once(machine)
 

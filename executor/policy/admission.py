@@ -51,7 +51,7 @@ class Need:
 
     id: str
     expected_bytes: int
-    waiting_since: float  # epoch, as is `now` below
+    waiting_since: float  # on a clock that does not step, as is `now` below
 
 
 @dataclass(frozen=True, slots=True)

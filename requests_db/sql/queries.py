@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
@@ -84,6 +85,15 @@ def last_seq() -> Query[int]:
     return Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
 
 
+def last_events() -> Query[dict[str, int]]:
+    """The last event of each request, or of the environment that it launched, by request."""
+
+    def result(rows: list[Row]) -> dict[str, int]:
+        return dict(sorted(rows, key=itemgetter(1)))
+
+    return Query(statements.LAST_EVENTS, {}, result)
+
+
 def counts() -> Query[dict[str, int]]:
     """How many requests are in each state; every state is named."""
     names = [state.value for state in RequestState]
@@ -105,6 +115,11 @@ def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
     """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
     return Query(statements.PLACES, parameters, lambda rows: {r[0]: i for i, r in enumerate(rows)})
+
+
+def latest_arrival() -> Query[float]:
+    """The latest arrival of an unfinished request, on the queue's clock; 0 if there is none."""
+    return Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0))
 
 
 def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:

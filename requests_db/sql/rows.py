@@ -138,19 +138,21 @@ ESTIMATES = RowFormat[MemoryEstimate](MemoryEstimate, expectations, samples=_SAM
 _ASKED_FOR = [field.name for field in fields(NewRequest)]
 
 
-def new_request(request_id: str, new: NewRequest, now: float) -> Request:
+def new_request(request_id: str, new: NewRequest, now: float, arrival: float) -> Request:
     """`new` as it will be in the table, but for its `seq`."""
     asked_for = {name: getattr(new, name) for name in _ASKED_FOR}
-    return Request(id=request_id, state=RequestState.PENDING, created_at=now, **asked_for)
+    rank = arrival - PRIORITY_STEP_SECONDS * new.priority
+    state = RequestState.PENDING
+    return Request(id=request_id, state=state, created_at=now, rank=rank, **asked_for)
 
 
 def insert_values(request: Request) -> Values:
     """The parameters of a new request's INSERT; the database gives it its `seq`."""
     values = REQUESTS.values(request)
     del values["seq"]
-    return values | {"rank": rank_of(request.created_at, request.priority)}
+    return values
 
 
-def rank_of(created_at: float, priority: int) -> float:
-    """The place in the queue, smallest first."""
-    return created_at - PRIORITY_STEP_SECONDS * priority
+def arrival_of(request: Request) -> float:
+    """When the request arrived, on the queue's clock."""
+    return request.rank + PRIORITY_STEP_SECONDS * request.priority

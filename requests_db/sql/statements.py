@@ -25,15 +25,24 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..states import FINAL_STATES, EnvironmentState, RequestState
-from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, REPLICAS, REQUESTS
-from .tables import environments, events, expectations, replicas, requests, tally
+from .rows import (
+    ENVIRONMENTS,
+    ESTIMATES,
+    EVENTS,
+    PRIORITY_STEP_SECONDS,
+    REPLICAS,
+    REQUESTS,
+)
+from .tables import environments, events, expectations, marks, replicas, requests, tally
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
+_m = marks.c
 _waiting = requests.alias("waiting")
 
 
@@ -92,11 +101,12 @@ FINISH = (
 # Before it began: the attempt does not count.
 RELEASE = _running.values(state=_PENDING, attempts=_r.attempts - 1, started_at=None)
 
-# After a lost daemon: the attempt counts.
-REQUEUE = _running.values({_r.state: _PENDING, **dict.fromkeys(_RAN)})
+_back = _running.values({_r.state: _PENDING, **dict.fromkeys(_RAN)})
+# After a lost daemon: the attempt does not count, the lost daemon does.
+REQUEUE = _back.values(attempts=_r.attempts - 1, lost_daemons=_r.lost_daemons + 1)
 
 # Killed for memory: the attempt counts, and the next one is given more.
-RETRY = REQUEUE.values(memory_bytes=bindparam("to_memory_bytes"))
+RETRY = _back.values(memory_bytes=bindparam("to_memory_bytes"))
 
 CANCEL_PENDING = (
     update(requests)
@@ -132,14 +142,21 @@ CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at
 # Memory estimates.
 
 _x = expectations.c
-LATEST_ESTIMATES = (
-    select(*ESTIMATES.columns).order_by(_x.updated_at.desc()).limit(bindparam("up_to"))
-)
+# A row that is written in the place of another has the highest number that there is.
+_row_number: ColumnElement[int] = literal_column("rowid")
+LATEST_ESTIMATES = select(*ESTIMATES.columns).order_by(_row_number.desc()).limit(bindparam("up_to"))
 DELETE_ESTIMATE = delete(expectations).where(
     _x.operation == bindparam("of_operation"), _x.source == bindparam("of_source")
 )
 INSERT_ESTIMATE = insert(expectations)
-DELETE_OLD_ESTIMATES = delete(expectations).where(_x.updated_at < bindparam("before"))
+DELETE_OLD_ESTIMATES = delete(expectations).where(
+    _row_number.not_in(
+        select(_row_number)
+        .select_from(expectations)
+        .order_by(_row_number.desc())
+        .limit(bindparam("keep"))
+    )
+)
 
 
 def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
@@ -164,9 +181,7 @@ def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
 ADD_TO_TALLY = (
     update(tally)
     .where(_t.id == 1)
-    .values(
-        {column: column + bindparam(f"add_{column.name}") for column in _t if column is not _t.id}
-    )
+    .values({c: c + bindparam(f"add_{c.name}") for c in _t if c not in {_t.id, _t.run_seconds}})
     .returning(_t.last_event)
 )
 TALLY = select(*(_t[state.value.lower()] for state in RequestState))
@@ -185,6 +200,16 @@ EVENTS_AFTER = _after.order_by(_v.seq).limit(bindparam("up_to"))
 _request_seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
 EVENTS_OF_AFTER = EVENTS_AFTER.where(_v.request_seq == _request_seq)
 
+# Of each request, and of each environment by its launch.
+LAST_EVENTS = union_all(
+    select(_v.request_id, func.max(_v.seq))
+    .where(_v.request_id.is_not(None))
+    .group_by(_v.request_id),
+    select(_e.request_id, func.max(_v.seq))
+    .where(_v.environment == _e.name, _e.request_id.is_not(None))
+    .group_by(_e.request_id),
+)
+
 # Environments and replicas.
 
 ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
@@ -198,9 +223,10 @@ MOVE_ENVIRONMENT = (
     .where(_e.name == bindparam("of_name"), _e.state == bindparam("from_state"))
     .values(_given(_e.state, _e.updated_at, _e.address, _e.error, _e.request_id))
 )
-FORGOTTEN_ENVIRONMENTS = (
-    select(_e.name).where(~_is_live, _e.updated_at < bindparam("before")).order_by(_e.name)
-)
+# Of all that has happened to it, nothing is later than the event `old`.
+_is_old: BindParameter[int] = bindparam("old")
+_lately = select(_v.environment).where(_v.seq > _is_old, _v.environment.is_not(None))
+FORGOTTEN_ENVIRONMENTS = select(_e.name).where(~_is_live, _e.name.not_in(_lately)).order_by(_e.name)
 
 REPLICA_BY_ID = select(*REPLICAS.columns).where(_p.id == bindparam("of_id"))
 ALL_REPLICAS = select(*REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
@@ -211,7 +237,21 @@ UPDATE_REPLICA = (
 )
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
 
-# Retention.
+# Retention. Old is what had no event since the one that `OLD_EVENT` names.
+
+ADD_RUN_SECONDS = (
+    update(tally)
+    .values(run_seconds=_t.run_seconds + bindparam("elapsed"))
+    .returning(_t.run_seconds, _t.last_event)
+)
+NEWEST_MARK = select(func.max(_m.run_seconds))
+INSERT_MARK = insert(marks)
+_passed = select(func.max(_m.run_seconds)).where(_m.run_seconds <= bindparam("until"))
+OLD_EVENT = select(_m.last_event).where(_m.run_seconds == _passed.scalar_subquery())
+DELETE_MARKS = delete(marks).where(_m.run_seconds < _passed.scalar_subquery())
+LATEST_ARRIVAL = select(func.max(_r.rank + PRIORITY_STEP_SECONDS * _r.priority)).where(
+    _r.finished_at.is_(None)
+)
 
 # The newest ended request that is beyond the number to keep.
 COLLECT_UP_TO = (
@@ -225,7 +265,12 @@ COLLECTABLE = (
     select(_r.id, _r.seq, _r.state)
     .where(
         _r.finished_at.is_not(None),
-        or_(_r.finished_at < bindparam("finished_before"), _r.seq <= bindparam("up_to_seq")),
+        or_(
+            _r.seq <= bindparam("up_to_seq"),
+            _r.seq.not_in(
+                select(_v.request_seq).where(_v.seq > _is_old, _v.request_seq.is_not(None))
+            ),
+        ),
         _r.id.not_in(select(_e.request_id).where(_is_live, _e.request_id.is_not(None))),
     )
     .order_by(_r.seq)
@@ -233,5 +278,5 @@ COLLECTABLE = (
 )
 DELETE_REQUESTS = delete(requests).where(_r.seq.in_(bindparam("seqs", expanding=True)))
 DELETE_EVENTS_OF = delete(events).where(_v.request_seq.in_(bindparam("seqs", expanding=True)))
-# Events that belong to no request (an environment's, a replica's) go by age.
-DELETE_OLD_EVENTS = delete(events).where(_v.request_seq.is_(None), _v.at < bindparam("before"))
+# Of those that belong to no request: an environment's, a replica's.
+DELETE_OLD_EVENTS = delete(events).where(_v.request_seq.is_(None), _v.seq <= _is_old)

@@ -9,9 +9,10 @@ a daemon asks all day costs the same whether ten requests have ended or a millio
 `ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`.
 Their conditions are literals, because a planner cannot match a bound parameter to them.
 
-`rank` is the place in the queue, smallest first: when the request arrived, moved ahead by
-`PRIORITY_STEP_SECONDS` for each step of its priority. Since all that wait age alike, which is ahead
-of which never changes, and ageing costs an index instead of a sort (`rank_of` in `rows.py`).
+`rank` is the place in the queue, smallest first: when the request arrived, on the queue's own clock
+(`queue_clock.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all
+that wait age alike, which is ahead of which never changes, and ageing costs an index instead of a
+sort (`new_request` in `rows.py`).
 
 `expectations` holds the estimates of memory that finished requests gave: one row per operation and
 source, with the latest samples, so that it stays small whatever is collected elsewhere.
@@ -19,6 +20,8 @@ source, with the latest samples, so that it stays small whatever is collected el
 `tally` is one row: how many requests are in each state, and the last event's number. Every
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
 given out in the order of commits: a reader that resumes after number n has missed nothing below n.
+It also has for how long daemons have run. `marks` say which event was the last at which of these
+seconds: what is old is told by them, and not by times, because wall clocks step (`retention.py`).
 """
 
 from __future__ import annotations
@@ -87,6 +90,8 @@ requests = Table(
     # Killed for memory, it runs again with more, as often as `max_attempts` allows.
     Column("retry_oom", Integer, nullable=False, server_default=text("0")),
     Column("memory_bytes", BigInteger),  # what its next attempt is given, once one was killed
+    # Requeued so often because the daemon was lost, which is no failure of its own.
+    Column("lost_daemons", Integer, nullable=False, server_default=text("0")),
     CheckConstraint(_one_of("state", RequestState), name="ck_requests_state"),
     CheckConstraint(_one_of("schedule", Schedule), name="ck_requests_schedule"),
     CheckConstraint(f"(finished_at IS NOT NULL) = ({_FINAL})", name="ck_requests_finished_at"),
@@ -153,7 +158,15 @@ tally = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("last_event", BigInteger, nullable=False),
     *(Column(state.value.lower(), BigInteger, nullable=False) for state in RequestState),
+    Column("run_seconds", Double, nullable=False, server_default=text("0")),
     CheckConstraint("id = 1", name="ck_tally_one_row"),
+)
+
+marks = Table(
+    "marks",
+    metadata,
+    Column("run_seconds", Double, primary_key=True),
+    Column("last_event", BigInteger, nullable=False),
 )
 
 expectations = Table(

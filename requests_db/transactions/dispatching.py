@@ -18,7 +18,7 @@ from ..errors import InvalidTransition
 from ..records import Event, Json, MemoryEstimate, Outcome, Request, Retry
 from ..results import Claim
 from ..sql import prepared, statements
-from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, rank_of, to_json
+from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, to_json
 from ..states import RequestState, Schedule
 from .journal import REQUEST_PROGRESS, CurrentRequest, Journal
 
@@ -51,7 +51,7 @@ def _claimed(connection: Connection, rows: Sequence[Any], now: float) -> Claim:
 
 
 def _place_in_queue(request: Request) -> tuple[float, int]:
-    return rank_of(request.created_at, request.priority), request.seq
+    return request.rank, request.seq
 
 
 def record(

@@ -19,12 +19,15 @@ from ..states import ErrorKind, RequestState
 from .dispatching import finish_values
 from .journal import Journal
 
+# A daemon that is killed is no failure of what ran; but what ends each one must not run for ever.
+MAX_LOST_DAEMONS = 10
+
 
 def next_state(request: Request, idempotent: Set[str]) -> RequestState:
     """The state of a request whose daemon was lost: PENDING again, FAILED or CANCELLED."""
     if request.cancel_requested_at is not None:
         return RequestState.CANCELLED
-    again = request.operation in idempotent and request.attempts < request.max_attempts
+    again = request.operation in idempotent and request.lost_daemons < MAX_LOST_DAEMONS
     return RequestState.PENDING if again else RequestState.FAILED
 
 
@@ -53,15 +56,18 @@ def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recover
 
 def _after(request: Request, state: RequestState, now: float) -> Request:
     if state is RequestState.PENDING:
-        request = replace(request, state=state, started_at=None)
-        return replace(request, worker=None, worker_pid=None, worker_started_at=None)
+        attempts, lost = request.attempts - 1, request.lost_daemons + 1
+        request = replace(request, state=state, attempts=attempts, lost_daemons=lost)
+        return replace(
+            request, started_at=None, worker=None, worker_pid=None, worker_started_at=None
+        )
     error = _lost(request) if state is RequestState.FAILED else None
     return replace(request, state=state, finished_at=now, error=error)
 
 
 def _lost(request: Request) -> RequestError:
     message = "the daemon was lost while this request ran"
-    if request.attempts > 1:
-        message += f"; it was attempt {request.attempts} of {request.max_attempts}"
+    if request.lost_daemons:
+        message += f", {request.lost_daemons + 1} times in all"
     hint = "submit it again; its log ends with its last output"
     return RequestError(ErrorKind.WORKER_LOST, message, hint)

@@ -33,6 +33,7 @@ def submit(
     new: NewRequest,
     *,
     now: float,
+    arrival: float | None = None,
     environment: Environment | None = None,
     max_pending: int | None = None,
     stopping: str | None = None,
@@ -43,7 +44,8 @@ def submit(
         connection: in a transaction.
         new: the request. Its idempotency key finds the request that has it already; one of
             another operation or payload is refused.
-        now: seconds since the epoch.
+        now: seconds since the epoch, for people.
+        arrival: the same on the queue's clock, by which requests age; `now` if there is none.
         environment: takes its name in the same transaction; its row points to the request.
         max_pending: how many requests of its schedule may wait.
         stopping: the name of an environment that is STOPPING from then on; a launch of it that is
@@ -52,7 +54,8 @@ def submit(
     refusal = _refusal(connection, new, environment, max_pending)
     if refusal is not None:
         return refusal
-    draft = new_request(secrets.token_hex(_ID_BYTES), new, now)
+    request_id = secrets.token_hex(_ID_BYTES)
+    draft = new_request(request_id, new, now, now if arrival is None else arrival)
     seq = prepared.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
     request = replace(draft, seq=seq)
     journal = Journal()

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -37,6 +38,7 @@ class Dependencies:
     logs: LogWatcher
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
+    began_at: float = field(default_factory=time.monotonic)
 
 
 # Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,

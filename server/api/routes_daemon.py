@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
@@ -103,4 +104,5 @@ async def metrics(deps: Injected) -> PlainTextResponse:
 async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
     sessions = sum(environment["sessions"] for environment in environments)
     counts = await deps.store.read(queries.counts())
-    return daemon_view(deps.identity, counts, sessions, deps.lag.snapshot())
+    uptime_seconds = time.monotonic() - deps.began_at
+    return daemon_view(deps.identity, uptime_seconds, counts, sessions, deps.lag.snapshot())

@@ -7,7 +7,6 @@ Plain functions from records to dicts. Times are seconds since the epoch, sizes 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -55,7 +54,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 _SHOWN_OF_REQUEST = (
     *("id", "operation", "state", "schedule", "environment", "priority"),
-    *("attempts", "max_attempts", "timeout_seconds", "retry_oom", "worker"),
+    *("attempts", "max_attempts", "lost_daemons", "timeout_seconds", "retry_oom", "worker"),
     *("created_at", "started_at", "finished_at", "cancel_requested_at"),
     *("memory_bytes", "peak_bytes", "result"),
 )
@@ -141,11 +140,13 @@ def event_view(event: Event) -> Json:
     return {**view, "environment": _without_tokens(event.environment)}
 
 
-def daemon_view(identity: Json, counts: dict[str, int], sessions: int, lag: LagSnapshot) -> Json:
+def daemon_view(
+    identity: Json, uptime_seconds: float, counts: dict[str, int], sessions: int, lag: LagSnapshot
+) -> Json:
     """The daemon itself."""
     return {
         **identity,
-        "uptime_seconds": time.time() - identity["started_at"],
+        "uptime_seconds": uptime_seconds,
         "requests": counts,
         "sessions": sessions,
         "loop": lag.to_json(),

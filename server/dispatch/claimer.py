@@ -30,6 +30,7 @@ from ...executor.policy.admission import Need, Shortage, admit
 from ...requests_db.records import Request
 from ...requests_db.results import Claim
 from ...requests_db.sql import queries
+from ...requests_db.sql.rows import arrival_of
 from ...requests_db.states import ErrorKind, Schedule
 from .memory_estimates import asked_bytes
 from .oom_policy import payload_of
@@ -137,13 +138,13 @@ class Claimer:
 
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
         """Claim those at the head of the queue that memory suffices for."""
-        now = time.time()
+        now = self._context.clock.now()
         head = self._context.store.read(queries.first_pending(schedule, limit + LOOK_BEYOND))
-        needs = [Need(r.id, self._estimates.of(r), r.created_at) for r in head]
+        needs = [Need(r.id, self._estimates.of(r), arrival_of(r)) for r in head]
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)
         chosen = set(admission.chosen)
-        claim = self._context.store.claim_chosen([r for r in head if r.id in chosen], now)
+        claim = self._context.store.claim_chosen([r for r in head if r.id in chosen], time.time())
         queue.has_pending |= not admission.short and bool(chosen)
         return claim
 

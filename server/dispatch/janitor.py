@@ -3,9 +3,11 @@
 
     every 2 s while a LONG request runs     its log is cut to its newest half when it is too long
     every 10 minutes                        ended requests, environments, memory estimates; logs:
-                                            too old, or the oldest while all are too large together
+                                            with their requests and environments, or the oldest
+                                            while all are too large together
 
-A request or replica that runs keeps its log, which counts towards the total. Owns the two
+A request or replica that runs keeps its log, which counts towards the total. What is old, and older
+than what, is told by monotonic time and the numbers of events: a wall clock may step. Owns the two
 deadlines. The dispatcher's thread calls it, because that thread knows what runs.
 """
 
@@ -15,10 +17,11 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ...requests_db.sql import queries
 from ...system.log_files import keep_newest_half
 from ...system.units import MB
 from ..settings import Paths
@@ -28,12 +31,11 @@ SECONDS_PER_DAY = 86_400
 
 
 class Log(NamedTuple):
-    """One file. `written_at` is when it last was."""
+    """One file, of a request or of a replica."""
 
     path: Path
     size_bytes: int
-    written_at: float
-    is_of_request: bool  # the database says how long it is kept
+    request_id: str  # the request; of a replica, its launch
 
 
 class Janitor:
@@ -45,7 +47,7 @@ class Janitor:
         self._paths = context.paths
         self._settings = context.settings
         self._timing = context.timing
-        self._collect_at = time.monotonic()
+        self._collect_at = self._noted_at = time.monotonic()
         self._bound_logs_at = math.inf
 
     def due_at(self) -> float:
@@ -62,7 +64,7 @@ class Janitor:
         self._bound_logs(now)
         if now >= self._collect_at:
             self._collect_at = now + self._timing.collect_seconds
-            self._collect()
+            self._collect(now)
 
     def _bound_logs(self, now: float) -> None:
         """Cut the logs that have grown too long; of LONG requests only: others end too soon."""
@@ -80,21 +82,26 @@ class Janitor:
                 if path.stat().st_size > limit:
                     keep_newest_half(str(path), limit)
 
-    def _collect(self) -> None:
+    def _collect(self, now: float) -> None:
         keep_seconds = self._settings.keep_days * SECONDS_PER_DAY
-        removed = self._store.collect(time.time(), self._settings.keep_requests, keep_seconds)
+        old_event = self._store.note_time(now - self._noted_at, keep_seconds)
+        self._noted_at = now
+        removed = self._store.collect(old_event, self._settings.keep_requests)
         _remove(self._paths.request_log(request_id) for request_id in removed)
-        for name in self._store.collect_environments(time.time(), keep_seconds):
+        for name in self._store.collect_environments(old_event):
             shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
-        self._collect_logs(time.time() - keep_seconds)
+        self._collect_logs(set(removed))
 
-    def _collect_logs(self, oldest: float) -> None:
+    def _collect_logs(self, ended: set[str]) -> None:
         logs = list(logs_of(self._paths))  # first: what starts from now on is not among them
+        most_bytes = self._settings.max_logs_mb * MB
+        if not ended and sum(log.size_bytes for log in logs) <= most_bytes:
+            return
+        last_events = self._store.read(queries.last_events())
         with contextlib.suppress(OSError):
             replicas = {path.name for path in self._paths.runs.iterdir()}
-            most_bytes = self._settings.max_logs_mb * MB
             running = self._running.keys() | replicas
-            _remove(to_remove(logs, running, oldest=oldest, most_bytes=most_bytes))
+            _remove(to_remove(logs, running, ended, last_events, most_bytes=most_bytes))
 
 
 def logs_of(paths: Paths) -> Iterator[Log]:
@@ -102,27 +109,32 @@ def logs_of(paths: Paths) -> Iterator[Log]:
     for pattern, folder in (("*.log", paths.request_logs), ("*/*.log", paths.environment_logs)):
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):  # it was removed meanwhile
-                found = path.stat()
-                is_of_request = folder == paths.request_logs
-                yield Log(path, found.st_size, found.st_mtime, is_of_request)
+                yield Log(path, path.stat().st_size, path.stem.rpartition("-")[2])
 
 
 def to_remove(
-    logs: Iterable[Log], running: Container[str], *, oldest: float, most_bytes: int
+    logs: Iterable[Log],
+    running: Container[str],
+    ended: Container[str],
+    last_events: Mapping[str, int],
+    *,
+    most_bytes: int,
 ) -> list[Path]:
     """Choose the files to remove.
 
     Args:
         logs: all there are.
         running: the ids of requests and replicas that run.
-        oldest: epoch seconds; logs of replicas that were written before are removed.
+        ended: requests that the database has no more. A log of theirs goes, unless an environment
+            is still known that was launched so.
+        last_events: the last event of each request, or of the environment that it launched.
         most_bytes: the most that all logs together may have.
     """
-    by_age = sorted(logs, key=lambda log: log.written_at)
+    by_age = sorted(logs, key=lambda log: last_events.get(log.request_id, 0))
     total = sum(log.size_bytes for log in by_age)
     removed = []
     for log in by_age:
-        too_old = log.written_at < oldest and not log.is_of_request
+        too_old = log.request_id in ended and log.request_id not in last_events
         if log.path.stem not in running and (too_old or total > most_bytes):
             removed.append(log.path)
             total -= log.size_bytes

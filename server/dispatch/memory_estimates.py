@@ -19,7 +19,6 @@ from ...requests_db.records import MemoryEstimate, PeakSample, Request
 from ...system.units import MB
 
 MOST_SAMPLES = 20
-MOST_KEPT = 1000  # operations and sources; the latest are read again by the next daemon
 LEAST_BYTES = 8 * MB
 UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
 UNKNOWN_AT_ONCE = 4

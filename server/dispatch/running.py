@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...executor import BurstableExecutor
 from ...requests_db.dispatch_store import DispatchStore
+from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.states import Schedule
 from ...system.access_tokens import without_token
@@ -62,6 +63,7 @@ class DispatchContext:
     settings: Settings
     estimates: MemoryEstimates = field(default_factory=MemoryEstimates)
     budget_bytes: int = 2**62  # what all workers together may use, the most a retry is given
+    clock: QueueClock = field(default_factory=QueueClock)
     timing: Timing = Timing()
     running: RunningRequests = field(default_factory=RunningRequests)
 

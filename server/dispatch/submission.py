@@ -10,7 +10,7 @@ the reconciler.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.errors import EnvironmentsError
@@ -18,6 +18,7 @@ from ...environments.names import validate_name
 from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
+from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Environment, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, Schedule
@@ -51,6 +52,7 @@ class Submitter:
     dispatcher: Dispatcher
     bus: EventBus
     settings: Settings
+    clock: QueueClock = field(default_factory=QueueClock)
 
     async def submit(self, submission: Submission) -> Request:
         """Write the request, and all that it changes, in one transaction; nothing after that fails.
@@ -78,6 +80,7 @@ class Submitter:
             new,
             environment=environment,
             now=time.time(),
+            arrival=self.clock.now(),
             max_pending=self.settings.max_pending,
             stopping=stopping,
         )

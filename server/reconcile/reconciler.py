@@ -104,7 +104,7 @@ class Reconciler:
         if environment is None:
             return
         launch = await self._launch_of(environment)
-        down = await self._latest_down(environment)
+        down = await self._latest_down(environment, launch)
         step = next_step(environment.state, _state_of(launch), _state_of(down))
         await self._take(step, environment, launch, down)
         if adopt:
@@ -151,12 +151,16 @@ class Reconciler:
         found = await self._store.read(queries.get(environment.request_id))
         return found if isinstance(found, Request) else None
 
-    async def _latest_down(self, environment: Environment) -> Request | None:
+    async def _latest_down(
+        self, environment: Environment, launch: Request | None
+    ) -> Request | None:
+        """The last `down` that was submitted after the launch: by number, as clocks step."""
         if environment.state is not EnvironmentState.STOPPING:
             return None
         query = queries.list_requests(operation="down", environment=environment.name, limit=1)
         downs = await self._store.read(query)
-        return downs[0] if downs and downs[0].created_at >= environment.created_at else None
+        after = 0 if launch is None else launch.seq
+        return downs[0] if downs and downs[0].seq > after else None
 
 
 def _grace_of(down: Request | None) -> dict[str, float]:

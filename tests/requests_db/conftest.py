@@ -68,7 +68,12 @@ async def store(path: Path) -> AsyncIterator[AsyncStore]:
 def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeRequest:
     """A factory of requests that start *in* a state."""
 
-    def submit(operation: str = "noop", now: float = CREATED_AT, **fields: Any) -> Request:
+    def submit(
+        operation: str = "noop",
+        now: float = CREATED_AT,
+        arrival: float | None = None,
+        **fields: Any,
+    ) -> Request:
         new = NewRequest(
             operation,
             fields.pop("schedule", Schedule.SHORT),
@@ -76,7 +81,7 @@ def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeReques
             **fields,
         )
         with writer.transaction() as connection:
-            result = submitting.submit(connection, new, now=now)
+            result = submitting.submit(connection, new, now=now, arrival=arrival)
         assert isinstance(result, Submitted)
         return result.request
 

@@ -14,6 +14,7 @@ from sqlalchemy import Executable
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import InvalidTransition
+from openenvd.requests_db.queue_clock import QueueClock
 from openenvd.requests_db.records import (
     MemoryEstimate,
     Outcome,
@@ -260,12 +261,6 @@ def test_a_new_memory_estimate_replaces_the_old_one(dispatch: DispatchStore) -> 
     assert dispatch.read(queries.memory_estimates(10)) == [newer]
 
 
-def test_old_memory_estimates_are_removed(dispatch: DispatchStore) -> None:
-    dispatch.record(learned=[estimate("old", 1, at=1.5), estimate("new", 1, at=400.5)])
-    dispatch.collect(401.5, 10, 100.0)
-    assert [e.source for e in dispatch.read(queries.memory_estimates(10))] == ["new"]
-
-
 def test_a_long_wait_outweighs_a_higher_priority(
     make_request: Make, dispatch: DispatchStore
 ) -> None:
@@ -275,6 +270,30 @@ def test_a_long_wait_outweighs_a_higher_priority(
     claim = dispatch.claim(Schedule.SHORT, 3, 300.5)
     assert claim.requests[0].id == more_urgent.id
     assert [r.id for r in claim.requests[1:]] == [old.id, urgent.id]
+
+
+@pytest.mark.parametrize("step", [-86_400.0, 86_400.0], ids=["a day back", "a day ahead"])
+def test_a_step_of_the_wall_clock_changes_no_place_in_the_queue(
+    make_request: Make, dispatch: DispatchStore, step: float
+) -> None:
+    clock = QueueClock(latest_arrival=1_795_000_000.5)
+    first = make_request(now=100.5, arrival=clock.now())
+    later = make_request(now=100.5 + step, arrival=clock.now())
+    urgent = make_request(now=100.5 + step, arrival=clock.now(), priority=1)
+    claim = dispatch.claim(Schedule.SHORT, 3, 100.5 + step)
+    assert [request.id for request in claim.requests] == [urgent.id, first.id, later.id]
+
+
+def test_the_queue_clock_goes_on_from_the_youngest_that_is_unfinished(
+    make_request: Make, dispatch: DispatchStore
+) -> None:
+    assert dispatch.read(queries.latest_arrival()) == 0.0
+    make_request(arrival=500.5, priority=2)
+    make_request(RequestState.RUNNING, arrival=700.5)
+    make_request(RequestState.SUCCEEDED, arrival=900.5)
+    latest = dispatch.read(queries.latest_arrival())
+    assert latest == 700.5
+    assert QueueClock(latest).now() >= latest
 
 
 def test_first_pending_claims_nothing(make_request: Make, dispatch: DispatchStore) -> None:

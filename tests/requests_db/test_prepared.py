@@ -16,7 +16,7 @@ from openenvd.requests_db.sql.rows import REQUESTS, insert_values, new_request
 from openenvd.requests_db.states import Schedule
 
 BUILT = {name: it for name, it in vars(statements).items() if isinstance(it, Executable)}
-NEW = insert_values(new_request("7f3a", NewRequest("check", Schedule.SHORT, {}), 1.5))
+NEW = insert_values(new_request("7f3a", NewRequest("check", Schedule.SHORT, {}), 1.5, 2.5))
 
 
 def test_sqlalchemy_still_gives_the_order_of_a_compiled_statements_parameters() -> None:
@@ -58,4 +58,4 @@ def test_a_prepared_insert_has_a_value_for_each_column_it_names() -> None:
 
 
 def test_a_record_is_stored_in_the_columns_named_like_its_fields() -> None:
-    assert {column.name for column in REQUESTS.columns} == {*NEW} - {"rank"} | {"seq"}
+    assert {column.name for column in REQUESTS.columns} == {*NEW} | {"seq"}

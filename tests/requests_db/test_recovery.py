@@ -36,12 +36,22 @@ def lost(**fields: object) -> Request:
     ("request_", "expected"),
     [
         (lost(), RequestState.PENDING),
-        (lost(attempts=2), RequestState.FAILED),
+        (lost(attempts=2), RequestState.PENDING),
+        (lost(lost_daemons=9), RequestState.PENDING),
+        (lost(lost_daemons=10), RequestState.FAILED),
         (lost(operation="down"), RequestState.FAILED),
         (lost(cancel_requested_at=2.5), RequestState.CANCELLED),
         (lost(operation="down", cancel_requested_at=2.5), RequestState.CANCELLED),
     ],
-    ids=["idempotent", "attempts spent", "not idempotent", "to be cancelled", "both"],
+    ids=[
+        "idempotent",
+        "its last attempt",
+        "nine daemons lost",
+        "ten daemons lost",
+        "not idempotent",
+        "to be cancelled",
+        "both",
+    ],
 )
 def test_the_next_state_of_a_lost_request(request_: Request, expected: RequestState) -> None:
     assert next_state(request_, AGAIN) is expected
@@ -66,9 +76,28 @@ def test_an_idempotent_request_is_queued_again_and_forgets_its_worker(
     [requeued] = recovery.requeued
     with writer.transaction() as connection:
         assert queries.get(request.id).run(connection) == requeued
-    assert (requeued.state, requeued.attempts) == (RequestState.PENDING, 1)
+    assert requeued.state is RequestState.PENDING
     assert (requeued.worker, requeued.worker_pid, requeued.started_at) == (None, None, None)
     assert [event.data for event in recovery.events] == [{"state": "PENDING"}]
+
+
+def test_lost_daemons_do_not_count_as_attempts(make_request: Make, dispatch: DispatchStore) -> None:
+    request = make_request(RequestState.RUNNING, operation="launch", max_attempts=3)
+    for lost_daemons in (1, 2):
+        [requeued] = dispatch.recover(400.5, idempotent=AGAIN).requeued
+        assert (requeued.attempts, requeued.lost_daemons) == (0, lost_daemons)
+        [again] = dispatch.claim(request.schedule, 1, 500.5).requests
+        assert (again.id, again.attempts) == (request.id, 1)
+
+
+def test_what_ends_every_daemon_is_given_up(make_request: Make, dispatch: DispatchStore) -> None:
+    request = make_request(RequestState.RUNNING, operation="launch")
+    for _ in range(10):
+        assert dispatch.recover(400.5, idempotent=AGAIN).requeued
+        dispatch.claim(request.schedule, 1, 500.5)
+    [failed] = dispatch.recover(400.5, idempotent=AGAIN).failed
+    assert failed.error is not None
+    assert failed.error.message.endswith("while this request ran, 11 times in all")
 
 
 def test_a_request_that_is_not_idempotent_fails_as_lost(

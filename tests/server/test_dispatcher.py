@@ -317,6 +317,8 @@ def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_
     timing = Timing(retry_seconds=0.01)
     with closing(Bench(small_disk / "home", timing=timing)) as bench:
         bench.dispatcher.start()
+        first = bench.submit("check", payload={})
+        bench.eventually(lambda: bench.read(first).worker)  # it has written all, and sleeps
         for operation, payload in (("launch", {"source": "echo"}), ("check", {})):
             request_id = bench.write(operation, payload=payload)
             ballast = fill(small_disk)

@@ -13,42 +13,45 @@ from openenvd.server.dispatch.janitor import Log, logs_of, to_remove
 from openenvd.server.settings import Paths
 
 
-def log(name: str, size: int, written_at: float, *, of_request: bool = False) -> Log:
-    return Log(Path(f"/logs/{name}.log"), size, written_at, of_request)
+def log(stem: str, size: int) -> Log:
+    return Log(Path(f"/logs/{stem}.log"), size, stem.rpartition("-")[2])
 
 
-LOGS = [log("c", 30, 3.0), log("a", 10, 1.0), log("b", 20, 2.0, of_request=True)]
+# By the last event of each, `old` first; `x-0-new` is a replica of the request `new`.
+LAST_EVENTS = {"new": 3, "old": 1, "mid": 2}
+LOGS = [log("x-0-new", 30), log("old", 10), log("mid", 20)]
 
 
 @pytest.mark.parametrize(
-    ("oldest", "most_bytes", "running", "gone"),
+    ("ended", "most_bytes", "running", "gone"),
     [
-        (0.0, 60, "", ""),  # all fit
-        (0.0, 59, "", "a"),  # the oldest first, and no more than needed
-        (0.0, 31, "", "ab"),
-        (0.0, 0, "b", "ac"),  # what runs keeps its log
-        (2.5, 99, "", "a"),  # of requests the database tells who is too old
-        (2.5, 99, "a", ""),
+        ((), 60, (), []),  # all fit
+        ((), 59, (), ["old"]),  # the oldest first, and no more than needed
+        ((), 31, (), ["old", "mid"]),
+        ((), 0, ("mid",), ["old", "x-0-new"]),  # what runs keeps its log
+        (("new",), 99, (), []),  # the environment that it launched is still known
+        (("gone",), 99, (), ["x-1-gone"]),
+        (("gone",), 99, ("x-1-gone",), []),
     ],
 )
 def test_the_oldest_logs_are_removed_except_those_of_running_requests(
-    oldest: float, most_bytes: int, running: str, gone: str
+    ended: tuple[str, ...], most_bytes: int, running: tuple[str, ...], gone: list[str]
 ) -> None:
-    removed = to_remove(LOGS, running, oldest=oldest, most_bytes=most_bytes)
-    assert [path.stem for path in removed] == list(gone)
+    logs = [*LOGS, log("x-1-gone", 0)] if ended else LOGS
+    removed = to_remove(logs, running, ended, LAST_EVENTS, most_bytes=most_bytes)
+    assert [path.stem for path in removed] == gone
 
 
 def test_logs_of_requests_and_of_replicas_are_found(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
-    replica = paths.replica_log("trial", "trial-0-1234")
+    replica = paths.replica_log("trial", "my-trial-0-1234")
     for path in (paths.request_log("abcd"), replica):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"12345")
-        os.utime(path, (7.0, 7.0))
     found = sorted(logs_of(paths), key=lambda each: each.path.stem)
     assert [(f.path.stem, *f[1:]) for f in found] == [
-        ("abcd", 5, 7.0, True),
-        ("trial-0-1234", 5, 7.0, False),
+        ("abcd", 5, "abcd"),
+        ("my-trial-0-1234", 5, "1234"),
     ]
 
 
