@@ -10,6 +10,7 @@ HostError
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
+    ├── CallTimedOut        a call for one HTTP request took too long
     ├── UnknownSession      `?session_id=` names none, or one that is taken
     └── SessionEnded        we ended it: idle, out of time, or stopping
 """
@@ -105,6 +106,16 @@ class FactoryFailed(SessionError):
     def details(self) -> dict[str, Any]:
         """Return the error frame's fields besides message and code."""
         return {"factory_name": self.factory_name}
+
+
+class CallTimedOut(SessionError):
+    """A call of the environment for one HTTP request took too long."""
+
+    def __init__(self, what: str, limit_seconds: float) -> None:
+        super().__init__(
+            f"{what} did not finish within {limit_seconds:g} s; `--step-timeout` at the launch "
+            "changes this limit."
+        )
 
 
 class UnknownSession(SessionError):

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..environment.definition import Definition
 from ..environment.instances import keep_accepted
+from ..errors import CallTimedOut
+from ..sessions.session import Session
 from ..sessions.table import SessionTable
 from .messages import decode, encode_error, plain_errors
 from .serialization import serialize
@@ -123,8 +125,11 @@ class HttpRoutes:
         describe = getattr(self._definition.env_class, "get_metadata", None)
         if describe is None:
             return Reply(self._manifest_metadata())
-        async with self._table.one_shot_session() as session:
+
+        async def read(session: Session) -> Reply:
             return Reply(await session.thread.run(session.env.get_metadata))
+
+        return await self._table.one_shot("get_metadata", read)
 
     def _manifest_metadata(self) -> dict[str, Any]:
         """Describe a class that does not describe itself."""
@@ -135,16 +140,21 @@ class HttpRoutes:
         return {"name": name, "description": text, "version": version, **rest}
 
     async def _state(self, _: bytes) -> Reply:
-        async with self._table.one_shot_session() as session:
+        async def read(session: Session) -> Reply:
             return Reply(await session.thread.run(session.ready_calls.read_state))
+
+        return await self._table.one_shot("The state", read)
 
     async def _reset(self, body: bytes) -> Reply:
         request = ResetRequest.model_validate(decode(body.decode()) if body.strip() else {})
-        async with self._table.one_shot_session() as session:
+
+        async def reset(session: Session) -> Reply:
             calls = session.ready_calls
             given = keep_accepted(calls.reset, request.model_dump(exclude_unset=True))
             seen = await session.call(calls.reset, calls.signature.reset_is_async, **given)
             return Reply(Outcome(**serialize(seen)))
+
+        return await self._table.one_shot("The reset", reset)
 
     async def _step(self, body: bytes) -> Reply:
         request = StepRequest.model_validate(decode(body.decode()))
@@ -152,12 +162,15 @@ class HttpRoutes:
             action = self._definition.parse_action(request.action)
         except ValidationError as exc:
             return Reply({"detail": plain_errors(exc)}, 422)
-        async with self._table.one_shot_session() as session:
+
+        async def step(session: Session) -> Reply:
             calls = session.ready_calls
             given = request.model_dump(exclude_unset=True, exclude={"action"})
             given = keep_accepted(calls.step, given)
             seen = await session.call(calls.step, calls.signature.step_is_async, action, **given)
             return Reply(Outcome(**serialize(seen)))
+
+        return await self._table.one_shot("The step", step)
 
 
 async def _reply(handler: Handler, body: bytes, path: str, environment: str) -> Reply:
@@ -171,6 +184,8 @@ async def _reply(handler: Handler, body: bytes, path: str, environment: str) -> 
     except UnicodeDecodeError as exc:
         not_utf8 = json.JSONDecodeError("not UTF-8", "", exc.start)
         return Reply({"detail": [_not_json(not_utf8)]}, 422)
+    except CallTimedOut as exc:
+        return Reply({"detail": str(exc)}, 504)
     except Exception as exc:
         log.warning("%s failed", path, exc_info=True, extra={"environment": environment})
         return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)

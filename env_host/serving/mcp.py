@@ -87,8 +87,7 @@ class Mcp:
             return await self._ask(session, request)
         if wanted := request.params.get("session_id"):
             return await self._ask(self._find(wanted), request)
-        async with self._table.one_shot_session() as one_shot:
-            return await self._ask(one_shot, request)
+        return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
     async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
         """Find the other shard that should answer; None: this one."""

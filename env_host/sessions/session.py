@@ -14,12 +14,12 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
-from .threads import Runner, SessionThread, ThreadPool
+from .threads import Runner, SessionThread, ThreadPool, plain_error
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -168,15 +168,9 @@ class Session:
     async def call(self, method: Callable[..., Any], is_async: bool, *args: Any, **kw: Any) -> Any:
         """Make one call, on the loop or on the session's thread, and return its result."""
         if is_async:
-            return await self.start(method(*args, **kw))
+            calling = _plainly(method(*args, **kw))
+            return await asyncio.get_running_loop().create_task(calling, context=self.context)
         return await self.thread.run(method, *args, **kw)
-
-    def start(self, awaitable: Any) -> asyncio.Future[Any]:
-        """Start one asynchronous call as a task in the session's context."""
-        if not asyncio.iscoroutine(awaitable):
-            future: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
-            return future
-        return asyncio.get_running_loop().create_task(awaitable, context=self.context)
 
     def _set_ready(self, calls: Calls) -> None:
         self.calls = calls
@@ -201,6 +195,16 @@ class Session:
         except Exception:
             text, extra = "session %s: closing its environment failed", {"session": self.id}
             log.warning(text, self.id, exc_info=True, extra=extra)
+
+
+async def _plainly(call: Awaitable[Any]) -> Any:
+    """Await a call in a task of its own: `sys.exit()` there would end the process."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        raise
+    except BaseException as exc:
+        raise plain_error(exc) from exc.__cause__
 
 
 class _HeldContext:

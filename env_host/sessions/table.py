@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..environment.instances import Calls, Factory
-from ..errors import CapacityReached, SessionEnded, UnknownSession
+from ..errors import CallTimedOut, CapacityReached, SessionEnded, UnknownSession
 from .session import Session, Threads
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
 CLOSING_WAIT_SECONDS = 5.0  # how long a new client waits for a session that is closing already
 MAX_ONE_SHOT = 1024  # sessions at once that serve one HTTP request each, mostly waiting
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -83,8 +85,10 @@ class SessionTable:
         exclusive: bool,
         hooks: Hooks,
         admission: Admission,
+        step_timeout_seconds: float | None = None,
     ) -> None:
         self.definition = definition
+        self._step_timeout_seconds = step_timeout_seconds  # of calls that HTTP requests make
         self.max_sessions = max_sessions
         self._exclusive = exclusive
         self._hooks = hooks
@@ -217,19 +221,38 @@ class SessionTable:
         task.add_done_callback(self._endings.discard)
         return task
 
-    @asynccontextmanager
-    async def one_shot_session(self) -> AsyncIterator[Session]:
-        """A session outside the table for one HTTP request, with an environment of its own."""
+    async def one_shot(self, what: str, call: Callable[[Session], Coroutine[Any, Any, _T]]) -> _T:
+        """Call an environment of its own for one HTTP request, outside the table.
+
+        Args:
+            what: The call, in words for people.
+            call: Is awaited with the session; its time is limited, that of the creation is not.
+
+        Raises:
+            CallTimedOut: The call took too long. It is dealt with as on a WebSocket: cancelled, or
+                left to its thread, and the environment is closed after it.
+        """
         async with self._one_shot:
             session = self._new()
+            calling = None
             try:
                 if (creation := session.create()) is not None:
                     await creation
                 session.calls = Calls(session.env)
-                yield session
+                calling = asyncio.get_running_loop().create_task(call(session))
+                await asyncio.wait({calling}, timeout=self._step_timeout_seconds)
+                if not calling.done():
+                    raise self._timed_out(session, what)
+                if calling.cancelled():
+                    raise RuntimeError("the environment cancelled its own call")
+                return calling.result()
             finally:
-                await asyncio.wait({await session.leave()}, timeout=CLOSE_SECONDS)
-                session.release_thread()
+                is_over = calling is None or calling.done()
+                ending = asyncio.get_running_loop().create_task(_end_one_shot(session, calling))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+                if is_over:
+                    await asyncio.wait({ending})
 
     async def stop(self, reason: SessionEnded) -> None:
         """Refuse new sessions and end all others; returns when no session is left."""
@@ -245,6 +268,14 @@ class SessionTable:
     def idle(self, now: float, limit_seconds: float) -> list[Session]:
         """Return the sessions that nothing has used for longer than the limit."""
         return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
+
+    def _timed_out(self, session: Session, what: str) -> CallTimedOut:
+        limit = self._step_timeout_seconds
+        assert limit is not None
+        self.counts.step_timeouts += 1
+        text, extra = "session %s: %s timed out after %g s", {"session": session.id}
+        log.warning(text, session.id, what, limit, extra=extra)
+        return CallTimedOut(what, limit)
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
@@ -302,6 +333,16 @@ class SessionTable:
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
                 while self.taken >= self.max_sessions and self._exclusive and self._closing:
                     await self._changed.wait()
+
+
+async def _end_one_shot(session: Session, call: asyncio.Task[Any] | None) -> None:
+    """Cancel a call that is not over, then close its environment, where that does not hang."""
+    if call is not None and not call.done():
+        call.cancel()
+        await asyncio.wait({call}, timeout=CLOSE_SECONDS)
+    closed = await session.leave()
+    closed.add_done_callback(lambda _: session.release_thread())
+    await asyncio.wait({closed}, timeout=CLOSE_SECONDS)
 
 
 def _ignore() -> None:

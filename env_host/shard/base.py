@@ -115,6 +115,7 @@ class ServingProcess:
             exclusive=own.exclusive,
             hooks=self.registry,
             admission=self.admission,
+            step_timeout_seconds=config.step_timeout_seconds,
         )
         if limit := config.http_session_idle_seconds:
             self.table.on_unattached = UnattachedExpiry(self.table, limit).note

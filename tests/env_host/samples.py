@@ -222,6 +222,24 @@ if "NO_ROOM" in os.environ:
 
     os.fork = fork_if_there_is_room
 
+class SlowTools(Counter):
+    """Its tools never answer."""
+
+    def __init__(self):
+        super().__init__()
+        self.mcp_client = self
+
+    def is_connected(self):
+        return True
+
+    async def list_tools(self):
+        await asyncio.Event().wait()
+
+if "ONE_SHOT" in os.environ:
+    from openenvd.env_host.sessions import table
+
+    table.MAX_ONE_SHOT = int(os.environ["ONE_SHOT"])
+
 if "LINGER" in os.environ:
     from openenvd.env_host.supervisor import shard_demand
 
