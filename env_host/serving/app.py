@@ -22,6 +22,7 @@ from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
+from ..websocket.partial_messages import PartialMessages
 from . import metrics
 from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
@@ -67,7 +68,7 @@ class HostApp:
             self._mcp.answer,
             self._step_timeout_seconds,
             loop,
-            self.max_message_bytes,
+            PartialMessages(self.max_message_bytes),
         )
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:

@@ -19,7 +19,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -28,9 +28,9 @@ from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.instances import keep_accepted
 from ..errors import SessionEnded, SessionError, WSErrorCode
-from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
+from ..websocket.partial_messages import PartialMessages
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
 from .serialization import observation_message, state_message
@@ -57,7 +57,7 @@ class SessionService:
     answer_mcp: AnswerMcp
     step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
-    max_message_bytes: int = MAX_MESSAGE_BYTES
+    partial: PartialMessages = field(default_factory=PartialMessages)
 
 
 class Call:
@@ -139,7 +139,7 @@ class SessionSocket(WebSocketProtocol):
 
     def __init__(self, service: SessionService, connections: set[Any]) -> None:
         """Join `connections`, uvicorn's, for which it waits when it stops."""
-        super().__init__(service.loop, service.max_message_bytes)
+        super().__init__(service.loop, service.partial)
         self._service = service
         self._connections = connections
         connections.add(self)

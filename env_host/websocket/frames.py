@@ -49,6 +49,7 @@ _CONTROL = 0x8  # opcodes from here on
 _SHORT_HEAD = 2 + KEY_BYTES  # bytes, of a masked frame of at most `MAX_CONTROL_BYTES`
 _LONGER_HEAD = 4 + KEY_BYTES  # of one of less than 64 kB
 _TOP_BIT = 1 << 63  # of a length, which must not be set (RFC 6455, section 5.2)
+_CHUNK_BYTES = 64  # that each piece of a frame takes beside its own: there may be one a byte
 _LARGE_BYTES = 1 << 16  # from here on a slice is not worth its copy
 _OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
@@ -154,6 +155,14 @@ class FrameParser:
     def is_between_messages(self) -> bool:
         """Whether nothing is kept of what has arrived."""
         return self._chunks is None and self._fragments is None
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much memory is taken by what has not arrived whole."""
+        size = 0 if self._fragments is None else len(self._fragments.data)
+        if self._chunks is not None:
+            size += self._held + _CHUNK_BYTES * len(self._chunks)
+        return size
 
     def _check(self, first: int, is_masked: bool, head_bytes: int, size: int) -> None:
         """Check a frame by its head."""

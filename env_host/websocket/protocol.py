@@ -35,8 +35,8 @@ from ...system.websocket import (
     TEXT,
     frame_head,
 )
-from ..protocol import MAX_MESSAGE_BYTES
 from .frames import FrameError, FrameParser, Message, close_frame, code_of_close, whole_text
+from .partial_messages import PartialMessages
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining
@@ -55,18 +55,18 @@ class WebSocketProtocol(asyncio.Protocol):
         "_is_heard",
         "_is_pinged",
         "_loop",
-        "_max_message_bytes",
         "_parser",
+        "_partial",
         "_pong",
         "is_paused",
         "transport",
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, max_message_bytes: int = MAX_MESSAGE_BYTES
+        self, loop: asyncio.AbstractEventLoop, partial: PartialMessages | None = None
     ) -> None:
         self._loop = loop
-        self._max_message_bytes = max_message_bytes
+        self._partial = partial or PartialMessages()
         self._parser: FrameParser | None = None  # while something has not arrived whole
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
@@ -123,13 +123,17 @@ class WebSocketProtocol(asyncio.Protocol):
             self.break_off(exc)
 
     def _parse(self, data: bytes) -> None:
-        parser = self._parser or FrameParser(self._max_message_bytes)
+        parser = self._parser or FrameParser(self._partial.max_message_bytes)
         try:
             found = parser.feed(data)
         except FrameError as exc:
             self._received(exc.before)
             raise
-        self._parser = None if parser.is_between_messages else parser
+        if not parser.is_between_messages:
+            self._parser = parser
+            self._partial.note(self, parser.kept_bytes)
+        elif self._parser is not None:
+            self._forget_partial()
         self._received(found)
 
     def _received(self, messages: list[Message]) -> None:
@@ -150,6 +154,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._closing is not None:
             self._closing.cancel()
         self.is_paused = False
+        self._forget_partial()
         self._leave()
 
     def pause_writing(self) -> None:
@@ -166,6 +171,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def fail(self, code: int, reason: str) -> None:
         """Close at once: the peer broke the protocol."""
+        self._forget_partial()
         if self._closing is None and not self._has_left:
             self.transport.write(close_frame(code, reason))
         self._close_when_written()
@@ -228,6 +234,11 @@ class WebSocketProtocol(asyncio.Protocol):
             self._leave()
         elif kind != PONG and self._closing is None and not self._has_left:
             self.binary_received()
+
+    def _forget_partial(self) -> None:
+        if self._parser is not None:
+            self._parser = None
+            self._partial.note(self, 0)
 
     def _close_when_written(self) -> None:
         """Close when all bytes are written, or after `CLOSE_SECONDS` if the peer does not read."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import select
 import socket
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Opcode
 from websockets.sync.client import connect
 
 from openenvd.env_host.protocol import HostConfig
@@ -21,6 +23,7 @@ from openenvd.system.units import MB
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
+from .raw import frame, opened
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
 FEW_FDS, SOME_FDS = 300, 600
@@ -130,6 +133,30 @@ def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Hos
         echoed(2 * MB)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+def test_unfinished_messages_of_all_clients_are_bounded_together(host: Host) -> None:
+    """The one of which most has come is closed; the others are answered when theirs are whole."""
+    message = json.dumps({"type": "step", "data": {"message": "a" * (2 * MB - 5000)}}).encode()
+    sent = frame(Opcode.TEXT, message)
+    with contextlib.ExitStack() as stack:
+        long = [stack.enter_context(opened(host)) for _ in range(4)]
+        short, last = stack.enter_context(opened(host)), stack.enter_context(opened(host))
+        for client in long:
+            client.send(sent[:-2000])
+        last.send(sent[: MB // 2])
+        closing = select.select([each.connection for each in (*long, last)], [], [], WAIT_SECONDS)
+        (closed,) = [each for each in long if each.connection in closing[0]]
+        opcode, payload = closed.receive()
+        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
+        short.text('{"type":"state"}')
+        assert short.answer()["type"] == "state"
+        for client in long:
+            if client is not closed:
+                client.send(sent[-2000:])
+                assert client.answer()["type"] == "observation"
+        last.send(sent[MB // 2 :])
+        assert last.answer()["type"] == "observation"
 
 
 def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
