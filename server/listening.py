@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
 from ..system.connection_limit import connections_within
+from ..system.http_limits import HttpTiming
 from ..system.proc import raise_fd_limit
 from ..system.process_identity import ProcessIdentity
 from .api.security import ensure_token
@@ -111,6 +112,8 @@ class HttpServer(EventDrivenServer):
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             ),
             max_connections=connections_within(raise_fd_limit(), shares=2),
+            # `openenv logs | less` reads no further while its user does not
+            timing=HttpTiming(response_seconds=float("inf")),
         )
 
 

@@ -4,6 +4,7 @@
     bytes ─▶ HttpLimits.data_received ─▶ uvicorn's protocol ─▶ BodyLimit ─▶ the application
              head: bytes (431), time (408)                     body: announced or counted (413)
              body: progress (408)
+             response: progress of its reader (cut)
 
 uvicorn gives a kept connection five seconds until its next request. It does not bound the bytes of
 a head where httptools parses it, and neither the time of the first head nor that of a body.
@@ -42,6 +43,7 @@ class HttpTiming:
     head_seconds: float = 30.0  # also until the first byte of it
     body_seconds: float = 30.0  # in each of these, a body must have grown by
     body_bytes: int = 30 * 1024  # so much, while the application was ready to take it
+    response_seconds: float = 30.0  # in each of these, its reader must have taken `body_bytes`
     unread_seconds: float = 5.0  # for the rest of a body whose request is answered already
 
 
@@ -64,6 +66,7 @@ class HttpLimits:
     _head_since: float | None = None  # None: no byte of the next head has come
     _received_bytes = 0
     _seen: tuple[Any, int] = (None, 0)  # the request whose body was looked at, bytes by then
+    _unsent: tuple[float, int] | None = None  # since when none but so many bytes wait to be sent
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head, and not for ever."""
@@ -114,6 +117,11 @@ class HttpLimits:
             self.transport.write(closing_answer(HTTPStatus.BAD_REQUEST))
             self.transport.close()
 
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        self._unsent = None
+        super().resume_writing()  # type: ignore[misc]
+
     def on_body(self, body: bytes) -> None:
         """Note that what came was a body's (httptools)."""
         self._unused_bytes = 0
@@ -161,9 +169,16 @@ class HttpLimits:
     def _look(self) -> None:
         """Close a connection that has taken too long, and look again later."""
         self._timer = None
-        if self._is_refused or not self._is_mine():
+        if self.transport.get_protocol() is not self:
             return
         now, cycle = self.loop.time(), self.cycle
+        if self._is_unread(now):
+            self.transport.abort()
+            return
+        if self._is_refused or self.transport.is_closing():
+            if self.transport.get_write_buffer_size():
+                self._timer = self.loop.call_later(self.timing.body_seconds, self._look)
+            return
         seconds = self.timing.body_seconds
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             seconds = self.timing.head_seconds
@@ -185,6 +200,20 @@ class HttpLimits:
             return False
         self._seen = cycle, self._received_bytes
         return before is cycle and self._received_bytes - bytes_before < self.timing.body_bytes
+
+    def _is_unread(self, now: float) -> bool:
+        """Return whether the client has taken too little of what is to be sent, for too long."""
+        cycle, size = self.cycle, self.transport.get_write_buffer_size()
+        is_growing = cycle is not None and not cycle.response_complete
+        if not size or (is_growing and not self.flow.write_paused):
+            self._unsent = None
+        elif self._unsent is None:
+            self._unsent = now, size
+        elif now - self._unsent[0] >= self.timing.response_seconds:
+            taken = self._unsent[1] - size
+            self._unsent = now, size
+            return taken < self.timing.body_bytes
+        return False
 
     def _end_unread(self, cycle: Any) -> None:
         if self.cycle is cycle and cycle.more_body and self._is_mine():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.server import Server, ServerState
 
 from ...system.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
-from ...system.http_limits import BodyLimit, limited
+from ...system.http_limits import BodyLimit, HttpTiming, limited
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -62,11 +62,13 @@ class EventDrivenServer(Server):
         *,
         max_connections: int = MAX_CONNECTIONS,
         max_body_bytes: int | None = None,
+        timing: HttpTiming | None = None,
     ) -> None:
         """Limit the HTTP connections of each socket, and bodies, unless `app` does it."""
         super().__init__(config)
         self._max_connections = max_connections
         self._max_body_bytes = max_body_bytes
+        self._timing = timing
         self._listeners: list[Listener] = []
         self.server_state = DatedState(config, max_connections)
         self._exit = asyncio.Event()
@@ -80,7 +82,7 @@ class EventDrivenServer(Server):
         """Start the application, then listen."""
         config = self.config
         if isinstance(config.http_protocol_class, type):
-            config.http_protocol_class = limited(config.http_protocol_class)
+            config.http_protocol_class = limited(config.http_protocol_class, self._timing)
         if self._max_body_bytes is not None:
             config.loaded_app = BodyLimit(config.loaded_app, self._max_body_bytes)
         await super().startup([])

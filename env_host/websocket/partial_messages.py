@@ -37,9 +37,7 @@ class PartialMessages:
         self._total += size - self._kept.pop(connection, 0)
         if size:
             self._kept[connection] = size
-        while self._total > self._most_bytes:
+        while self._total > self._most_bytes:  # a connection that fails notes that nothing is kept
             largest = max(self._kept, key=self._kept.__getitem__)
             text = f"unfinished messages take more than {self._most_bytes // MB} MB"
-            largest.guarded(
-                largest.fail, TRY_AGAIN_LATER_CLOSE, text
-            )  # which notes that nothing is kept
+            largest.guarded(largest.fail, TRY_AGAIN_LATER_CLOSE, text)

@@ -27,7 +27,10 @@ from openenvd.system.http_limits import (
 )
 
 WAIT_SECONDS = 30.0
-SOON = HttpTiming(head_seconds=0.2, body_seconds=0.2, body_bytes=10_000, unread_seconds=0.2)
+SOON = HttpTiming(
+    head_seconds=0.2, body_seconds=0.2, body_bytes=10_000, response_seconds=0.2, unread_seconds=0.2
+)
+LARGE_BYTES = 40_000_000  # more than sockets and readers take
 LATER = HttpTiming()
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -51,6 +54,9 @@ class Application:
                 await send({"type": "websocket.send", "text": "here"})
             return
         self.seen.append(scope["path"])
+        if scope["path"] in ("/large", "/stream"):
+            await self._send_large(send, parts=1 if scope["path"] == "/large" else 400)
+            return
         await self.may_read.wait()
         size, more = 0, scope["path"] != "/unread"
         while more:
@@ -64,6 +70,15 @@ class Application:
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _send_large(self, send: Any, parts: int) -> None:
+        headers = [(b"content-length", b"%d" % LARGE_BYTES)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(parts):
+            part = b"x" * (LARGE_BYTES // parts)
+            more = number < parts - 1
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+        self.seen.append("sent")
 
 
 class Served:
@@ -321,6 +336,30 @@ async def test_an_answer_that_takes_long_is_waited_for(serve: Serve) -> None:
         await asyncio.sleep(3 * SOON.head_seconds)
         served.app.may_answer.set()
         assert await answer(peer) == (200, b"1")
+
+
+@pytest.mark.parametrize("path", ["/large", "/stream"])
+async def test_a_response_that_is_not_read_is_cut(serve: Serve, path: str) -> None:
+    async with serve(SOON) as served:
+        peer = await served.connect()
+        peer[1].write(get(100, path))
+        await until(lambda: served.app.seen == [path, "sent"])
+        await asyncio.sleep(6 * SOON.response_seconds)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await answer(peer)
+
+
+@pytest.mark.parametrize("path", ["/large", "/stream"])
+async def test_a_response_that_is_read_slowly_is_sent_whole(serve: Serve, path: str) -> None:
+    async with serve(SOON) as served:
+        peer = await served.connect()
+        peer[1].write(get(100, path))
+        await peer[0].readuntil(b"\r\n\r\n")
+        size = 0
+        while size < LARGE_BYTES:
+            size += len(await peer[0].readexactly(2_000_000))
+            await asyncio.sleep(SOON.response_seconds / 4)
+        assert await ask(peer, get(100)) == (200, b"0")
 
 
 async def test_endless_trailers_are_refused(serve: Serve) -> None:
