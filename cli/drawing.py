@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import click
 
 from ..requests_db.states import EnvironmentState, ReplicaState, RequestState
+from ..system.terminal_text import coloured, plain
 from . import phrases
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Table:
 
     def add_row(self, *cells: str | Cell) -> None:
         """Add a row: a cell for each heading."""
-        self._rows.append(tuple(c if isinstance(c, Cell) else Cell(c, {}) for c in cells))
+        row = (c if isinstance(c, Cell) else Cell(c, {}) for c in cells)
+        self._rows.append(tuple(Cell(plain(cell.text), cell.style) for cell in row))
 
     def lines(self, columns: int) -> list[str] | None:
         """Return the aligned lines; None when they do not fit, or only rich knows their width."""
@@ -98,7 +100,7 @@ Drawn = str | Table  # a string may be styled (`click.style`), and have several 
 
 def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
     """Write tables and lines; folded where a terminal is too narrow for them."""
-    coloured = is_coloured(stream)
+    is_styled = is_coloured(stream)
     columns = shutil.get_terminal_size().columns if stream.isatty() else _UNWRAPPED_COLUMNS
     lines: list[str] = []
     for part in parts:
@@ -106,17 +108,17 @@ def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
         if drawn is None:
             lines = _folded(parts, stream)
             break
-        lines += drawn if coloured else map(click.unstyle, drawn)
+        lines += drawn if is_styled else map(click.unstyle, drawn)
     stream.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
     stream.flush()
 
 
 def _fitting(text: str, columns: int) -> list[str] | None:
-    lines = text.split("\n")
-    plain = [click.unstyle(line) for line in lines]
-    if columns < _UNWRAPPED_COLUMNS and not all(map(_is_plain, plain)):
+    lines = coloured(text).split("\n")
+    unstyled = [click.unstyle(line) for line in lines]
+    if columns < _UNWRAPPED_COLUMNS and not all(map(_is_plain, unstyled)):
         return None
-    return lines if max(map(len, plain)) <= columns else None
+    return lines if max(map(len, unstyled)) <= columns else None
 
 
 def _folded(parts: Sequence[Drawn], stream: TextIO) -> list[str]:
@@ -131,7 +133,7 @@ def for_rich(part: Drawn) -> RenderableType:
     """Return what rich draws of a part."""
     from rich.text import Text
 
-    return Text.from_ansi(part) if isinstance(part, str) else part
+    return Text.from_ansi(coloured(part)) if isinstance(part, str) else part
 
 
 def is_coloured(stream: TextIO) -> bool:

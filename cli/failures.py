@@ -16,6 +16,7 @@ from typing import Any
 
 from ..client.errors import ApiRefused, ClientError
 from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from ..system.terminal_text import plain
 from . import phrases
 from .output import bad, faint
 
@@ -38,7 +39,7 @@ def request_failure(request: dict[str, Any], *, shown: Iterable[str] = ()) -> li
     """
     error = request.get("error")
     if request["state"] == RequestState.CANCELLED and error is None:
-        return [f"{bad('✗')} {request['label']}  {bad('CANCELLED')}"]
+        return [f"{bad('✗')} {plain(request['label'])}  {bad('CANCELLED')}"]
     log = f"Log: openenv logs {phrases.short_id(request['id'])}"
     return [*_block(request["label"], request["state"], error or {}, shown), f"  {log}"]
 
@@ -52,7 +53,7 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
         lines += [*_block(name, environment["state"], error), f"  Log: openenv logs {name}"]
     for replica in environment["replicas"]:
         if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
-            lines.append(f"  {name} replica {replica['ordinal']}: {replica['message']}")
+            lines.append(f"  {name} replica {replica['ordinal']}: {plain(replica['message'])}")
         lines += _shard_exit(name, replica)
     return lines
 
@@ -64,29 +65,30 @@ def _shard_exit(name: str, replica: dict[str, Any]) -> list[str]:
         return []
     ago = phrases.duration(time.time() - told.get("at", time.time()))
     more = f" ({told['count']} so far)" if told["count"] > 1 else ""
-    return [f"  {name} replica {replica['ordinal']}: {ago} ago {told['message']}{more}"]
+    what = plain(told["message"])
+    return [f"  {name} replica {replica['ordinal']}: {ago} ago {what}{more}"]
 
 
 def error_lines(error: ClientError) -> list[str]:
     """An error that ended the command: what happened, and what to do next."""
-    lines = [f"{bad('error:')} {error.message}"]
+    lines = [f"{bad('error:')} {plain(error.message)}"]
     if error.hint and not error.hint.startswith("GET "):  # a hint for programs
-        lines.append(f"  {error.hint}")
+        lines.append(f"  {plain(error.hint)}")
     if isinstance(error, ApiRefused):
-        lines += [f"  {match}" for match in error.details.get("matches") or []]
+        lines += [f"  {plain(str(match))}" for match in error.details.get("matches") or []]
     return lines
 
 
 def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str] = ()) -> list[str]:
     word = _WORDS.get(error.get("kind", ""), "")
-    message = error.get("message") or "no details are known"
+    subject, message = plain(subject), plain(error.get("message") or "no details are known")
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
     lines += [f"  {line}" for line in _sentence(message, subject).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
     tail, seen = error.get("log_tail") or [], {line.rstrip() for line in shown}
     if tail and tail[-1].rstrip() not in seen:
-        lines += [faint(f"  │ {line}") for line in tail]
-    if hint := error.get("hint"):
+        lines += [faint(f"  │ {plain(line)}") for line in tail]
+    if hint := plain(error.get("hint") or ""):
         is_command = hint.startswith(_COMMANDS)
         lines.append(f"  Try: {hint}" if is_command else f"  {_sentence(hint, subject)}")
     return lines
@@ -105,9 +107,11 @@ def _evidence(error: dict[str, Any], message: str) -> list[str]:
     exit_reason = error.get("evidence") or {}
     told = []
     if (name := exit_reason.get("victim_name")) and str(name) not in message:
-        told.append(f"The killed process was {name} (pid {exit_reason.get('victim_pid')}).")
+        told.append(
+            f"The killed process was {plain(str(name))} (pid {exit_reason.get('victim_pid')})."
+        )
     if (sign := exit_reason.get("evidence")) and str(sign) not in message:
-        told.append(f"Evidence: {sign}.")
+        told.append(f"Evidence: {plain(str(sign))}.")
     seconds = exit_reason.get("seconds")
     if seconds is not None and "It was running" not in message:
         told.append(f"It had run for {phrases.duration(seconds)}.")

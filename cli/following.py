@@ -23,6 +23,7 @@ import click
 from ..client import following
 from ..client.api import DaemonClient
 from ..requests_db.states import RequestState
+from ..system.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
 from .failures import request_failure
@@ -182,7 +183,7 @@ class _Log:
         if self.is_told_later(line):
             return
         self.seen.append(line)
-        self.screen.line(line)
+        self.screen.line(coloured(line))
 
 
 def follow_request(
@@ -200,7 +201,7 @@ def follow_request(
         Detached: the user pressed Ctrl-C.
     """
     try:
-        with _screen(output, request["label"]) as screen:
+        with _screen(output, plain(request["label"])) as screen:
             log = _Log(screen, is_told_later)
             final = request
             for event in following.follow(client, request["id"], reconnect=reconnect):
@@ -234,7 +235,7 @@ def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[s
 
 def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:
     told = progress.get("message") or request.get("pending_reason") or request["state"].lower()
-    return f"{bar(progress)}{request['label']}: {told}"
+    return plain(f"{bar(progress)}{request['label']}: {told}")
 
 
 @contextmanager

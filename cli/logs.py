@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
+from ..system.terminal_text import TextStream
 from . import exit_codes, phrases
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option
@@ -29,13 +31,19 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."
 )
+@click.option(
+    "--plain", is_flag=True, help="Print no colours; other escape sequences never are printed."
+)
 @json_option
-def logs(target: str, follow: bool, tail: int | None, replica: str | None, as_json: bool) -> int:
+def logs(
+    target: str, follow: bool, tail: int | None, replica: str | None, plain: bool, as_json: bool
+) -> int:
     """Print the log of an environment's replica, or of a request.
 
     With -f, a request's log ends with the request, an environment's continues until Ctrl-C.
     """
     output = Output(as_json=as_json)
+    safe = partial(_safe, plain=plain, as_json=as_json)
     client = connect(output)
     found = find_target(client, target)
     if found.environment is not None:
@@ -43,17 +51,17 @@ def logs(target: str, follow: bool, tail: int | None, replica: str | None, as_js
             found.environment["name"], tail=tail, follow=follow, replica=replica
         )
         try:
-            _show(pieces, output, follow=follow)
+            _show(safe(pieces), output, follow=follow)
         except ApiRefused as exc:
             if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
                 raise
             name, request_id = found.environment["name"], found.environment["request_id"]
             short = phrases.short_id(request_id)
             output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
-            return _of_request(client, client.request(request_id), tail, follow, output)
+            return _of_request(client, client.request(request_id), tail, follow, output, safe)
         _say_why(environment_failure(found.environment), output)
         return exit_codes.OK
-    return _of_request(client, found.request or {}, tail, follow, output)
+    return _of_request(client, found.request or {}, tail, follow, output, safe)
 
 
 def _of_request(
@@ -62,13 +70,25 @@ def _of_request(
     tail: int | None,
     follow: bool,
     output: Output,
+    safe: Callable[[Iterator[str]], Iterator[str]],
 ) -> int:
-    pieces = client.request_log(request["id"], tail=tail, follow=follow)
+    pieces = safe(client.request_log(request["id"], tail=tail, follow=follow))
     shown = _show(pieces, output, follow=follow)
     request = client.request(request["id"])  # as it ended
     if request["state"] == RequestState.FAILED:
         _say_why(request_failure(request, shown=shown), output)
     return exit_codes.OK
+
+
+def _safe(pieces: Iterator[str], *, plain: bool, as_json: bool) -> Iterator[str]:
+    """What a terminal may be shown of each piece; all of it in JSON, which escapes the rest."""
+    if as_json and not plain:
+        yield from pieces
+        return
+    text = TextStream(keeps_colours=not plain)
+    for piece in pieces:
+        yield text.feed(piece)
+    yield text.end()
 
 
 def _say_why(lines: list[str], output: Output) -> None:

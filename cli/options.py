@@ -15,7 +15,7 @@ from ..client import daemon
 from ..client.errors import ApiRefused
 from ..server.settings import Paths
 from .output import Output
-from .source import read_variables
+from .source import read_env_files, read_variables
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
@@ -83,6 +83,8 @@ def declared_options(declaration: type) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
+            if item.kind is dict and item.flag != "":
+                command = _file_option(item)(command)
             if item.flag != "":
                 command = _click_option(item)(command)
         return command
@@ -98,7 +100,8 @@ def given_options(declaration: type, values: Mapping[str, Any]) -> dict[str, Any
     for item in options_of(declaration):
         value = values.get(item.name)
         if item.kind is dict:
-            value = read_variables(value or (), os.environ) or None
+            from_files = read_env_files(values.get(f"{item.name}_file") or (), os.environ)
+            value = {**from_files, **read_variables(value or (), os.environ)} or None
         elif item.kind is list:
             value = list(value or ()) or None
         elif item.kind is bool and value == item.default:
@@ -124,6 +127,14 @@ def _click_option(item: Option) -> Callable[[Command], Command]:
         kind, metavar = _type_of(item)
         more |= {"type": kind, "metavar": item.metavar or metavar}
     return click.option(*flags, item.name, help=_help_of(item), **more)
+
+
+def _file_option(item: Option) -> Callable[[Command], Command]:
+    """Return the option that reads variables from a file, where no other user sees them."""
+    text = "Read variables from a file of KEY=VALUE lines, as Docker does. Repeatable."
+    return click.option(
+        f"--{item.name}-file", f"{item.name}_file", multiple=True, metavar="FILE", help=text
+    )
 
 
 def _help_of(item: Option) -> str:

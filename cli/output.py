@@ -8,12 +8,16 @@ a terminal and `NO_COLOR` is not set. Tables are drawn by `drawing.py`.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any, TextIO
 
 import click
 
+from ..system.terminal_text import coloured
 from .drawing import Drawn, draw, is_coloured
+
+_CONTROL = re.compile("[\x7f-\x9f]")  # that JSON leaves as they are, and some terminals obey
 
 
 class Output:
@@ -54,12 +58,13 @@ class Output:
 
 def _dump(value: Any, indent: int | None = None) -> str:
     escaped = sys.stdout.encoding.lower() != "utf-8"  # what cannot be shown must not be lost
-    return json.dumps(value, indent=indent, ensure_ascii=escaped)
+    text = json.dumps(value, indent=indent, ensure_ascii=escaped)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def echo(text: str, stream: TextIO) -> None:
     """A line; styles are dropped where they would not be seen as such."""
-    click.echo(text, file=stream, color=is_coloured(stream))
+    click.echo(coloured(text), file=stream, color=is_coloured(stream))
 
 
 def good(text: str) -> str:

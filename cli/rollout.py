@@ -11,6 +11,7 @@ import click
 
 from ..operations.options import RolloutOptions
 from ..requests_db.states import RequestState
+from ..system.terminal_text import plain
 from .following import follow, leave, submit, submit_options
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, good
@@ -98,7 +99,7 @@ def _failures(result: dict[str, Any]) -> list[str]:
     if not counts:
         return []
     most = max(counts, key=counts.__getitem__)
-    said = " ".join(result["last_failures"].get(most, "").split())
+    said = " ".join(plain(result["last_failures"].get(most, "")).split())
     shown = said if len(said) <= SHOWN_CHARACTERS else said[:SHOWN_CHARACTERS] + "…"
     lines = [f"  {sum(counts.values())} failed: {_counts(counts)}"]
     if shown:

@@ -120,6 +120,34 @@ def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
     return variables
 
 
+def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables in files of Docker's format: `KEY=VALUE`, `KEY`, or a comment in each line.
+
+    As there, a value is all behind the `=`, quotes included, and a key alone has the value that it
+    has here, or is left out. Later files win.
+
+    Raises:
+        click.BadParameter: A file cannot be read, or a line is none of these.
+    """
+    variables: dict[str, str] = {}
+    for path in paths:
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as exc:
+            raise click.BadParameter(f"{path}: {exc}", param_hint="--env-file") from None
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.lstrip().removesuffix("\r")
+            if not line or line.startswith("#"):
+                continue
+            key, equals, value = line.partition("=")
+            if not key or any(character.isspace() for character in key):
+                reason = "no name before the `=`" if not key else f"a space in the name {key!r}"
+                raise click.BadParameter(f"{path}:{number}: {reason}", param_hint="--env-file")
+            if equals or key in environ:
+                variables[key] = value if equals else environ[key]
+    return variables
+
+
 def bundled_names() -> frozenset[str]:
     """The environments that come with this package."""
     return frozenset(found.parent.name for found in _BUNDLED.glob(f"*/{MANIFEST}"))

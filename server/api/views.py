@@ -24,16 +24,20 @@ from ..reconcile.replica_watch import WAITING
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|pwd|credential|private|auth|cookie|dsn|(?:^|_)(?:api)?keys?(?:_|$)",
+    r"token|secret|passw|passphrase|pwd|credential|private|auth|cookie|dsn|jwt"
+    r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
+    r"|(?:^|_)(?:pat|(?:api)?keys?)(?:_|\d*$)",
     re.IGNORECASE,
 )
-_URL_TOKEN = re.compile(r"([?&]token=)[^&\s]+")
-_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")  # a password in an address
+_URL_PARAMETER = re.compile(r"([?&]([^=&\s]+)=)[^&#\s]+")
+# A password in an address, or a user's name that is long enough to be a token. A password may have
+# any character: all up to the last `@` is hidden.
+_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s]*:\S*|[^/?#@\s]{16,})@")
 
 
 def redact(payload: Json) -> Json:
     """The payload with its tokens hidden, and the values of `env` that look secret."""
-    shown = {name: _without_tokens(value) for name, value in payload.items()}
+    shown = {name: hide_credentials(value) for name, value in payload.items()}
     if shown.get("token") is not None:
         shown["token"] = REDACTED
     if isinstance(env := shown.get("env"), dict):
@@ -41,15 +45,22 @@ def redact(payload: Json) -> Json:
     return shown
 
 
-def _without_tokens(value: Any) -> Any:
-    """Hide the tokens of base URLs, such as the names of what a rollout plays in."""
-    if isinstance(value, list):
-        return [_without_tokens(item) for item in value]
-    return _URL_TOKEN.sub(rf"\1{REDACTED}", value) if isinstance(value, str) else value
+def hide_credentials(value: Any) -> Any:
+    """Hide passwords and tokens in URLs: of a policy, a source, or what a rollout plays in."""
+    if isinstance(value, list | tuple):
+        return [hide_credentials(item) for item in value]
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    hidden = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", value)
+    return _URL_PARAMETER.sub(_without_secret, hidden)
+
+
+def _without_secret(parameter: re.Match[str]) -> str:
+    return parameter[1] + REDACTED if _SECRET_NAME.search(parameter[2]) else parameter[0]
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    return bool(_SECRET_NAME.search(name)) or hide_credentials(value) != value
 
 
 _SHOWN_OF_REQUEST = (
@@ -63,8 +74,8 @@ _SHOWN_OF_REQUEST = (
 def request_view(request: Request, pending_reason: str | None = None) -> Json:
     """One request. `pending_reason` says why a pending one does not run yet."""
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
-        "label": label_of(request),
-        "environment": _without_tokens(request.environment),
+        "label": hide_credentials(label_of(request)),
+        "environment": hide_credentials(request.environment),
         "payload": redact(request.payload),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error),
@@ -73,7 +84,9 @@ def request_view(request: Request, pending_reason: str | None = None) -> Json:
 
 def error_view(error: RequestError | None) -> Json | None:
     """Why something failed; None when nothing did."""
-    return None if error is None else asdict(error)
+    if error is None:
+        return None
+    return {name: hide_credentials(value) for name, value in asdict(error).items()}
 
 
 def environment_view(
@@ -91,7 +104,7 @@ def environment_view(
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
         "serving": serving_view(live.get(replica.id) for replica in replicas),
         "provider": spec.get("provider"),
-        "source": spec.get("source"),
+        "source": hide_credentials(spec.get("source")),
         "host": spec.get("host") or LOOPBACK,
         "is_exposed": not is_loopback(spec.get("host") or LOOPBACK),
         "request_id": environment.request_id,
@@ -137,7 +150,7 @@ def event_view(event: Event) -> Json:
     """One entry of the event log."""
     names = ("seq", "at", "kind", "request_id", "environment", "data")
     view = {name: getattr(event, name) for name in names}
-    return {**view, "environment": _without_tokens(event.environment)}
+    return {**view, "environment": hide_credentials(event.environment)}
 
 
 def daemon_view(

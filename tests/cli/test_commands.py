@@ -172,6 +172,67 @@ def test_a_failed_launch_prints_the_reason_on_stderr(
     assert answer.json["error"]["kind"] == "operation_error"
 
 
+def test_variables_come_from_files_and_options_win(
+    command: Command,
+    fake: FakeDaemon,
+    accepts: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FROM_HERE", "here")
+    (tmp_path / "some.env").write_text("A=1\nB=1\nFROM_HERE\n")
+    accepts(READY)
+    file = str(tmp_path / "some.env")
+    assert command("launch", "echo", "--env-file", file, "-e", "B=2", "-e", "FROM_HERE").code == 0
+    sent = next(body for method, _, body in fake.calls if method == "POST")
+    assert sent is not None
+    assert sent["payload"]["env"] == {"A": "1", "B": "2", "FROM_HERE": "here"}
+    assert "env_file" not in sent["payload"]
+
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x1b[31m"
+
+
+def test_escape_sequences_of_failures_are_shown_nowhere(
+    command: Command, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, where our own colours are shown."""
+    monkeypatch.setattr("openenvd.cli.drawing.is_coloured", lambda _: True)
+    error = {
+        "kind": "operation_error",
+        "message": f"it said {ESCAPES}boo",
+        "hint": f"see {ESCAPES}there",
+        "evidence": {"victim_name": f"py{ESCAPES}thon", "victim_pid": 7},
+        "log_tail": [f"the last {ESCAPES}line"],
+    }
+    failed = {**FAILED, "label": f"launch tri{ESCAPES}al", "error": error}
+    replica = {**new_environment()["replicas"][0], "message": f"died {ESCAPES}of", "restarts": 1}
+    environment = new_environment(
+        state="FAILED", source=f"/ho{ESCAPES}me", error=error, replicas=[replica]
+    )
+    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": [failed]}
+    fake.get("/v1/status", answer)
+    fake.get("/v1/requests", {"requests": [failed]})
+    for words in (["status"], ["requests"]):
+        shown = command(*words).out
+        assert "it said boo" in shown
+        assert "\x1b[31mFAILED" in shown  # ours
+        assert "\x1b[2J" not in shown
+        assert "owned" not in shown
+        assert "\x1b[31mboo" not in shown
+    assert "\\u001b[2J" in command("status", "--json").out
+
+
+def test_logs_keep_colours_and_no_other_sequences(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    printed = f"one{ESCAPES}red\x1b[0m\n50 %\r100 %\n"
+    fake.get("/v1/environments/trial/logs", _text(printed))
+    assert command("logs", "trial").out == "one\x1b[31mred\x1b[0m\n50 %\n100 %\n"
+    assert command("logs", "trial", "--plain").out == "onered\n50 %\n100 %\n"
+    assert command("logs", "trial", "--json").json["lines"][0] == f"one{ESCAPES}red\x1b[0m"
+    assert command("logs", "trial", "--plain", "--json").json["lines"][0] == "onered"
+
+
 def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., None]) -> None:
     accepts(READY, "on", "e\ntwo\r\nthr", "ee")
     assert "one\ntwo\nthree\n" in command("launch", "echo").err

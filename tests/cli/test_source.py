@@ -96,6 +96,37 @@ def test_a_variable_that_has_no_value_anywhere_is_refused(text: str) -> None:
         source.read_variables((text,), {})
 
 
+def test_variables_are_read_from_files_as_docker_reads_them(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.env", tmp_path / "second.env"
+    first.write_bytes(
+        b'\xef\xbb\xbf# a comment\n\nA=1\r\n  B=two words # all of it\nC="quoted"\nHERE\nNOT_HERE\n'
+        b"D=\nE=a=b\n"
+    )
+    second.write_text("A=2")
+    found = source.read_env_files((str(first), str(second)), {"HERE": "here"})
+    assert found == {
+        "A": "2",
+        "B": "two words # all of it",
+        "C": '"quoted"',
+        "HERE": "here",
+        "D": "",
+        "E": "a=b",
+    }
+
+
+@pytest.mark.parametrize("line", ["=x", "A B=1", "export A=1"])
+def test_a_line_that_is_no_variable_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "some.env"
+    path.write_text(f"A=1\n{line}\n")
+    with pytest.raises(click.BadParameter, match=r"some\.env:2: "):
+        source.read_env_files((str(path),), {})
+
+
+def test_a_file_of_variables_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(click.BadParameter, match="missing"):
+        source.read_env_files((str(tmp_path / "missing"),), {})
+
+
 def test_echo_is_bundled_when_it_has_a_manifest() -> None:
     root = Path(source.__file__).resolve().parent.parent
     expected = {p.parent.name for p in root.glob("envs/*/openenv.yaml")}

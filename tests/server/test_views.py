@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.server.api.views import REDACTED, redact
+from openenvd.requests_db.records import RequestError
+from openenvd.requests_db.states import ErrorKind
+from openenvd.server.api.views import REDACTED, error_view, redact
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,16 @@ from openenvd.server.api.views import REDACTED, redact
         "SENTRY_DSN",
         "SESSION_COOKIE",
         "BASIC_AUTH",
+        "PASS",
+        "DB_PASS",
+        "SMTPPASS",
+        "SSH_PASSPHRASE",
+        "GITHUB_PAT",
+        "PAT",
+        "JWT",
+        "MY_JWT_1",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "ConnectionString",
     ],
 )
 def test_a_variable_with_the_name_of_a_secret_is_hidden(name: str) -> None:
@@ -37,7 +49,17 @@ def test_an_address_with_a_password_is_hidden_under_any_name(value: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MODEL", "small"), ("KEYBOARD", "us"), ("URL", "http://me@example.com:80/x"), ("MONKEY", "")],
+    [
+        ("MODEL", "small"),
+        ("KEYBOARD", "us"),
+        ("URL", "http://me@example.com:80/x"),
+        ("MONKEY", ""),
+        ("PATH", "/bin"),
+        ("PATTERN", "x*"),
+        ("BYPASS", "1"),
+        ("COMPASS", "north"),
+        ("PASSENGERS", "4"),
+    ],
 )
 def test_anything_else_is_shown(name: str, value: str) -> None:
     assert redact({"env": {name: value}}) == {"env": {name: value}}
@@ -48,6 +70,25 @@ def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
     hidden = {"token": REDACTED, "name": f"http://h?token={REDACTED}"}
     assert redact(payload) == {**hidden, "more_names": [f"http://h?token={REDACTED}&a"]}
     assert redact({"token": None}) == {"token": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("openai:http://me:hush@h/v1", f"openai:http://{REDACTED}@h/v1"),
+        ("openai:https://h/v1?api_key=hush&n=1", f"openai:https://h/v1?api_key={REDACTED}&n=1"),
+        ("git+https://ghp_0123456789abcdef@h/r", f"git+https://{REDACTED}@h/r"),
+        ("https://me:hu@sh/x@h/r", f"https://{REDACTED}@h/r"),
+        ("git+ssh://git@h:22/r@main", "git+ssh://git@h:22/r@main"),
+        ("module:function", "module:function"),
+    ],
+)
+def test_credentials_in_urls_are_hidden_wherever_they_stand(value: str, shown: str) -> None:
+    assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
+    assert redact({"more_names": [value]}) == {"more_names": [shown]}
+    told = error_view(RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value))
+    assert told is not None
+    assert (told["message"], told["hint"]) == (f"cannot reach {shown}", shown)
 
 
 def test_a_payload_without_variables_is_shown_as_it_is() -> None:
