@@ -203,7 +203,8 @@ class HttpLimits:
 
     def _is_unread(self, now: float) -> bool:
         """Return whether the client has taken too little of what is to be sent, for too long."""
-        cycle, size = self.cycle, self.transport.get_write_buffer_size()
+        cycle = self.cycle
+        size: int = self.transport.get_write_buffer_size()
         is_growing = cycle is not None and not cycle.response_complete
         if not size or (is_growing and not self.flow.write_paused):
             self._unsent = None
