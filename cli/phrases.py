@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..system.terminal_text import plain
 from ..system.units import MB
 
 SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning
@@ -87,8 +88,8 @@ def _scalar(key: str, value: Any) -> str:
     if isinstance(value, int | float) and key.endswith("_at"):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
-    return str(value)
+        return ", ".join(plain(str(item)) for item in value)
+    return plain(str(value))
 
 
 def _flat(value: Any) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from ..system.hidden_values import hide_credentials
 from ..system.loop_lag import LagSnapshot
 from ..system.units import MB
 from .collector import RolloutCollector
@@ -74,7 +75,7 @@ class RunConfig:
         """What must be the same for a rollout to be continued."""
         return {
             "environments": list(self.environments),
-            "policy": self.policy,
+            "policy": hide_credentials(self.policy),
             "seed": self.seed,
             "max_steps": self.max_steps,
             "reset": dict(self.reset),
@@ -229,7 +230,7 @@ def claim_folder(config: RunConfig) -> None:
         with contextlib.suppress(FileNotFoundError):
             before = orjson.loads(path.read_bytes())
             for key, value in now.items():
-                if (found := before.get(key)) != value:
+                if (found := hide_credentials(before.get(key))) != value:
                     raise OtherRollout(
                         f"{config.folder} holds a rollout with a different {key}: {found!r}, "
                         f"not {value!r}",

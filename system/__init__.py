@@ -10,7 +10,7 @@ comes by.
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
     HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
-    logs           log_files.py, terminal_text.py (foreign text)
+    logs           log_files.py, terminal_text.py (foreign text), hidden_values.py (secrets)
     time           backoff.py, loop_lag.py, futures.py
     metrics        prometheus.py
 """

@@ -6,33 +6,20 @@ Plain functions from records to dicts. Times are seconds since the epoch, sizes 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
 from ...env_host.ipc.capacity import BLOCKED
 from ...env_host.protocol import LOOPBACK
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Environment, Event, Json, Replica, Request, RequestError
 from ...requests_db.states import ReplicaState, RequestState
+from ...system.hidden_values import REDACTED, hide_credentials, is_secret
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
-
-REDACTED = "***"
-_SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|pwd|credential|private|auth|cookie|dsn|jwt"
-    r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
-    r"|(?:^|_)(?:pat|(?:api)?keys?)(?:_|\d*$)",
-    re.IGNORECASE,
-)
-_URL_PARAMETER = re.compile(r"([?&]([^=&\s]+)=)[^&#\s]+")
-# A password in an address, or a user's name that is long enough to be a token. A password may have
-# any character: all up to the last `@` is hidden.
-_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s]*:\S*|[^/?#@\s]{16,})@")
 
 
 def redact(payload: Json) -> Json:
@@ -41,26 +28,8 @@ def redact(payload: Json) -> Json:
     if shown.get("token") is not None:
         shown["token"] = REDACTED
     if isinstance(env := shown.get("env"), dict):
-        shown["env"] = {k: REDACTED if _is_secret(k, v) else v for k, v in env.items()}
+        shown["env"] = {k: REDACTED if is_secret(k, v) else v for k, v in env.items()}
     return shown
-
-
-def hide_credentials(value: Any) -> Any:
-    """Hide passwords and tokens in URLs: of a policy, a source, or what a rollout plays in."""
-    if isinstance(value, list | tuple):
-        return [hide_credentials(item) for item in value]
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    hidden = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", value)
-    return _URL_PARAMETER.sub(_without_secret, hidden)
-
-
-def _without_secret(parameter: re.Match[str]) -> str:
-    return parameter[1] + REDACTED if _SECRET_NAME.search(parameter[2]) else parameter[0]
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) or hide_credentials(value) != value
 
 
 _SHOWN_OF_REQUEST = (

@@ -13,7 +13,7 @@ import pytest
 
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
 from openenvd.rollouts.policies.named_policy import importable
-from openenvd.rollouts.run import Report, RunConfig, missing, roll_out
+from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
 
@@ -107,6 +107,19 @@ async def test_a_folder_of_another_rollout_is_refused(serve: Serve, tmp_path: Pa
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
     with pytest.raises(OtherRollout, match="different seed: None, not 7"):
         await run(order_of(address, tmp_path, seed=7), tmp_path)
+
+
+def test_the_record_of_a_rollout_has_no_passwords(tmp_path: Path) -> None:
+    def claim(policy: str) -> None:
+        claim_folder(replace(order_of("http://127.0.0.1:1", tmp_path), policy=policy))
+
+    claim("openai:http://me:hush@h/v1?api_key=hush")
+    claim("openai:http://me:changed@h/v1?api_key=changed")  # it is continued
+    written = (tmp_path / "out" / RECORD).read_text()
+    assert "openai:http://***@h/v1?api_key=***" in written
+    assert "hush" not in written
+    with pytest.raises(OtherRollout, match="different policy"):
+        claim("openai:http://other/v1")
 
 
 async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_path: Path) -> None:

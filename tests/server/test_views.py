@@ -7,7 +7,8 @@ import pytest
 
 from openenvd.requests_db.records import RequestError
 from openenvd.requests_db.states import ErrorKind
-from openenvd.server.api.views import REDACTED, error_view, redact
+from openenvd.server.api.views import error_view, redact
+from openenvd.system.hidden_values import REDACTED
 
 
 @pytest.mark.parametrize(
