@@ -21,7 +21,7 @@ from . import exit_codes, phrases
 from .drawing import Drawn, environments_table, for_rich, new_console, requests_table
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option, reconnect
-from .output import Output, faint
+from .output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has a line of each
@@ -71,6 +71,7 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if environments:
         parts += ["", environments_table(environments, now)]
         parts += [faint(line) for line in _serving(environments)]
+        parts += _failing(environments)
         parts += _held(environments, now)
         parts += _exposed(environments)
     if requests:
@@ -90,6 +91,16 @@ def _serving(environments: list[dict[str, Any]]) -> list[str]:
         f"{environment['sessions']}/{environment['max_sessions'] or '?'} sessions"
         for environment in environments
         if environment.get("serving")
+    ]
+
+
+def _failing(environments: list[dict[str, Any]]) -> list[str]:
+    """Which environments are ready, but cannot be created."""
+    return [
+        f"  {environment['name']}: {environment['state']}, "
+        f"{bad('sessions fail')}: {environment['sessions_fail']}"
+        for environment in environments
+        if environment.get("sessions_fail")
     ]
 
 

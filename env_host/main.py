@@ -40,6 +40,7 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from .environment.definition import Definition
@@ -122,7 +123,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
         gradio_stub.keep_out()
     definition, app = None, None
     try:
-        definition, app = _load(config)
+        definition, app = _load(config, notifier.note)
     except LoadError as exc:
         if gradio_stub.was_missed(exc):
             _start_again_with_gradio(inputs)
@@ -135,7 +136,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
         _supervise(inputs, notifier, definition)
 
 
-def _load(config: HostConfig) -> tuple[Definition | None, Any]:
+def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
     """Return what to serve: a definition, or an app that is served as it is."""
     if config.env_class is not None:
         from .environment.definition import definition_of_class
@@ -143,7 +144,7 @@ def _load(config: HostConfig) -> tuple[Definition | None, Any]:
         return definition_of_class(config.env_class, config.name, config.import_paths), None
     from .environment.upstream_project import import_app, load_project
 
-    return (None, import_app(config)) if config.serve_as_is else load_project(config)
+    return (None, import_app(config)) if config.serve_as_is else load_project(config, note)
 
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
@@ -165,7 +166,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
     from ..system.proc import raise_fd_limit
-    from .environment.plan import plan_of, supports_concurrency, this_machine
+    from .environment.plan import note_on_hooks, plan_of, supports_concurrency, this_machine
     from .shard import isolated_session, shard  # noqa: F401  before a fork, so that children share it
     from .shared_state.process import shares_state
     from .startup import fd_limit
@@ -175,9 +176,17 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     preload()
     config = inputs.config
     max_fds = raise_fd_limit()
-    is_concurrent, class_name = supports_concurrency(definition)
+    is_concurrent, class_name = supports_concurrency(definition, notifier.sessions_fail)
     machine = this_machine(config, max_fds)
-    plan = plan_of(config, machine, is_concurrent=is_concurrent, class_name=class_name)
+    plan = plan_of(
+        config,
+        machine,
+        is_concurrent=is_concurrent,
+        class_name=class_name,
+        has_own_hooks=definition.has_own_hooks,
+    )
+    if definition.has_own_hooks:
+        notifier.note(note_on_hooks(plan))
     if config.max_sessions is not None:
         fd_limit.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
 
@@ -263,7 +272,7 @@ async def _run_child(
             scoreboard=scoreboard,
             siblings=siblings,
         )
-        return Server(app, Access.of(config))
+        return Server(app, Access.of(config), runs_hooks=own.is_home)
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:

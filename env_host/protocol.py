@@ -4,7 +4,9 @@
 The shim sets environment variables, and reads the *notify pipe*, one JSON object a line:
 
     {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
-     "shards": 4, "isolate": false}
+     "shards": 4, "isolate": false, "notes": ["…"]}
+    {"sessions_fail": "ImportError: …"}                          creating an environment has failed,
+                                                                 also before ready; null: one was
     {"sessions": 3}                                              whenever the number has changed
     {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
      "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
@@ -18,7 +20,8 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
 
 `serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is`: there
-are no shards then). `sessions` of a `shard_exit`: how many ended with it. Error codes: `errors.py`.
+are no shards then). `notes`, if any, are for its user. `sessions` of a `shard_exit`: how many ended
+with it. Error codes: `errors.py`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ..environments.errors import PreparationFailed
 from ..environments.layout import Layout
 from ..environments.sources.resolve import bundled
 from ..environments.venv.project_venv import find_uv, package_source
+from ..shim.client import read_status_file
 from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
@@ -35,7 +36,7 @@ class Check(base.Operation):
 
     @staticmethod
     def run(payload: base.Payload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "cgroups", "uv", "disk", "environments", "exposed", …}`."""
+        """`{"python", "limits", "cgroups", "uv", "disk", "environments", …}`."""
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": _limits(),
@@ -44,6 +45,7 @@ class Check(base.Operation):
             "disk": _disk(context.home),
             "environments": sorted(bundled()),
             "exposed": _exposed(context.home),
+            "failing": _failing(context.home),
         }
         return {**found, "problems": list(problems(found))}
 
@@ -62,6 +64,11 @@ def problems(found: Json) -> Iterator[Json]:
             "message": f"{name} listens on {host}, which other machines may reach",
             "hint": "its token is all that keeps them out; without --host it listens on loopback",
         }
+    for name, cause in found["failing"].items():
+        yield {
+            "message": f"{name} is ready, but its sessions fail: {cause}",
+            "hint": f"openenv logs {name}",
+        }
     if found["disk"]["free_bytes"] < LITTLE_DISK_BYTES:
         free_mb = found["disk"]["free_bytes"] / MB
         yield {
@@ -74,6 +81,15 @@ def _exposed(home: Path) -> Json:
     """The addresses of environments that other machines may reach, by name."""
     found = run_files.all_of(Layout(home).runs)
     return {r.environment: r.host for r in found if not is_loopback(r.host)}
+
+
+def _failing(home: Path) -> Json:
+    """Why the sessions of an environment fail, by its name; only of those whose do."""
+    found = run_files.all_of(Layout(home).runs)
+    causes = {
+        r.environment: (read_status_file(r.run_dir) or {}).get("sessions_fail") for r in found
+    }
+    return {name: cause for name, cause in causes.items() if cause}
 
 
 def _limits() -> Json:

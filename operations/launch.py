@@ -111,6 +111,8 @@ class _Launching:
         python = self._prepare(source)
         with self._started(source, python) as replicas:
             ready = replicas.wait_until_ready(self._spec.ready_timeout_seconds, self._on_ready)
+            for note in _notes(ready):
+                base.say(note)
             self._say("ready", f"{self._spec.name} is ready at {replicas.address}", timed=True)
             return {
                 "environment": {
@@ -158,6 +160,14 @@ class _Launching:
         seconds = time.monotonic() - self._started_at
         base.say(f"{message} ({seconds:.1f} s)" if timed else message)
         self._context.progress({"phase": phase, "message": message})
+
+
+def _notes(ready: list[StartedReplica]) -> Iterator[str]:
+    """Yield what a user should know of the replicas, each once."""
+    yield from dict.fromkeys(f"note: {note}" for replica in ready for note in replica.notes)
+    for cause in dict.fromkeys(replica.sessions_fail for replica in ready):
+        if cause is not None:
+            yield f"warning: sessions fail: {cause}"
 
 
 def _count(replicas: int) -> str:

@@ -5,9 +5,9 @@ Shim to client, on connecting and on every change:
 
     {"event": "status", "replica_id", "state": "starting|ready|exited|stopping|stopped",
      "pid", "pid_started_at", "generation", "restarts", "ready_at", "host", "port", "sessions",
-     "info": {ready line}, "capacity": {as the server reported last}, "exit": ExitReason,
-     "last_exit": ExitReason, "failed": str, "log_tail": [only when exited], "oom_kills": n,
-     "shim": {pid, started_at}, "cgroup",
+     "info": {ready line}, "capacity": {as the server reported last}, "sessions_fail": str or null,
+     "exit": ExitReason, "last_exit": ExitReason, "failed": str, "log_tail": [only when exited],
+     "oom_kills": n, "shim": {pid, started_at}, "cgroup",
      "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
 
 `exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to shim:

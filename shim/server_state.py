@@ -41,6 +41,7 @@ class ServerStatus:
         self._sessions = 0
         self._capacity: Json | None = None
         self._info: Json | None = None
+        self._sessions_fail: str | None = None  # why no environment could be created
         self._exit: Json | None = None
         self._log_tail: list[str] | None = None
         self._shard_exits = 0
@@ -51,7 +52,7 @@ class ServerStatus:
         self.state = "starting"
         self._generation += 1
         self._ready_at = self._info = self.failed = self._exit = self._log_tail = None
-        self._capacity = None
+        self._capacity = self._sessions_fail = None
         self._sessions = 0
 
     def note_message(self, message: Json, now: float) -> None:
@@ -65,6 +66,8 @@ class ServerStatus:
             self._sessions = message["sessions"]
         if "failed" in message:
             self.failed = str(message["failed"])
+        if "sessions_fail" in message:
+            self._sessions_fail = message["sessions_fail"]
         if "capacity" in message:
             self._capacity = message["capacity"]
 
@@ -79,7 +82,7 @@ class ServerStatus:
         self._exit = self.last_exit = reason
         self._log_tail = log_tail
         self._sessions = 0
-        self._capacity = None
+        self._capacity = self._sessions_fail = None
 
     def to_json(self) -> Json:
         """Return its part of the status that clients are sent (`connections.py`)."""
@@ -90,6 +93,7 @@ class ServerStatus:
             "ready_at": self._ready_at,
             "sessions": self._sessions,
             "info": self._info,
+            "sessions_fail": self._sessions_fail,
             "capacity": self._capacity,
             "exit": self._exit,
             "last_exit": self.last_exit,

@@ -4,5 +4,5 @@
 definition.py        what is served, from a class     upstream_project.py  the same from a project
 instances.py         creating and calling one         interfaces.py        base classes of our own
 plan.py              how many sessions and shards     mcp_types.py         JSON-RPC and MCP types
-gradio_stub.py       keeps gradio from being imported
+own_middleware.py    a project's middleware           gradio_stub.py    keeps gradio out
 """

@@ -21,6 +21,7 @@ from pydantic_core import SchemaValidator
 from ..errors import LoadError
 from . import interfaces
 from .mcp_types import McpTypes, upstream_mcp_types
+from .own_middleware import OwnMiddleware
 
 
 class AnyAction(BaseModel):
@@ -42,6 +43,9 @@ class Definition:
     session_timeout_seconds: float | None = None  # the project's own idle time-out
     app: Any = None  # the project's ASGI app, for every route that is not ours
     own_paths: frozenset[str] = frozenset()  # of ours, those that the project serves differently
+    shared_paths: frozenset[str] = frozenset()  # of the app, those that any process can answer
+    middleware: OwnMiddleware | None = None  # of the project
+    has_own_hooks: bool = False  # the project has start-up or shutdown hooks
     mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
     _validate: Callable[[Any], Any] = field(init=False)  # what the action's `model_validate` does
 
@@ -75,6 +79,15 @@ class Definition:
     def is_thread_safe(self) -> bool:
         """Whether calls may run on any thread, so that sessions can share a pool."""
         return bool(getattr(self.env_class, "THREAD_SAFE", False))
+
+    def is_own(self, path: str) -> bool:
+        """Tell whether requests for a path must be answered by the home shard."""
+        return self.app is not None and path not in self.shared_paths
+
+    @property
+    def checks_handshakes(self) -> bool:
+        """Whether the project's middleware is asked before a session begins."""
+        return self.middleware is not None and self.middleware.sees_handshakes
 
     def parse_action(self, data: dict[str, Any]) -> Any:
         """Parse the action in `data`; raises `pydantic.ValidationError` if it is invalid."""

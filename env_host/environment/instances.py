@@ -32,6 +32,7 @@ UPSTREAM_MCP_ENVIRONMENT = "openenv.core.env_server.mcp_environment"
 QUICK_CPU_SECONDS = 0.002
 QUICK_SECONDS = 0.1
 STALL_SECONDS = 0.05  # on the loop
+MAX_FAILURE_CHARACTERS = 300
 MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
 
 _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close", "mcp_session"})
@@ -109,6 +110,15 @@ def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> di
     return {name: value for name, value in arguments.items() if name in accepted}
 
 
+def failure_of(exc: BaseException) -> str:
+    """Say in one line why an environment could not be created."""
+    try:
+        lines = str(exc).splitlines() or [""]
+    except Exception:  # it cannot describe itself
+        lines = [""]
+    return f"{type(exc).__name__}: {lines[0]}"[:MAX_FAILURE_CHARACTERS]
+
+
 class Place(Enum):
     """Where the next environment is created."""
 
@@ -144,6 +154,7 @@ class Factory:
         self._is_settled = not may_use_loop
         self._stalls = 0
         self.place = Place.THREAD
+        self.failure: str | None = None  # of the last creation; empty when it succeeded
 
     def create_on_loop(self) -> Any:
         """Create an environment here and now; None if it has to be created on a thread."""
@@ -162,7 +173,12 @@ class Factory:
 
     def _create(self, place: Place) -> Any:
         started, cpu = time.monotonic(), time.thread_time()
-        env = self._function()
+        try:
+            env = self._function()
+        except BaseException as exc:
+            self.failure = failure_of(exc)
+            raise
+        self.failure = ""
         if not self._is_settled:
             seconds, cpu_seconds = time.monotonic() - started, time.thread_time() - cpu
             self._learn(Creation(call_signature_of(env).is_async, place, seconds, cpu_seconds))

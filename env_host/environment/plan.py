@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup.fd_limit import fitting_sessions, sessions_of_process
 from .definition import Definition
+from .instances import failure_of
 
 # What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
@@ -46,6 +48,7 @@ class ServingPlan:
     max_sessions: int  # all together
     isolates: bool  # a process for each session
     exclusive: bool  # one session at a time in a process
+    keeps_one: bool = False  # the first shard stays, whether or not anybody has connected
 
     def share(self, index: int) -> int:
         """Return how many of the sessions are the shard's."""
@@ -54,29 +57,51 @@ class ServingPlan:
 
 
 def plan_of(
-    config: HostConfig, machine: Machine, *, is_concurrent: bool, class_name: str
+    config: HostConfig,
+    machine: Machine,
+    *,
+    is_concurrent: bool,
+    class_name: str,
+    has_own_hooks: bool = False,
 ) -> ServingPlan:
     """Decide the plan.
+
+    A project's start-up hooks run in one process. They may make what its environments use, so one
+    process serves them all, as upstream's does, unless several are asked for.
 
     Raises:
         NotConcurrent: several sessions in one process were asked of a class that allows one.
     """
     asked = config.max_sessions
-    if config.isolate if config.isolate is not None else not is_concurrent and asked != 1:
+    isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
+    if config.isolate if config.isolate is not None else isolates:
         most = asked or _isolated_sessions(config, machine)
         # One front is enough: it only reads heads, and answers HTTP.
-        return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent)
+        return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent, keeps_one=True)
     if not is_concurrent:
         if asked is not None and asked > 1:
             raise NotConcurrent(class_name, asked)
-        return ServingPlan(1, 1, isolates=False, exclusive=True)
+        return ServingPlan(1, 1, isolates=False, exclusive=True, keeps_one=has_own_hooks)
     most = asked or DEFAULT_SESSIONS
-    shards = config.shards or config.gpus or machine.cores
+    shards = config.shards or config.gpus or (1 if has_own_hooks else machine.cores)
     if asked is not None and config.shards is None:
         shards = max(shards, _shards_for(asked, machine))
     shards = min(shards, most)
     fitting = fitting_sessions(most, machine.fds, shards)
-    return ServingPlan(shards, fitting, isolates=False, exclusive=False)
+    return ServingPlan(shards, fitting, isolates=False, exclusive=False, keeps_one=has_own_hooks)
+
+
+def note_on_hooks(plan: ServingPlan) -> str:
+    """Say what becomes of a project's start-up hooks."""
+    if plan.shards == 1 and not plan.isolates:
+        return (
+            "this project has start-up or shutdown hooks: one process serves all its sessions; "
+            "with --shards or --isolate there are more, which do not see what the hooks made"
+        )
+    return (
+        "the start-up and shutdown hooks of this project run in one process: sessions in others "
+        "do not see what they made"
+    )
 
 
 def _shards_for(sessions: int, machine: Machine) -> int:
@@ -111,25 +136,29 @@ def _free_bytes() -> int | None:
     return None if free is None else int(free) * 1024
 
 
-def supports_concurrency(definition: Definition) -> tuple[bool, str]:
+def supports_concurrency(
+    definition: Definition, sessions_fail: Callable[[str], None]
+) -> tuple[bool, str]:
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is called once, to see the class of its environment.
+    A factory that is not a class is called once, to see the class of its environment; when it
+    fails, `sessions_fail` is told the cause.
     """
     env_class: Any = definition.env_class
     if env_class is None:
-        env_class = _class_made_by(definition)
+        env_class = _class_made_by(definition, sessions_fail)
     if env_class is None:
         return False, definition.factory_name
     return bool(getattr(env_class, "SUPPORTS_CONCURRENT_SESSIONS", False)), env_class.__name__
 
 
-def _class_made_by(definition: Definition) -> type | None:
+def _class_made_by(definition: Definition, sessions_fail: Callable[[str], None]) -> type | None:
     try:
         env = definition.factory()
         env_class = type(env)
         env.close()
-    except Exception:  # each session will report it
+    except Exception as exc:  # each session will report it
+        sessions_fail(failure_of(exc))
         log.warning(
             "%s could not create an environment to inspect", definition.factory_name, exc_info=True
         )

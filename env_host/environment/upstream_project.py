@@ -10,9 +10,11 @@ here (`plan.py`), and the project's number is only a request.
 from __future__ import annotations
 
 import importlib
+import inspect
+import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +22,14 @@ from ..errors import LoadError
 from ..protocol import HostConfig
 from .definition import Definition
 from .interfaces import State
+from .own_middleware import own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
-OUR_PATHS = ("/ws", "/mcp", "/capacity", "/metrics")
+OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
+GAUGES = frozenset({"/capacity", "/metrics"})  # read outside of the project's app
+# Whose routes keep nothing in the process: they make an environment for each request.
+_LIBRARIES = frozenset({"openenv", "fastapi", "starlette", "gradio"})
+_STATELESS = (UPSTREAM_SERVER, "openenv.core.env_server.route_config", "fastapi.applications")
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -63,26 +70,38 @@ def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
     return f"{place}app: {failures[config.app_candidates[-1]]}"
 
 
-def load_project(config: HostConfig) -> tuple[Definition | None, Any]:
+def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
     """Make the definition of an upstream project; only its app when that is not upstream's.
+
+    What a user should know of it is noted.
 
     Raises:
         LoadError: the project does not import.
     """
     with _noted_servers() as servers:
         app = import_app(config)
-    server = next((s for s, registered in reversed(servers) if registered is app), None)
-    if server is None and servers:
-        server = servers[-1][0]  # the app was wrapped, or mounted into another
-    if server is None:
+    # Otherwise the app was wrapped, or mounted into another.
+    last = servers[-1] if servers else None
+    noted = next((each for each in reversed(servers) if each[1] is app), last)
+    if noted is None:
         text = "the app of %s is not made by upstream's create_app; serving it unchanged"
         log.warning(text, config.name)
         return None, app
-    return _definition(server, app, config.name), None
+    definition = _definition(noted[0], noted[1], app, config.name)
+    if definition.middleware is None:
+        return definition, None
+    if sentence := definition.middleware.sentence:
+        note(sentence)
+    return (definition, None) if definition.middleware.is_reachable else (None, app)
 
 
-def _definition(server: Any, app: Any, name: str) -> Definition:
+def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition:
     concurrency = getattr(server, "_concurrency_config", None)
+    own_paths = frozenset(p for p in OUR_PATHS if _serves_itself(app, p))
+    shared_paths = _shared_paths(app) | (OUR_PATHS - own_paths)
+    middleware = own_middleware(app, registered)
+    if middleware is not None:  # which may keep something in its process, too
+        shared_paths &= GAUGES
     return Definition(
         name=getattr(server, "env_name", None) or name,
         factory=server._env_factory,  # noqa: SLF001  the only place where upstream keeps it
@@ -92,7 +111,10 @@ def _definition(server: Any, app: Any, name: str) -> Definition:
         state_cls=getattr(server, "state_cls", State),
         session_timeout_seconds=getattr(concurrency, "session_timeout", None),
         app=app,
-        own_paths=frozenset(p for p in OUR_PATHS if _serves_itself(app, p)),
+        own_paths=own_paths,
+        shared_paths=shared_paths,
+        has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),
+        middleware=middleware,
     )
 
 
@@ -103,6 +125,34 @@ def _serves_itself(app: Any, path: str) -> bool:
             endpoint = getattr(route, "endpoint", None)
             return not getattr(endpoint, "__qualname__", "").startswith("HTTPEnvServer.")
     return False
+
+
+def _shared_paths(app: Any) -> frozenset[str]:
+    """Return the paths that upstream alone answers; the project may have put routes before them."""
+    routes = list(getattr(app, "routes", ()))
+    upstreams = list(itertools.takewhile(_is_stateless, routes))
+    rest = {getattr(route, "path", None) for route in routes[len(upstreams) :]}
+    return frozenset(route.path for route in upstreams) - rest
+
+
+def _has_own_hooks(app: Any) -> bool:
+    """Tell whether start-up or shutdown calls anything that is not a library's own."""
+    router = getattr(app, "router", None)
+    hooks = [*getattr(router, "on_startup", ()), *getattr(router, "on_shutdown", ())]
+    lifespan = getattr(router, "lifespan_context", None)
+    return any(map(_is_the_projects, [*hooks, lifespan] if lifespan else hooks))
+
+
+def _is_the_projects(hook: Any) -> bool:
+    """Tell whether a hook, or one that it wraps (as gradio's does), is not a library's."""
+    if hook.__module__.partition(".")[0] not in _LIBRARIES:
+        return True
+    wrapped = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
+    return any(_is_the_projects(each) for each in wrapped.values() if callable(each))
+
+
+def _is_stateless(route: Any) -> bool:
+    return getattr(getattr(route, "endpoint", None), "__module__", None) in _STATELESS
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+HOME = 0  # the shard that answers the project's own routes (`serving/own_routes.py`)
+
 
 @dataclass(frozen=True, slots=True)
 class ChildConfig:
@@ -26,6 +28,11 @@ class ChildConfig:
     connection_fd: int | None = None  # an isolated session's
     state_address: str | None = None  # of the state process, if sessions share a state
     since: int = 0  # when the connection began to wait, on the scoreboard's clock
+
+    @property
+    def is_home(self) -> bool:
+        """Whether it answers the project's own routes, and runs the project's hooks."""
+        return self.index == HOME
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which `from_json` reads."""

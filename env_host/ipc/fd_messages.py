@@ -7,7 +7,8 @@
                                        that no connection is lost with a shard
 
 A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS). A
-connection is handed over unanswered, as its descriptor and the bytes read so far.
+connection is handed over unanswered, as its descriptor and the bytes read so far; those that are
+too many for a packet (the beginning of a large body) are in a file, the message's last descriptor.
 
     the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
     the receiver exits      a link ends (EPIPE); the lobby takes back what is in an inbox
@@ -19,10 +20,20 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 from collections import deque
 from collections.abc import Callable
 
-from ...system.descriptors import Message, close_all, receive_message, send_message
+from ...system.descriptors import (
+    MAX_PACKET_BYTES,
+    Message,
+    close_all,
+    receive_message,
+    send_message,
+)
+from ...system.json_lines import Json
+
+MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
 
 
 class MessageChannel:
@@ -92,6 +103,29 @@ class MessageChannel:
         except EOFError:
             self.close()
             self._on_end()
+
+
+def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> Message:
+    """Make the message that carries connections, or one and what was read of it.
+
+    Raises:
+        OSError: there is no room for so much.
+    """
+    if len(data) <= MOST_CARRIED_BYTES:
+        return Message(head, data, fds)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return Message({**head, "in_file": True}, b"", (*fds, os.dup(file.fileno())))
+
+
+def carried_bytes(message: Message) -> bytes:
+    """Return what was read of the connection in a message, and close the file of it."""
+    if "in_file" not in message.head:
+        return message.body
+    with open(message.fds[-1], "rb") as file:
+        file.seek(0)
+        return file.read()
 
 
 def duplicate(transport: asyncio.BaseTransport) -> int | None:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import Any
 
 from ...system.json_lines import encode_line
 from ..protocol import Serving
+
+log = logging.getLogger("openenvd.env_host")
 
 
 class Notifier:
@@ -17,14 +20,29 @@ class Notifier:
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
         self.reported = 0
+        self._notes: list[str] = []
+        self._sessions_fail: str | None = None
+
+    def note(self, text: str) -> None:
+        """Have the launch say what a user should know of this environment, and log it."""
+        log.warning("%s", text)
+        self._notes.append(text)
 
     def ready(self, *, max_sessions: int | None, serving: Serving, **how: Any) -> None:
         """Report that sessions are accepted; `how` is for people."""
+        if self._notes:
+            how["notes"] = self._notes
         self._write({"ready": True, "max_sessions": max_sessions, "serving": serving, **how})
 
     def failed(self, message: str, log_tail: list[str]) -> None:
         """Report that the supervisor is about to exit by itself."""
         self._write({"failed": message, "log_tail": log_tail})
+
+    def sessions_fail(self, cause: str | None) -> None:
+        """Report that an environment could not be created, or that one could again."""
+        if cause != self._sessions_fail:
+            self._sessions_fail = cause
+            self._write({"sessions_fail": cause})
 
     def shard_exit(self, **facts: Any) -> None:
         """Report that a process that served sessions has exited; the supervisor goes on."""

@@ -5,33 +5,31 @@
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
                  or of another's (`sessions/routing.py`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
-everything else  the project's own app; or `HttpRoutes` when there is none
+everything else  the project's own app (`own_routes.py`); or `HttpRoutes` when there is none
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
+from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
 from ..ipc.capacity import capacity_of
 from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
+from ..websocket.handshake import Upgrade
 from ..websocket.partial_messages import PartialMessages
 from . import metrics
 from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
+from .middleware import Headers, check_handshake
+from .own_routes import Home
 from .ws_session import SessionService
-
-SESSION_PATHS = frozenset({"/ws", "/mcp"})  # of WebSockets
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class HostApp:
@@ -48,6 +46,10 @@ class HostApp:
         scoreboard: Scoreboard | None = None,
         siblings: Siblings | None = None,
     ) -> None:
+        self.home: Home | None = None
+        if siblings is not None and siblings.to_home is not None:
+            self.home = Home(definition.is_own, siblings.to_home)
+        self._is_asked = siblings is not None  # not the process of one session, whose shard was
         self._definition = definition
         self._table = table
         self._step_timeout_seconds = step_timeout_seconds
@@ -57,19 +59,22 @@ class HostApp:
         self._routes = HttpRoutes(definition, table, manifest)
 
     @property
-    def session_service(self) -> SessionService | None:
-        """What serves the sessions on WebSockets; None when the project does."""
-        if not (paths := SESSION_PATHS - self._definition.own_paths):
-            return None
+    def session_service(self) -> SessionService:
+        """What serves the sessions on WebSockets."""
         loop = asyncio.get_running_loop()
         return SessionService(
-            paths,
+            SESSION_PATHS - self._definition.own_paths,
             self._table,
             self._mcp.answer,
             self._step_timeout_seconds,
             loop,
             PartialMessages(self.max_message_bytes),
+            self._is_asked and self._definition.checks_handshakes,
         )
+
+    async def check(self, upgrade: Upgrade, transport: asyncio.Transport) -> Headers | bytes:
+        """Ask the project's middleware whether a session may begin (`middleware.py`)."""
+        return await check_handshake(self._definition.app, upgrade, transport)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -77,7 +82,12 @@ class HostApp:
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        kind, path = scope["type"], scope.get("path")
+        kind, path = scope["type"], scope.get("path", "")
+        # A pair of sockets has no address: what comes through one, a shard has let pass already.
+        is_outside = kind == "http" and scope.get("server") is not None
+        if is_outside and self.home is not None and self.home.is_own(path):
+            await _answer(send, MISDIRECTED)
+            return
         if path in self._definition.own_paths:
             await self._serve_rest(scope, receive, send)
             return
@@ -87,10 +97,17 @@ class HostApp:
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
                 await _answer(send, self._gauges(self._scoreboard, path))
             case "http", "/mcp" if scope["method"] == "POST":
-                answer = await self._mcp.answer_body(await _read_body(receive))
-                await _answer(send, EncodedReply(answer))
+                if is_outside and self._is_asked and self._definition.middleware is not None:
+                    scope = answered_by(self._answer_mcp, scope)
+                    await self._definition.app(scope, receive, send)
+                else:
+                    await self._answer_mcp(scope, receive, send)
             case _:
                 await self._serve_rest(scope, receive, send)
+
+    async def _answer_mcp(self, _: dict[str, Any], receive: Receive, send: Send) -> None:
+        answer = await self._mcp.answer_body(await _read_body(receive))
+        await _answer(send, EncodedReply(answer))
 
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
@@ -106,6 +123,13 @@ class HostApp:
             await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
+
+
+MISDIRECTED = Reply(
+    {"detail": "Send this request when the one before it is answered, or on another connection."},
+    421,
+    connection="close",
+)
 
 
 class ClientLeft(Exception):

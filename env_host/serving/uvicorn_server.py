@@ -19,9 +19,9 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -36,11 +36,13 @@ from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp_websocket import McpSocket
+from .middleware import Headers
+from .own_routes import Home, KeptConnection
 from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
-LimitedHttp = limited(AutoHTTPProtocol)
+LimitedHttp = type("KeptHttp", (KeptConnection, limited(AutoHTTPProtocol)), {})
 _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?token=")
 
 
@@ -55,10 +57,12 @@ class HostServer(EventDrivenServer):
         *,
         max_message_bytes: int,
         on_ready: Callable[[], None],
+        home: Home | None = None,
+        lifespan: Literal["auto", "off"] = "auto",
     ) -> None:
         fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
-            _config(app, service, access, max_message_bytes),
+            _config(app, service, access, max_message_bytes, home, lifespan),
             max_connections=connections_within(fds, shares=2),  # WebSockets have the other
             max_body_bytes=max_message_bytes,
         )
@@ -79,7 +83,9 @@ class Server(HostServer):
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
 
-    def __init__(self, app: HostApp, access: Access) -> None:
+    def __init__(self, app: HostApp, access: Access, *, runs_hooks: bool = True) -> None:
+        """Answer with `app`; its lifespan is run where the project's hooks are to run."""
+        self._app = app
         self._access = access
         self._service = app.session_service
         super().__init__(
@@ -88,6 +94,8 @@ class Server(HostServer):
             access,
             max_message_bytes=app.max_message_bytes,
             on_ready=lambda: None,
+            home=app.home,
+            lifespan="auto" if runs_hooks else "off",
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -96,14 +104,30 @@ class Server(HostServer):
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=[])
-        if self._service is not None:
-            watch = SessionWatch(self._service.table)
-            self._watch = asyncio.create_task(watch.run(), name="session-watch")
+        watch = SessionWatch(self._service.table)
+        self._watch = asyncio.create_task(watch.run(), name="session-watch")
 
     def permits(self, head: bytes) -> bool:
         """Tell whether a handshake may begin a session; if not, the connection is refused here."""
         upgrade = parse_upgrade(head)
         return upgrade is not None and self._access.permits(upgrade)
+
+    async def check(self, head: bytes, transport: asyncio.Transport) -> Headers | bytes:
+        """Ask the project's middleware about a handshake that is permitted here.
+
+        Returns:
+            Further headers of the answer, which `accepted` takes; or the answer that refuses it.
+        """
+        upgrade = parse_upgrade(head)
+        assert upgrade is not None
+        return await self._app.check(upgrade, transport)
+
+    def accepted(self, headers: Headers) -> asyncio.Protocol:
+        """Return what answers a connection whose handshake the project's middleware accepted."""
+        protocol: Any = self.make_protocol()
+        protocol.accepted = headers
+        made: asyncio.Protocol = protocol
+        return made
 
     @property
     def open_connections(self) -> int:
@@ -133,12 +157,18 @@ async def serve(
 
 
 def _config(
-    app: Any, service: SessionService | None, access: Access, max_message_bytes: int
+    app: Any,
+    service: SessionService | None,
+    access: Access,
+    max_message_bytes: int,
+    home: Home | None,
+    lifespan: Literal["auto", "off"],
 ) -> Config:
     http: Any = AutoHTTPProtocol
     ws: Any = WebSocketsSansIOProtocol
     if service is not None:
-        http, ws = partial(ProtocolSwitch, service, access), partial(UpgradeSwitch, service, access)
+        http = partial(ProtocolSwitch, service, access, home)
+        ws = partial(UpgradeSwitch, service, access)
     return Config(
         AccessGuard(app, access),
         http=http,
@@ -146,7 +176,7 @@ def _config(
         ws_max_size=max_message_bytes,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws_per_message_deflate=False,
-        lifespan="auto",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         backlog=BACKLOG,
@@ -157,10 +187,24 @@ def _config(
 class ProtocolSwitch(asyncio.Protocol):
     """A connection until the head of its first request has arrived."""
 
-    __slots__ = ("_access", "_connections", "_given", "_head", "_service", "_transport")
+    __slots__ = (
+        "_access",
+        "_connections",
+        "_given",
+        "_head",
+        "_home",
+        "_service",
+        "_transport",
+        "accepted",
+    )
 
-    def __init__(self, service: SessionService, access: Access, **given: Any) -> None:
+    def __init__(
+        self, service: SessionService, access: Access, home: Home | None, **given: Any
+    ) -> None:
         """Take what uvicorn gives its HTTP protocol."""
+        # The headers that the project's middleware accepted the handshake with.
+        self.accepted: Headers | None = None
+        self._home = home
         self._service = service
         self._access = access
         self._given = given
@@ -191,11 +235,12 @@ class ProtocolSwitch(asyncio.Protocol):
             return
         end += len(END_OF_HEAD)
         upgrade = permitted_upgrade(head[:end], self._service, self._access)
-        if upgrade is None:
+        if upgrade is None or (self._service.checks_handshakes and self.accepted is None):
             self._leave_to_uvicorn()
             return
         self._connections.discard(self)
-        socket = open_session(self._service, upgrade, self._transport, self._connections)
+        headers = self.accepted or ()
+        socket = open_session(self._service, upgrade, self._transport, self._connections, headers)
         self._transport.set_protocol(socket)
         if len(head) > end:
             socket.data_received(head[end:])
@@ -213,6 +258,7 @@ class ProtocolSwitch(asyncio.Protocol):
             return
         http: Any = LimitedHttp(**self._given)
         http.limit = limit
+        http.home = self._home
         http.connection_made(self._transport)
         self._transport.set_protocol(http)
         http.data_received(self._head)
@@ -243,7 +289,7 @@ class UpgradeSwitch:
             self._real.data_received(data)
             return
         upgrade = permitted_upgrade(data, self._service, self._access)
-        if upgrade is not None:
+        if upgrade is not None and not self._service.checks_handshakes:
             connections = self._given["server_state"].connections
             self._real = open_session(self._service, upgrade, self._transport, connections)
             return
@@ -264,12 +310,16 @@ def permitted_upgrade(head: bytes, service: SessionService, access: Access) -> U
 
 
 def open_session(
-    service: SessionService, upgrade: Upgrade, transport: Any, connections: set[Any]
+    service: SessionService,
+    upgrade: Upgrade,
+    transport: Any,
+    connections: set[Any],
+    headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> SessionSocket:
     """Answer the handshake and begin the session."""
     kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
     socket = kind(service, connections)
     socket.connection_made(transport)
-    transport.write(acceptance(upgrade))
+    transport.write(acceptance(upgrade, headers))
     socket.begin(upgrade.parameter("session_id"))
     return socket

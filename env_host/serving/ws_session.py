@@ -58,6 +58,7 @@ class SessionService:
     step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
     partial: PartialMessages = field(default_factory=PartialMessages)
+    checks_handshakes: bool = False  # a session begins only if the project's middleware accepts it
 
 
 class Call:

@@ -50,6 +50,8 @@ class Siblings:
         [], Awaitable[int | None]
     ]  # one with room for a session, when this shard has none
     hand_over: Callable[[int, int], None]  # gives shard `index` a descriptor, and closes it here
+    # Gives the home shard a connection, and what was read of it; None: this is the home shard.
+    to_home: Callable[[int, bytes], None] | None = None
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
     token: bytes = b""  # of the environment, if it has one
 

@@ -106,6 +106,11 @@ class SessionTable:
         self._threads = Threads(definition)
         self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
 
+    @property
+    def failure(self) -> str | None:
+        """Why the last environment could not be created; empty when it could, None: none was."""
+        return self._factory.failure
+
     def __len__(self) -> int:
         return len(self._sessions)
 

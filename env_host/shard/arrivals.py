@@ -18,29 +18,41 @@ from http import HTTPStatus
 from typing import Any
 
 from ...system.connection_limit import closing_answer
-from ...system.descriptors import MAX_PACKET_BYTES
 from ...system.http_limits import MAX_HEAD_BYTES
-from ..ipc.fd_messages import duplicate
+from ..ipc.fd_messages import MOST_CARRIED_BYTES, duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
 from .request_head import END_OF_HEAD
 
 UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looked yet
 HEAD_SECONDS = 30.0  # to send a request's head
-MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection that goes to another process
 
 TOO_SLOW = closing_answer(HTTPStatus.REQUEST_TIMEOUT)
 TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 _numbers = itertools.count()
 
+Headers = list[tuple[bytes, bytes]]
+
 
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
-    __slots__ = ("_arrivals", "_is_waiting", "_number", "data", "is_read", "since", "transport")
+    __slots__ = (
+        "_arrivals",
+        "_is_waiting",
+        "_number",
+        "accepted",
+        "data",
+        "is_read",
+        "since",
+        "transport",
+    )
 
-    def __init__(self, arrivals: Arrivals, data: bytes, since: int) -> None:
+    def __init__(
+        self, arrivals: Arrivals, data: bytes, since: int, accepted: Headers | None = None
+    ) -> None:
         self._arrivals = arrivals
+        self.accepted = accepted  # by the project's middleware, with these headers
         self.since = since
         self._number = next(_numbers)
         self.data = data
@@ -84,6 +96,11 @@ class Arrival(asyncio.Protocol):
             self.transport.write(answer)
             self.transport.close()
 
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is one end of a pair of sockets, from another shard."""
+        return not isinstance(self.transport.get_extra_info("sockname"), tuple)
+
     def serve_by(self, protocol: asyncio.Protocol) -> None:
         """Give the connection to `protocol`."""
         if self.transport.is_closing():
@@ -95,13 +112,13 @@ class Arrival(asyncio.Protocol):
             self.transport.resume_reading()
         protocol.data_received(self.data)
 
-    def take_descriptor(self) -> int | None:
+    def take_descriptor(self, most_bytes: int | None = MOST_CARRIED_BYTES) -> int | None:
         """Give the connection up and return a descriptor of it; None when it has ended.
 
-        The connection is aborted when its client did not wait for the answer to its handshake,
-        and has sent more than fits into one message.
+        A connection of which more than `most_bytes` were read is aborted: its client has not waited
+        for the answer to its handshake.
         """
-        if len(self.data) > MOST_CARRIED_BYTES:
+        if most_bytes is not None and len(self.data) > most_bytes:
             self.transport.abort()
         if self.transport.is_closing():
             return None
@@ -131,9 +148,11 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._silent)
 
-    def open(self, fd: int, since: int, data: bytes = b"") -> asyncio.Task[Arrival]:
+    def open(
+        self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
+    ) -> asyncio.Task[Arrival]:
         """Open a connection that has waited since then, of which `data` has been read."""
-        arrival = Arrival(self, data, since)
+        arrival = Arrival(self, data, since, accepted)
         if not data:
             self._silent[arrival] = self._loop.time()
             self._counters[Field.ARRIVING] = len(self._silent)

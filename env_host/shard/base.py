@@ -21,14 +21,14 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.connection_limit import full_answer
 from ...system.descriptors import Message
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
-from ..ipc.child_config import ChildConfig
+from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
@@ -36,9 +36,9 @@ from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
 from ..startup.fd_limit import sessions_of_process
 from .admission import Admission
-from .arrivals import Arrival, Arrivals
+from .arrivals import Arrival, Arrivals, Headers
 from .connection_registry import ConnectionRegistry
-from .request_head import Owner, owner_of, read_head
+from .request_head import END_OF_HEAD, Head, Owner, owner_of, read_head
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -64,6 +64,12 @@ class ConnectionServer(Protocol):
 
     def permits(self, head: bytes) -> bool:
         """Tell whether a handshake may begin a session."""
+
+    async def check(self, head: bytes, transport: asyncio.Transport) -> Headers | bytes:
+        """Return further headers of the answer to a handshake, or the answer that refuses it."""
+
+    def accepted(self, headers: Headers) -> asyncio.Protocol:
+        """Return what answers a connection whose handshake was accepted with these headers."""
 
     @property
     def open_connections(self) -> int:
@@ -123,10 +129,12 @@ class ServingProcess:
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
         self._isolated = own.isolated
+        self._may_hand_over = not own.is_home and own.connection_fd is None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = sessions_of_process(limit)
         self._tasks: list[asyncio.Task[None]] = []
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._reported_failure: str | None = None
+        self._pending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start serving, and say so on the scoreboard."""
@@ -162,6 +170,7 @@ class ServingProcess:
         for _ in range(LAST_FRAME_ITERATIONS):  # a session frees its slot before its last frame
             await asyncio.sleep(0)
         await self.server.stop()
+        self._report_failure()
         self.registry.flush()
         self.link.close()
 
@@ -171,8 +180,11 @@ class ServingProcess:
             if session.socket is not None:
                 session.socket.end(lost)
             else:
-                self._leaving.add(task := asyncio.create_task(self.table.close(session)))
-                task.add_done_callback(self._leaving.discard)
+                self._begin(self.table.close(session))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._pending.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._pending.discard)
 
     # Being awake
 
@@ -191,6 +203,7 @@ class ServingProcess:
         counters[Field.BEGUN] = table.counts.begun
         counters[Field.STEPS] = table.counts.steps
         counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
+        self._report_failure()
         self._count_connections()
         self.arrivals.make_room(counters[Field.OPEN] - self._most_connections)
         if counters[Field.OPEN] or counters.load or counters[Field.WAITING]:
@@ -198,6 +211,12 @@ class ServingProcess:
         else:
             counters[Field.IDLE] = 1
             self._fell_idle()
+
+    def _report_failure(self) -> None:
+        """Tell the supervisor whether environments can be created, when that has changed."""
+        if (failure := self.table.failure) != self._reported_failure:
+            self._reported_failure = failure
+            self.link.send(Message({"sessions_fail": failure or None}))
 
     def _count_connections(self) -> None:
         self._counters[Field.OPEN] = (
@@ -219,21 +238,52 @@ class ServingProcess:
         self.wake()
         self.admission.changed()
 
-    def _take_connection(self, fd: int, since: int, data: bytes = b"") -> None:
+    def _take_connection(
+        self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
+    ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self.wake()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
-        self.arrivals.open(fd, since, data)
+        self.arrivals.open(fd, since, data, accepted)
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(arrival.data)
+        definition = self.table.definition
+        is_session = head.is_upgrade and head.path not in definition.own_paths
+        if is_session:
+            is_homes = definition.checks_handshakes and arrival.accepted is None
+        else:
+            is_homes = definition.is_own(head.path)
+        if is_homes and self._may_hand_over and not arrival.is_internal:
+            self._hand_over(arrival, HOME)
+        elif is_homes and is_session and self._own.is_home:
+            self._begin(self._check(arrival, head))
+        else:
+            self._route_on(arrival, head, is_session=is_session)
+
+    async def _check(self, arrival: Arrival, head: Head) -> None:
+        """Route the connection of a session once the project's middleware has accepted it."""
+        beginning, end, _ = arrival.data.partition(END_OF_HEAD)
+        if not self.server.permits(beginning + end):
+            self._serve(arrival)
+            return
+        answer = await self.server.check(beginning + end, arrival.transport)
+        if arrival.transport.is_closing():
+            return
+        if isinstance(answer, bytes):
+            arrival.refuse(answer)
+        else:
+            arrival.accepted = answer
+            self._route_on(arrival, head, is_session=True)
+
+    def _route_on(self, arrival: Arrival, head: Head, *, is_session: bool) -> None:
         # An HTTP connection may be for any session next; a session's own process knows no other.
-        is_whole = head.is_upgrade or not self._own.isolates
+        is_whole = is_session or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
-        elif head.wants_session and self.server.permits(arrival.data):
+        elif is_session and head.wants_session and self.server.permits(arrival.data):
             if self._counters[Field.OPEN] > self._most_connections:
                 arrival.refuse(full_answer())  # the descriptors that are left are for HTTP
             else:
@@ -251,7 +301,10 @@ class ServingProcess:
         return owner.index + 1 if is_there else 0
 
     def _serve(self, arrival: Arrival) -> None:
-        arrival.serve_by(self.server.make_protocol())
+        if arrival.accepted is None:
+            arrival.serve_by(self.server.make_protocol())
+        else:
+            arrival.serve_by(self.server.accepted(arrival.accepted))
 
     def _admitted(self, arrival: Arrival) -> None:
         self._serve(arrival)

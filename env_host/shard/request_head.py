@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from ...system.access_tokens import split_target
@@ -28,6 +28,7 @@ class Head:
     wants_session: bool = False  # the connection begins a session of its own
     session_id: str | None = None  # it is for this session
     is_upgrade: bool = False  # to a WebSocket: all that follows is for the same session
+    path: str = field(default="", compare=False)  # empty when the head is invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def read_head(data: bytes) -> Head:
     if is_upgrade and path == MCP_PATH:
         session_id = None  # it has a session of its own, whatever its address names
     wants_session = is_upgrade and session_id is None
-    return Head(wants_session=wants_session, session_id=session_id, is_upgrade=is_upgrade)
+    return Head(wants_session, session_id, is_upgrade, path.decode("latin-1"))
 
 
 def new_session_id(owner: Owner) -> str:

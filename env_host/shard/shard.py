@@ -2,7 +2,8 @@
 """A shard: one process with one event loop that serves sessions.
 
     lobby ────────▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
-    other shards ────▲                └─▶ inbox of the shard that has its session, or room
+    other shards ────▲                └─▶ inbox of the shard that has its session, or room, or the
+                                          project's own routes (`serving/own_routes.py`)
 
     supervisor ◀── link: ready, a session to isolate
 
@@ -21,11 +22,16 @@ from typing import TYPE_CHECKING
 from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
-from ..ipc.child_config import ChildConfig
-from ..ipc.fd_messages import MessageChannel
+from ..ipc.child_config import HOME, ChildConfig
+from ..ipc.fd_messages import (
+    MOST_CARRIED_BYTES,
+    MessageChannel,
+    carried_bytes,
+    connection_message,
+)
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
-from .arrivals import Arrival
+from .arrivals import Arrival, Headers
 from .base import MakeServer, ServingProcess
 
 if TYPE_CHECKING:
@@ -68,16 +74,24 @@ class Shard(ServingProcess):
         self._lag.stop()
 
     def _hand_over(self, arrival: Arrival, index: int) -> None:
-        fd = arrival.take_descriptor()
+        fd = arrival.take_descriptor(None if index < len(self._inboxes) else MOST_CARRIED_BYTES)
         if fd is None:
             return
         self._counters.add(Field.HANDED_OVER)
-        self._send_to(index, fd, arrival.since, bytes(arrival.data))
+        self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
 
-    def _send_to(self, index: int, fd: int, since: int, body: bytes = b"") -> None:
+    def _send_to(
+        self,
+        index: int,
+        fd: int,
+        since: int,
+        body: bytes = b"",
+        accepted: Headers | None = None,
+    ) -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
         if index < len(self._inboxes):
-            self._inboxes[index].send(Message({"since": [since]}, body, (fd,)))
+            head = {"since": [since], "accepted": _as_text(accepted)}
+            self._inboxes[index].send(connection_message(head, (fd,), body))
         else:
             self.link.send(Message({"for": index, "since": since}, body, (fd,)))
 
@@ -89,7 +103,18 @@ class Shard(ServingProcess):
             self._send_to(index, fd, now_microseconds())
 
         isolate = self._room_for_isolated if self._own.isolates else None
-        return Siblings(owner_of=owner, roomier=self._roomier, hand_over=send, isolate=isolate)
+        to_home = None if self._own.is_home else self._take_home
+        return Siblings(
+            owner_of=owner,
+            roomier=self._roomier,
+            hand_over=send,
+            to_home=to_home,
+            isolate=isolate,
+        )
+
+    def _take_home(self, fd: int, data: bytes) -> None:
+        self._counters.add(Field.HANDED_OVER)
+        self._send_to(HOME, fd, now_microseconds(), data)
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
         """Take a slot for a session that is begun over HTTP; returns what starts its process."""
@@ -123,8 +148,9 @@ class Shard(ServingProcess):
         self.wake()
         if placed := message.head.get("placed", 0):
             self._counters.add(Field.CONNECTIONS, placed)
+        data, accepted = carried_bytes(message), message.head.get("accepted")
         for fd, since in zip(message.fds, message.head["since"], strict=False):
-            self._take_connection(fd, since, message.body)
+            self._take_connection(fd, since, data, _as_bytes(accepted))
 
     def _woke(self) -> None:
         self._lag.resume()
@@ -159,3 +185,15 @@ class Shard(ServingProcess):
         counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
         counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
         counters[Field.LOOP_STATE] = _LOOP_STATES.index(lag.state)
+
+
+def _as_text(headers: Headers | None) -> list[list[str]] | None:
+    if headers is None:
+        return None
+    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+
+
+def _as_bytes(headers: list[list[str]] | None) -> Headers | None:
+    if headers is None:
+        return None
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -44,7 +44,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ...system.descriptors import MAX_FDS, Message, close_all, receive_message, send_message
+from ...system.descriptors import MAX_FDS, close_all, receive_message, send_message
+from ..ipc.fd_messages import carried_bytes, connection_message
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..startup.fd_limit import SPARE_FDS
 from .close_notices import close_unread, send_refusal
@@ -312,10 +313,12 @@ class Lobby:
         for part in parts:
             fds = tuple(each.fd for each in part)
             head = {"since": [each.since for each in part], "placed": len(part)}
-            if send_message(inbox.writing, Message(head, part[0].head, fds)):
+            message = connection_message(head, fds, part[0].head)
+            if send_message(inbox.writing, message):
                 inbox.sent += len(part)
-                close_all(fds)
+                close_all(message.fds)
             else:
+                close_all(message.fds[len(fds) :])
                 self._put_back(part)
 
     # Taking back
@@ -332,10 +335,8 @@ class Lobby:
         with contextlib.suppress(EOFError):
             while (message := receive_message(inbox.reading)) is not None:
                 inbox.sent -= message.head.get("placed", 0)
-                ages = message.head["since"]
-                found += [
-                    Waiting(*one, message.body) for one in zip(ages, message.fds, strict=False)
-                ]
+                ages, data = message.head["since"], carried_bytes(message)
+                found += [Waiting(*one, data) for one in zip(ages, message.fds, strict=False)]
         self._put_back(found)
 
     def _put_back(self, connections: Iterable[Waiting]) -> None:

@@ -114,7 +114,7 @@ class Supervisor:
         self._lobby = Lobby(
             listening(listeners), self._scoreboard, self._spawner.inboxes, max_fds=max_fds
         )
-        keeps_one = plan.isolates or shared_class is not None
+        keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
         self._restarts = RestartSchedule()
@@ -337,6 +337,8 @@ class Supervisor:
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
                 self._demand.keep_one()  # the next session is not to wait for that again
             self._report_ready()
+        elif "sessions_fail" in head:
+            self._notifier.sessions_fail(head["sessions_fail"])
         elif "failed" in head:
             child.failure = message
         else:

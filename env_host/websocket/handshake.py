@@ -11,7 +11,7 @@ import binascii
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
@@ -67,14 +67,18 @@ def parse_upgrade(head: bytes) -> Upgrade | None:
     return Upgrade(unquote(path.decode("latin-1")), query.decode("latin-1"), key, headers)
 
 
-def acceptance(upgrade: Upgrade) -> bytes:
+def acceptance(upgrade: Upgrade, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """Make the answer, after which the connection is a WebSocket."""
     digest = hashlib.sha1(upgrade.key + _GUID, usedforsecurity=False).digest()
     token = binascii.b2a_base64(digest, newline=False)
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + token + END_OF_HEAD
+        b"Sec-WebSocket-Accept: " + token + _lines(headers) + END_OF_HEAD
     )
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(b"\r\n%b: %b" % header for header in headers)
 
 
 def _asks_for_websocket(headers: dict[bytes, bytes]) -> bool:

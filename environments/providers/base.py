@@ -27,6 +27,8 @@ class StartedReplica:
     pid: int | None = None
     max_sessions: int | None = None
     memory_bytes: int | None = None  # what it holds, once it is ready
+    notes: tuple[str, ...] = ()  # what a user should know of it
+    sessions_fail: str | None = None  # why no environment could be created
 
     def to_json(self) -> dict[str, Any]:
         """Return the replica as plain JSON."""

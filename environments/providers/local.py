@@ -164,13 +164,16 @@ class LocalReplicas:
                 status = self._status_of(run_file)
                 _raise_if_ended(run_file, status)
                 if status["state"] == "ready" and run_file.replica_id not in ready:
+                    info = status.get("info") or {}
                     replica = StartedReplica(
                         id=run_file.replica_id,
                         ordinal=run_file.ordinal,
                         run_dir=str(run_file.run_dir),
                         pid=status.get("pid"),
-                        max_sessions=(status.get("info") or {}).get("max_sessions"),
+                        max_sessions=info.get("max_sessions"),
                         memory_bytes=replica_bytes(status),
+                        notes=tuple(info.get("notes", ())),
+                        sessions_fail=status.get("sessions_fail"),
                     )
                     ready[run_file.replica_id] = replica
                     on_ready(replica)

@@ -72,6 +72,7 @@ def environment_view(
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
         "serving": serving_view(live.get(replica.id) for replica in replicas),
+        "sessions_fail": sessions_fail(live.get(replica.id) for replica in replicas),
         "provider": spec.get("provider"),
         "source": hide_credentials(spec.get("source")),
         "host": spec.get("host") or LOOPBACK,
@@ -153,6 +154,11 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
         "sentence": _isolated_serving(known) if is_isolated else _serving(shards, as_is=as_is),
         "held": _held_view(known),
     }
+
+
+def sessions_fail(lives: Iterable[Json | None]) -> str | None:
+    """Why no environment could be created when last one was to be; None: it could, or none was."""
+    return next((cause for live in lives if live and (cause := live.get("sessions_fail"))), None)
 
 
 def _held_view(lives: Iterable[Json]) -> Json | None:

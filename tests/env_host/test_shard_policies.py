@@ -96,16 +96,35 @@ def test_a_session_id_names_its_owner_and_is_otherwise_random() -> None:
 
 
 def plan(
-    *, is_concurrent: bool = True, machine: Machine = MACHINE, **config: object
+    *,
+    is_concurrent: bool = True,
+    has_own_hooks: bool = False,
+    machine: Machine = MACHINE,
+    **config: object,
 ) -> ServingPlan:
     said = HostConfig(**{"name": "x", "env_class": "m:C", **config})  # type: ignore[arg-type]
-    return plan_of(said, machine, is_concurrent=is_concurrent, class_name="C")
+    return plan_of(
+        said,
+        machine,
+        is_concurrent=is_concurrent,
+        class_name="C",
+        has_own_hooks=has_own_hooks,
+    )
 
 
 def test_there_are_as_many_shards_as_cores_but_not_more_than_sessions() -> None:
     assert plan() == ServingPlan(4, DEFAULT_SESSIONS, isolates=False, exclusive=False)
     assert plan(max_sessions=3).shards == 3
     assert plan(shards=2, max_sessions=400).shards == 2
+
+
+def test_one_process_that_stays_serves_what_start_up_hooks_were_made_for() -> None:
+    hooked = plan(has_own_hooks=True)
+    assert (hooked.shards, hooked.keeps_one) == (1, True)
+    assert plan(has_own_hooks=True, shards=3).shards == 3
+    single = plan(has_own_hooks=True, is_concurrent=False)
+    assert (single.max_sessions, single.isolates) == (1, False)
+    assert plan(has_own_hooks=True, is_concurrent=False, max_sessions=8).isolates
 
 
 def test_the_sessions_are_shared_evenly() -> None:
@@ -115,7 +134,7 @@ def test_the_sessions_are_shared_evenly() -> None:
 
 def test_a_class_for_one_session_is_isolated_when_it_is_to_have_several() -> None:
     assert plan(is_concurrent=False, max_sessions=16) == ServingPlan(
-        1, 16, isolates=True, exclusive=True
+        1, 16, isolates=True, exclusive=True, keeps_one=True
     )
     assert plan(is_concurrent=False).isolates
     assert plan(is_concurrent=False, max_sessions=1) == ServingPlan(
@@ -132,7 +151,9 @@ def test_a_class_for_one_session_that_is_not_to_be_isolated_has_one() -> None:
 
 
 def test_any_class_is_isolated_on_demand() -> None:
-    assert plan(isolate=True, max_sessions=5) == ServingPlan(1, 5, isolates=True, exclusive=False)
+    assert plan(isolate=True, max_sessions=5) == ServingPlan(
+        1, 5, isolates=True, exclusive=False, keeps_one=True
+    )
 
 
 def test_without_max_sessions_isolated_sessions_fit_into_memory() -> None:

@@ -200,12 +200,14 @@ def test_check_reports_missing_parts_with_hints() -> None:
         "uv": {"path": None, "why_not": "uv is not there"},
         "disk": {"path": "/h", "free_bytes": 5 * 2**20},
         "exposed": {"trial": "0.0.0.0"},
+        "failing": {"finqa": "OSError: no data"},
     }
     told = list(problems(found))
     assert [problem["message"] for problem in told] == [
         "no memory cgroups: read-only",
         "uv is not there",
         "trial listens on 0.0.0.0, which other machines may reach",
+        "finqa is ready, but its sessions fail: OSError: no data",
         "5 MB are free in /h",
     ]
     assert all(problem["hint"] for problem in told)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
-from openenvd.server.api.views import serving_view, shard_exit_view
+from openenvd.server.api.views import serving_view, sessions_fail, shard_exit_view
 
 
 def live(**info: Any) -> dict[str, Any]:
@@ -88,3 +88,9 @@ def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
     view = shard_exit_view({"last_shard_exit": told})
     assert view is not None
     assert view["message"] == "an isolated session (pid 7) exited"
+
+
+def test_a_replica_whose_sessions_fail_is_told_with_the_environment() -> None:
+    failing = {**live(shards=1), "sessions_fail": "OSError: no licence"}
+    assert sessions_fail([live(shards=1), None, failing]) == "OSError: no licence"
+    assert sessions_fail([{**live(shards=1), "sessions_fail": None}]) is None

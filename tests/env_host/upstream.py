@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for upstream's package, on the real FastAPI: its routes, and what the host touches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SERVER = '''
+import os
+from fastapi import FastAPI, WebSocket
+
+class HTTPEnvServer:
+    def __init__(self, env, action_cls, observation_cls):
+        self._env_factory = env
+        self.action_cls, self.observation_cls = action_cls, observation_cls
+
+    def register_routes(self, app, mode="simulation"):
+        @app.get("/health")
+        async def health():
+            """Name the process that answers."""
+            return os.getpid()
+
+        @app.post("/mcp")
+        async def mcp_endpoint():
+            return "upstream's"
+
+        @app.websocket("/mcp")
+        @app.websocket("/ws")
+        async def websocket_endpoint(socket: WebSocket):
+            await socket.accept()
+            await socket.close()
+
+def create_app(env, action_cls, observation_cls, **named):
+    app = FastAPI()
+    HTTPEnvServer(env, action_cls, observation_cls).register_routes(app)
+    return app
+'''
+
+
+def write_upstream(folder: Path) -> None:
+    """Write the package, to be imported from there."""
+    package = folder / "openenv" / "core" / "env_server"
+    package.mkdir(parents=True)
+    for each in (package, package.parent, package.parent.parent):
+        (each / "__init__.py").write_text("")
+    (package / "http_server.py").write_text(SERVER)
