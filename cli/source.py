@@ -15,10 +15,9 @@ from pathlib import Path
 
 import click
 
-from ..environments.names import MAX_NAME_LENGTH, suggest_name
+from ..environments.names import suggest_name, why_not
 
 MANIFEST = "openenv.yaml"
-NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _GLANCE_CHARACTERS = 64 * 1024
 _BUNDLED = Path(__file__).resolve().parent.parent / "envs"
 _NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
@@ -51,7 +50,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         folder = (here / Path(text).expanduser()).resolve()
         return Source(str(folder), folder_name(folder))
     if ":" in text:
-        return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2]))
+        return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
     if (here / text).is_dir():
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
@@ -95,13 +94,10 @@ def check_name(name: str) -> str:
     Raises:
         click.BadParameter: saying what a name may be.
     """
-    if NAME.fullmatch(name):
+    if (reason := why_not(name)) is None:
         return name
-    raise click.BadParameter(
-        f"{name!r} cannot be a name: up to {MAX_NAME_LENGTH} of a-z 0-9 _ . -, "
-        f"beginning with a letter or digit; {suggest_name(name)!r} could",
-        param_hint="--name",
-    )
+    text = f"{reason}; {suggest_name(name)!r} could be one"
+    raise click.BadParameter(text, param_hint="--name")
 
 
 def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def test_other_sources_are_not_paths(tmp_path: Path, text: str, name: str) -> No
 @pytest.mark.parametrize(
     ("manifest", "name"),
     [
-        ("name: My_Env  # a comment\n", "my_env"),
+        ("name: My_Env  # a comment\n", "My_Env"),
         ("spec_version: 1\nname: 'two words'\n", "two-words"),
         ('name: "x"\n', "x"),
         ("app: x\n", "folder"),
@@ -78,10 +78,17 @@ def test_a_cleaned_name_is_valid(text: str) -> None:
     assert source.check_name(suggest_name(text))
 
 
-@pytest.mark.parametrize("name", ["../escape", "A", "", ".x", "a b", "a" * 64, "a\n"])
-def test_an_invalid_name_is_refused(name: str) -> None:
-    with pytest.raises(click.BadParameter, match="cannot be a name"):
+@pytest.mark.parametrize("name", ["../escape", "Ä", "", ".x", "a b", "a" * 64, "a\n"])
+def test_an_invalid_name_is_refused_with_one_that_is_allowed(name: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{suggest_name(name)!r} could be one"):
         source.check_name(name)
+
+
+@pytest.mark.parametrize("name", ["sameName", "MyEnv-2", "_private"])
+def test_names_of_upstreams_projects_and_of_docker_are_allowed(tmp_path: Path, name: str) -> None:
+    assert source.check_name(name) == name
+    (tmp_path / name).mkdir()
+    assert read(f"./{name}", tmp_path).name == name
 
 
 def test_variables_are_given_or_taken_from_here() -> None:
