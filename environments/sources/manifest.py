@@ -12,6 +12,7 @@ are the project's, and go to `/metadata`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "openenv.yaml"
 DEFAULT_APP = "server.app:app"
-MAX_BYTES = MB
+MAX_BYTES = MB // 8
 MAX_VALUES = 100_000
+MOST = 10**9  # of any resource, in its unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,12 @@ class _Checker:
         value = self._value(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise self._error(name, f"must be a number that is not negative, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(name, f"must be a number, not {value!r}")
+        if not 0 <= value <= MOST:  # nor is nan
+            is_short = isinstance(value, float) or value.bit_length() < 64
+            told = repr(value) if is_short else "a larger one"
+            raise self._error(name, f"must be a number from 0 to {MOST:,}, not {told}")
         return float(value)
 
     def _value(self, name: str) -> Any:
@@ -165,6 +171,8 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None and _count(node, {}) > MAX_VALUES:
+            raise ManifestError(path, "has too many *aliases of &anchors")
         data = yaml.safe_load(text)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -176,22 +184,20 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         raise ManifestError(path, f"is not YAML: {exc}") from exc
     if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
         raise ManifestError(path, "must be a mapping of fields, such as `name: my_env`", line=1)
-    if not _is_bounded(data):
-        raise ManifestError(path, "has too many *aliases of &anchors")
-    return {str(key): value for key, value in data.items()}, _lines_of(node)
+    return data, _lines_of(node)
 
 
-def _is_bounded(data: Any) -> bool:
-    """A few aliases can spell a terabyte, and one within its own anchor has no end."""
-    pending, count = [data], 0
-    while pending and count < MAX_VALUES:
-        value = pending.pop()
-        count += 1
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return not pending
+def _count(node: yaml.Node, counted: dict[int, float]) -> float:
+    """Count the values that a node spells, each alias and merge (`<<`) as what it stands for.
+
+    A few lines can spell a terabyte, and an alias within its own anchor has no end.
+    """
+    if id(node) not in counted:
+        counted[id(node)] = math.inf  # while it is counted: whoever meets it is within it
+        parts = node.value if isinstance(node.value, list) else ()
+        pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
+        counted[id(node)] = 1 + sum(_count(child, counted) for pair in pairs for child in pair)
+    return counted[id(node)]
 
 
 def _lines_of(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:

@@ -33,6 +33,13 @@ BOMB = "a: &a [1, 2, 3]\n" + "".join(
 )
 
 
+MERGES = "a: &a {k: 1}\n" + "".join(
+    f"{after}: &{after}\n  <<: [{', '.join([f'*{one}'] * 9)}]\n"
+    for one, after in itertools.pairwise("abcdefghijk")
+)
+CPU = "name: x\nvalidation: {resources: {cpu: %s}}\n"
+
+
 def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
     manifest = parse_manifest(PATH, TEMPLATE)
     assert (manifest.name, manifest.app) == ("my_env", "my_env.server.app:app")
@@ -67,6 +74,13 @@ def test_the_default_app_is_the_templates() -> None:
         ('name: "x\\ay"\n', 1, "name", "printable"),
         ("name: x\na: &a [*a]\n", None, None, "aliases"),
         ("name: x\n" + BOMB, None, None, "aliases"),
+        ("name: x\n" + MERGES, None, None, "aliases"),
+        (CPU % ".inf", 2, f"{RESOURCES}.cpu", "from 0 to 1,000,000,000, not inf"),
+        (CPU % ".nan", 2, f"{RESOURCES}.cpu", "not nan"),
+        (CPU % "1.0e+300", 2, f"{RESOURCES}.cpu", "not 1e+300"),
+        (CPU % ("9" * 400), 2, f"{RESOURCES}.cpu", "not a larger one"),
+        (CPU % ("0x" + "f" * 9999), 2, f"{RESOURCES}.cpu", "not a larger one"),
+        (CPU % ("9" * 5000), None, None, "digits"),
         ("name: x\na: " + "[" * 5000, None, None, "deeply"),
         ("name: !!python/object:os.system x\n", 1, None, "constructor"),
     ],
