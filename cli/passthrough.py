@@ -3,7 +3,8 @@
 
 Upstream's `openenv` (0.10.0) installs a script of the same name and offers no hook for others, so
 its commands are forwarded, in this process and with all their arguments. Checking whether they
-exist imports nothing of it: importing its command line takes seconds.
+exist imports nothing of it: importing its command line takes seconds. The script belongs to
+whichever package was installed last, and uninstalling either removes it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ COMMANDS = {
     "discover": "Find an environment.",
     "harbor": "Run Harbor tasks.",
 }
+RESTORE = "pip install --force-reinstall --no-deps ."  # in a clone of this repository
 _MODULE = "openenv.cli.__main__"
 
 
@@ -38,6 +40,17 @@ def is_installed() -> bool:
     return any((Path(folder) / "cli" / "__main__.py").is_file() for folder in folders)
 
 
+def gone(program: str) -> str | None:
+    """Say that the shared command is gone, when `openenvd` is called without it beside it."""
+    script = Path(program)
+    if script.name != "openenvd" or script.with_name("openenv").exists():
+        return None
+    return (
+        "note: the `openenv` command was removed with a package that has it, too; "
+        f"get it back with: {RESTORE}\n"
+    )
+
+
 def run(arguments: list[str]) -> int:
     """Hand a whole command line on. Returns its exit code."""
     if not is_installed():
@@ -45,7 +58,7 @@ def run(arguments: list[str]) -> int:
             f"error: `openenv {arguments[0]}` is a command of upstream's package, "
             "which is not installed\n"
             "  pip install openenv, then openenvd again, so that `openenv` stays this command:\n"
-            "  pip install --force-reinstall --no-deps . (`openenvd` is this command always)\n"
+            f"  {RESTORE} (`openenvd` is this command always)\n"
         )
         return exit_codes.USAGE
     sys.argv = ["openenv", *arguments]

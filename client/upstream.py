@@ -20,13 +20,14 @@ import os
 import secrets
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from ..server.settings import Paths
 from . import daemon, following
 from .api import DaemonClient
-from .errors import ApiRefused, RequestFailed
+from .errors import ApiRefused, ClientError, RequestFailed
 from .http import Json
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
@@ -210,10 +211,17 @@ class OpenEnvdProvider:
             self.stop()
             raise
         if ended["state"] != "SUCCEEDED":
-            self._launched = None  # a failed launch stops what it had started
+            self._forget_failed()
             raise RequestFailed(ended)
         self._set_environment(client, ended["result"]["environment"])
         return self.base_url
+
+    def _forget_failed(self) -> None:
+        """A failed launch has stopped what it started; a name that nobody knows goes, too."""
+        if self._name is None:
+            with suppress(ClientError):  # the launch's own error is the one to raise
+                self.stop()
+        self._launched = None
 
     def _set_environment(self, client: DaemonClient, environment: Json) -> None:
         self._environment = {**environment, **client.base_url(environment["name"])}

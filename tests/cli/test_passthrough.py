@@ -74,3 +74,15 @@ def test_all_arguments_are_handed_on(
 
 def test_a_misspelled_upstream_command_has_near_matches(command: Command, upstream: Path) -> None:
     assert "validate" in command("valdate").err
+
+
+def test_openenvd_says_how_to_get_the_shared_command_back(tmp_path: Path) -> None:
+    assert passthrough.RESTORE in (passthrough.gone(str(tmp_path / "openenvd")) or "")
+    assert passthrough.gone(str(tmp_path / "openenv")) is None
+    (tmp_path / "openenv").touch()
+    assert passthrough.gone(str(tmp_path / "openenvd")) is None
+
+
+def test_the_restoring_command_is_the_readmes() -> None:
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    assert f"`{passthrough.RESTORE}`" in readme.read_text()

@@ -81,16 +81,19 @@ def test_two_providers_of_one_source_do_not_meet(launches: list[dict[str, Any]])
     assert first != second
 
 
-def test_a_launch_that_fails_raises_its_message(fake: FakeDaemon) -> None:
+@pytest.mark.parametrize(("name", "posts"), [("mine", 1), (None, 2)])
+def test_a_launch_that_fails_raises_its_message_and_leaves_no_name_that_nobody_knows(
+    fake: FakeDaemon, name: str | None, posts: int
+) -> None:
     error = {"kind": "operation_error", "message": "cannot import my_env", "hint": None}
     failed = new_request("1", state="FAILED", error=error)
     fake.post("/v1/requests", (202, {"request_id": "1", "request": failed}))
     fake.ends(failed)
-    provider = OpenEnvdProvider("./my_env")
+    provider = OpenEnvdProvider("./my_env", name=name)
     with pytest.raises(RequestFailed, match="cannot import my_env"):
         provider.start()
     provider.stop()  # nothing is left to take down
-    assert len([call for call in fake.calls if call[0] == "POST"]) == 1
+    assert len([call for call in fake.calls if call[0] == "POST"]) == posts
 
 
 def test_a_provider_that_was_not_started_is_an_error(fake: FakeDaemon) -> None:
