@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -22,10 +23,12 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
 from .environment import gradio_stub
+from .environment.notes import NEEDS_GRADIO, Notes
 from .errors import ConfigError, LoadError, ShardFailed, StartError
 from .ipc.notify import Notifier
 from .protocol import (
@@ -38,6 +41,7 @@ from .protocol import (
     HostConfig,
     Serving,
 )
+from .startup import bytecode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,21 +123,28 @@ def read_inputs() -> Inputs:
 def _run(inputs: Inputs, notifier: Notifier) -> None:
     config = inputs.config
     sys.path[:0] = config.import_paths
-    if not config.serve_as_is and not gradio_stub.is_wanted():
+    notes = Notes(config.venv, config.import_paths)
+    if config.venv is not None:
+        bytecode.write_below(str(Path(config.venv).parent))  # it may be laid over another one
+    if not (config.serve_as_is or gradio_stub.is_wanted() or notes.get(NEEDS_GRADIO)):
         gradio_stub.keep_out()
     definition, app = None, None
+    gc.disable()  # imports make a million objects and hardly any garbage
     try:
         definition, app = _load(config, notifier.note)
     except LoadError as exc:
         if gradio_stub.was_missed(exc):
+            notes.keep(NEEDS_GRADIO, True)
             _start_again_with_gradio(inputs)
         raise
+    finally:
+        gc.enable()
     if definition is None:
         _serve_as_it_is(inputs, notifier, app)
     elif inputs.child is not None:
         _serve_as_program(config, definition, inputs.child)
     else:
-        _supervise(inputs, notifier, definition)
+        _supervise(inputs, notifier, definition, notes)
 
 
 def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
@@ -163,7 +174,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     run_loop(serving, _exit_soon)
 
 
-def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
+def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes: Notes) -> None:
     """Be the parent of the processes that serve."""
     from ..system.proc import raise_fd_limit
     from .environment.plan import note_on_hooks, plan_of, supports_concurrency, this_machine
@@ -176,7 +187,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     preload()
     config = inputs.config
     max_fds = raise_fd_limit()
-    is_concurrent, class_name = supports_concurrency(definition, notifier.sessions_fail)
+    is_concurrent, class_name = supports_concurrency(definition, notes, notifier.sessions_fail)
     machine = this_machine(config, max_fds)
     plan = plan_of(
         config,

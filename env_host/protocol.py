@@ -137,6 +137,7 @@ class HostConfig(ServeOptions):
     app_place: str = ""  # where the app is named: file and line, for messages
     env_class: str | None = None
     import_paths: tuple[str, ...] = ()
+    venv: str | None = None  # made for this project: its byte code and notes are kept there
     idle_timeout_seconds: float | None = None
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
     memory_bytes: int | None = None  # what all of it may use, where it is known

@@ -20,6 +20,7 @@ from pydantic_core import SchemaValidator
 
 from ..errors import LoadError
 from . import interfaces
+from .factory_class import class_made_by
 from .mcp_types import McpTypes, upstream_mcp_types
 from .own_middleware import OwnMiddleware
 
@@ -66,6 +67,11 @@ class Definition:
         return factory if inspect.isclass(factory) else None
 
     @property
+    def made_class(self) -> type | None:
+        """The class of the factory's environments, where its code says which."""
+        return self.env_class or class_made_by(self.factory)
+
+    @property
     def factory_name(self) -> str:
         """The factory's name, for errors."""
         return getattr(self.factory, "__name__", str(self.factory))
@@ -73,12 +79,12 @@ class Definition:
     @property
     def shares_one_thread(self) -> bool:
         """Whether all sessions must run on the same thread."""
-        return bool(getattr(self.env_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
+        return bool(getattr(self.made_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
     @property
     def is_thread_safe(self) -> bool:
         """Whether calls may run on any thread, so that sessions can share a pool."""
-        return bool(getattr(self.env_class, "THREAD_SAFE", False))
+        return bool(getattr(self.made_class, "THREAD_SAFE", False))
 
     def is_own(self, path: str) -> bool:
         """Tell whether requests for a path must be answered by the home shard."""

@@ -12,14 +12,14 @@ import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ...system.units import MB
 from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup.fd_limit import fitting_sessions, sessions_of_process
 from .definition import Definition
-from .instances import failure_of
+from .factory_trial import SECONDS, marking_of, try_factory
+from .notes import CONCURRENCY, Notes
 
 # What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
@@ -137,30 +137,26 @@ def _free_bytes() -> int | None:
 
 
 def supports_concurrency(
-    definition: Definition, sessions_fail: Callable[[str], None]
+    definition: Definition,
+    notes: Notes,
+    sessions_fail: Callable[[str], None],
+    seconds: float = SECONDS,
 ) -> tuple[bool, str]:
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is called once, to see the class of its environment; when it
-    fails, `sessions_fail` is told the cause.
+    A factory that is not a class is tried once, for at most so many seconds; what is found is noted
+    for later launches. When it fails, `sessions_fail` is told the cause, and nothing is noted.
     """
-    env_class: Any = definition.env_class
-    if env_class is None:
-        env_class = _class_made_by(definition, sessions_fail)
-    if env_class is None:
-        return False, definition.factory_name
-    return bool(getattr(env_class, "SUPPORTS_CONCURRENT_SESSIONS", False)), env_class.__name__
-
-
-def _class_made_by(definition: Definition, sessions_fail: Callable[[str], None]) -> type | None:
-    try:
-        env = definition.factory()
-        env_class = type(env)
-        env.close()
-    except Exception as exc:  # each session will report it
-        sessions_fail(failure_of(exc))
-        log.warning(
-            "%s could not create an environment to inspect", definition.factory_name, exc_info=True
-        )
-        return None
-    return env_class
+    if (env_class := definition.env_class) is not None:
+        return marking_of(env_class)
+    if (noted := notes.get(CONCURRENCY)) is not None:
+        return bool(noted[0]), str(noted[1])
+    trial = try_factory(definition, seconds)
+    found = (trial.is_concurrent, trial.class_name or definition.factory_name)
+    if trial.class_name is None and (env_class := definition.made_class) is not None:
+        found = marking_of(env_class)
+    if trial.failure is None:
+        notes.keep(CONCURRENCY, found)
+    else:
+        sessions_fail(trial.failure)
+    return found

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import LoadError
 from ..protocol import HostConfig
+from . import deferred_mcp
 from .definition import Definition
 from .interfaces import State
 from .own_middleware import own_middleware
@@ -159,6 +160,7 @@ def _is_stateless(route: Any) -> bool:
 def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
     """Note every `HTTPEnvServer` with the app it registers its routes on."""
     noted: list[tuple[Any, Any]] = []
+    deferred_mcp.defer()
     try:
         server_class: Any = importlib.import_module(UPSTREAM_SERVER).HTTPEnvServer
     except ImportError:

@@ -6,6 +6,7 @@ Decided once per launch, the same for all replicas; `providers/` turns it into p
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -110,6 +111,7 @@ def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> P
         app_candidates=candidates,
         app_fallbacks=tuple(app for app in usual if app not in candidates),
         app_place=project.manifest.app_place,
+        venv=None if str(python) == sys.executable else str(python.parent.parent),
         import_paths=paths,
         manifest=_plain(project.manifest.data),
         **_serve_options(spec),
@@ -153,9 +155,13 @@ def _packaging(folder: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """YAML's values as JSON's: dates become text."""
+    """YAML's values as JSON's: dates become text, as do numbers that JSON does not have."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, int) and value.bit_length() > 63:
+        return hex(value)  # its digits may be more than Python writes
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)

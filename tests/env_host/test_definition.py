@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -12,12 +14,15 @@ from pydantic import BaseModel, ValidationError
 
 from openenvd.env_host.environment import gradio_stub
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
+from openenvd.env_host.environment.factory_trial import try_factory
 from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.notes import CONCURRENCY, Notes
 from openenvd.env_host.environment.plan import supports_concurrency
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
 from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+from openenvd.system.proc import children_of
 
 
 class Derived(EchoEnvironment):
@@ -85,6 +90,17 @@ def no_environment() -> EchoEnvironment:
     raise OSError("no licence")
 
 
+def in_two_lines() -> EchoEnvironment:
+    made = EchoEnvironment()
+    made.reset()
+    return made
+
+
+def slow() -> EchoEnvironment:
+    threading.Event().wait()
+    return EchoEnvironment()
+
+
 @pytest.mark.parametrize(
     ("factory", "answer"),
     [
@@ -92,15 +108,35 @@ def no_environment() -> EchoEnvironment:
         (Untyped, (False, "Untyped")),
         (functools.partial(EchoEnvironment), (True, "EchoEnvironment")),
         (lambda: EchoEnvironment(), (True, "EchoEnvironment")),
+        (in_two_lines, (True, "EchoEnvironment")),
         (no_environment, (False, "no_environment")),
     ],
 )
-def test_a_factory_function_is_called_once_to_see_its_class(
-    factory: Any, answer: tuple[bool, str]
-) -> None:
+def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, str]) -> None:
     failures: list[str] = []
-    assert supports_concurrency(made(factory), failures.append) == answer
+    assert supports_concurrency(made(factory), Notes(None, ()), failures.append) == answer
     assert bool(failures) == (factory is no_environment)
+
+
+def test_a_factory_that_takes_too_long_is_known_by_its_code() -> None:
+    notes = Notes(None, ())
+    found = supports_concurrency(made(slow), notes, pytest.fail, seconds=0.1)
+    assert found == (True, "EchoEnvironment")
+    assert notes.get(CONCURRENCY) == found
+    assert children_of(os.getpid()) == []
+
+
+def test_a_factory_that_fails_is_tried_again_at_the_next_launch() -> None:
+    notes = Notes(None, ())
+    failures: list[str] = []
+    supports_concurrency(made(no_environment), notes, failures.append)
+    assert failures == ["OSError: no licence"]
+    assert notes.get(CONCURRENCY) is None
+
+
+def test_a_factory_that_ends_its_process_is_told() -> None:
+    failure = try_factory(made(lambda: os._exit(3))).failure
+    assert failure == "the process that created an environment has exited"
 
 
 @pytest.mark.parametrize(

@@ -273,3 +273,106 @@ def test_a_project_that_needs_gradio_is_started_again_with_it(
     host.ready()
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
+
+
+def test_that_a_project_needs_gradio_is_remembered_until_it_changes(
+    start: StartHost, upstream: Path, tmp_path: Path
+) -> None:
+    write_gradio(upstream)
+    (tmp_path / "venv").mkdir()
+    app = upstream / "app.py"
+    app.write_text("import gradio\n" + APP.format(name="Counter"))
+    counts = []
+    for _ in range(3):
+        host = start(None, app_candidates=("app:app",), venv=str(tmp_path / "venv"))
+        host.ready()
+        host.stop()
+        counts.append(host.log.read_text().count("restarting with it"))
+        if len(counts) == 2:
+            app.write_text(app.read_text() + "# changed\n")
+    assert counts == [1, 0, 1]
+
+
+CALLED = """
+from openenv.core.env_server.http_server import create_app
+from samples import Counter, Do, Seen
+def make():
+    print("the factory was called")
+    made = Counter()
+    return made
+app = create_app(make, Do, Seen)
+"""
+
+
+def test_a_factory_that_had_to_be_called_is_not_called_at_the_next_launch(
+    start: StartHost, upstream: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (upstream / "app.py").write_text(CALLED)
+    counts = []
+    for _ in range(2):
+        host = start(None, app_candidates=("app:app",), venv=str(tmp_path / "venv"))
+        assert host.ready()["isolate"] is False
+        host.stop()
+        counts.append(host.log.read_text().count("the factory was called"))
+    assert counts == [1, 0]
+
+
+def test_byte_code_is_written_for_what_is_imported_from_the_projects_venv_alone(
+    start: StartHost, upstream: Path, tmp_path: Path
+) -> None:
+    packages = tmp_path / "venvs" / "one" / "packages"
+    packages.mkdir(parents=True)
+    for name in ("wanted", "unwanted"):
+        (packages / f"{name}.py").write_text("")
+    (upstream / "app.py").write_text("import wanted\n" + APP.format(name="Counter"))
+    start(
+        None,
+        app_candidates=("app:app",),
+        import_paths=(str(upstream), str(packages)),
+        venv=str(tmp_path / "venvs" / "one"),
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    ).ready()
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["wanted"]
+
+
+MCP_ENVIRONMENT = """
+from fastmcp import Client
+from fastmcp.client.client import Result
+from mcp.types import Text
+import typing
+Known: typing.TypeAlias = typing.Optional[Client]
+def use():
+    return type(Client("x")).__module__, isinstance(Result(), Result), Text.kind
+"""
+USING = """
+from openenv.core.env_server.mcp_environment import use
+class Using(Counter):
+    def do_use(self, action):
+        return str(use())
+app = create_app(Using, Do, Seen)
+"""
+
+
+def test_fastmcp_is_imported_when_upstreams_class_uses_it(start: StartHost, upstream: Path) -> None:
+    for name, text in {
+        "fastmcp": "print('fastmcp was imported')\nclass Client(str):\n    pass\n",
+        "fastmcp.client": "",
+        "fastmcp.client.client": "class Result: pass\n",
+        "mcp": "",
+        "mcp.types": "class Text:\n    kind = 'text'\n",
+    }.items():
+        package = upstream.joinpath(*name.split("."))
+        package.mkdir()
+        (package / "__init__.py").write_text(text)
+    server = upstream / "openenv" / "core" / "env_server"
+    (server / "mcp_environment.py").write_text(MCP_ENVIRONMENT)
+    (server / "http_server.py").write_text("from . import mcp_environment\n" + UPSTREAM)
+    (upstream / "app.py").write_text(APP.format(name="Counter") + USING)
+    host = start(None, app_candidates=("app:app",))
+    host.ready()
+    assert "fastmcp was imported" not in host.log.read_text()
+    with host.open() as client:
+        answer = client.ask("step", {"what": "use"})
+    assert answer["data"]["observation"]["text"] == "('fastmcp', True, 'text')"
+    assert "fastmcp was imported" in host.log.read_text()

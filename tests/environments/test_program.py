@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -95,6 +96,14 @@ def test_dates_in_a_manifest_become_text(tmp_path: Path) -> None:
     source = project(tmp_path / "p", manifest="name: x\nmade: 2026-01-02\n")
     program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)
     assert program.config.manifest["made"] == "2026-01-02"
+
+
+def test_numbers_that_json_has_not_become_text(tmp_path: Path) -> None:
+    manifest = f"name: x\na: [.inf, .nan, 0x{'f' * 9999}]\n? 0x{'f' * 9999}\n: 1\n"
+    source = project(tmp_path / "p", manifest=manifest)
+    data = program_of(EnvironmentSpec("x", "p"), source, PYTHON).config.manifest
+    assert data["a"] == ["inf", "nan", f"0x{'f' * 9999}"]
+    json.dumps(data, allow_nan=False)
 
 
 def test_a_replica_inherits_the_way_to_the_world_and_no_secrets() -> None:
