@@ -43,6 +43,12 @@ class LaunchOptions(ServeOptions):
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
         dict, "A variable for the environment; without a value, the one it has here. Repeatable."
     )
+    with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
+        list,
+        "Install this package as well, apart from the project's own environment. Repeatable.",
+        flag="--with",
+        metavar="PACKAGE",
+    )
     port: int | None = option(
         None, "Port to listen on; by default a free one.", least=1, most=65535
     )
@@ -63,6 +69,9 @@ class LaunchOptions(ServeOptions):
             raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
         if self.serve_as_is and (self.isolate or self.shards is not None):
             raise ValueError("serve_as_is runs the project's own server: one process, no shards")
+        for package in self.with_packages:
+            if not package.strip() or package.startswith("-") or not package.isprintable():
+                raise ValueError(f"with_packages: {package!r} is not a package")
         for origin in self.allow_origin:
             read_origin(origin)
         if self.token is not None and not re.fullmatch(f"{AUTO}|{TOKEN_PATTERN}", self.token):

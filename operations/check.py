@@ -16,7 +16,7 @@ from ..environments import run_files
 from ..environments.errors import PreparationFailed
 from ..environments.layout import Layout
 from ..environments.sources.resolve import bundled
-from ..environments.venv.project_venv import find_uv, package_source
+from ..environments.venv.uv import find_uv, package_source
 from ..shim.client import read_status_file
 from ..system.request_origin import is_loopback
 from ..system.units import MB

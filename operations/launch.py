@@ -27,6 +27,7 @@ from ..environments.providers.base import Replicas, StartedReplica
 from ..environments.sources.program import program_of
 from ..environments.sources.resolve import Project, ResolvedSource, resolve
 from ..environments.spec import EnvironmentSpec, LaunchOptions
+from ..environments.venv.overlay import overlay_python
 from ..environments.venv.project_venv import project_python
 from ..system.request_origin import is_loopback
 from ..system.units import MB
@@ -96,6 +97,7 @@ class _Launching:
         self._context = context
         self._layout = Layout(context.home)
         self._spec = payload.spec().with_access()
+        self._cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         self._started_at = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -104,8 +106,7 @@ class _Launching:
         left = run_files.stop_environment(self._layout.runs, name, LEFTOVER_GRACE_SECONDS)
         if left:
             self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(left)}")
-        cwd = Path(self._payload.cwd) if self._payload.cwd else Path.cwd()
-        source = resolve(self._spec.source, cwd)
+        source = resolve(self._spec.source, self._cwd)
         self._spec = self._spec.with_manifest(source.resources)
         self._say("resolved", source.sentence)
         python = self._prepare(source)
@@ -126,11 +127,17 @@ class _Launching:
             }
 
     def _prepare(self, source: ResolvedSource) -> Path | None:
-        if not isinstance(source, Project):
+        more = self._spec.with_packages
+        if not (isinstance(source, Project) or more):
             return None
-        message = f"preparing the Python of {source.manifest.name}"
+        message = f"preparing the Python of {self._spec.name}"
         self._context.progress({"phase": "preparing", "message": message})
-        return project_python(source, self._layout, base.say)
+        python = None
+        if isinstance(source, Project):
+            python = project_python(source, self._layout, base.say)
+        if more:
+            return overlay_python(python, more, self._layout, self._cwd, base.say)
+        return python
 
     @contextmanager
     def _started(self, source: ResolvedSource, python: Path | None) -> Iterator[Replicas]:

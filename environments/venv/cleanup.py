@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remove the virtual environments of projects that nothing uses any more.
 
-    used by a replica    its run file names the Python: it stays
+    used by a replica    its run file names the Python: it stays, and what it is laid over
     used by a launch     says so before it looks for the Python (`note_use`): it stays for a while
     being made           its lock is held: it stays
     half made            by a launch that was killed: as old as it was last written
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from .. import run_files
 from ..layout import Layout
-from .project_venv import COMPLETE, note_use, project_of
+from .project_venv import COMPLETE, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written
 _GOING = f"{COMPLETE}.going"
@@ -77,13 +77,14 @@ def venvs_of(layout: Layout) -> Iterator[Venv]:
         with contextlib.suppress(FileNotFoundError):
             complete = path / COMPLETE
             used_at = (complete if complete.exists() else path).stat().st_mtime
-            yield Venv(path, project_of(path), used_at)
+            yield Venv(path, noted_of(path).get("project"), used_at)
 
 
 def in_use(layout: Layout) -> set[Path]:
     """Find the environments whose Python a replica runs, or will be restarted with."""
     commands = [run_file.data.get("argv") for run_file in run_files.all_of(layout.runs)]
-    return {Path(argv[0]).parent.parent for argv in commands if argv}
+    used = {Path(argv[0]).parent.parent for argv in commands if argv}
+    return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
 
 
 def _remove(venv: Venv) -> Pruned | None:

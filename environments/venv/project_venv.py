@@ -9,7 +9,8 @@ Each use touches `complete`; unused environments are removed one day (`cleanup.p
 without `complete` was left by a launch that failed or was killed: the next launch starts afresh. The project itself is not installed (its folder is on the import path), and nothing is
 written into its folder: no lock file, no egg-info, no byte code.
 
-With a `uv.lock`, its versions are installed (`uv export`), from the user's own package index.
+With a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and
+only files that have the hashes that stand there; what the env host needs comes beside them.
 """
 
 from __future__ import annotations
@@ -18,27 +19,22 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...processes.tree import stop_tree
-from ...system.process_identity import ProcessIdentity
-from ..errors import PreparationFailed, with_last_lines
+from ..errors import PreparationFailed
 from ..layout import Layout, make_private
-from .package_index import uv_variables
 from ..sources.resolve import Project
+from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
-KEY_VERSION = 1  # a higher one makes every environment anew
-LAST_LINES = 20  # of uv's output, in a failure
-STOP_GRACE_SECONDS = 2.0
+KEY_VERSION = 2  # a higher one makes every environment anew
 
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
@@ -47,9 +43,8 @@ HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
 
-_TEDIOUS = ("+ ", "Downloaded ", "Using Python ")  # a hundred packages, one line each
-
-Say = Callable[[str], None]
+_PIN = re.compile(r"([\w.-]+)==([\w.+!]*\w)")  # in what uv says
+_REMOVED = " - "  # begins uv's line about a package that it has taken away
 
 
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
@@ -63,12 +58,28 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """
     if project.dependencies_file is None:
         return None
-    make_private(layout.venvs)
     venv = layout.venvs / venv_key(project)
+    note = {"project": str(project.folder)}
+    return make_once(venv, note, Builder(project, venv, say).build, say)
+
+
+def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> Path:
+    """Return the environment's Python; it is made first if there is none yet.
+
+    Args:
+        venv: Where it is.
+        note: What `complete` is to say about it.
+        build: Makes it.
+        say: Gets lines about what happens.
+
+    Raises:
+        PreparationFailed: it cannot be made.
+    """
+    make_private(venv.parent)
     if not note_use(venv):
         with _locked(venv, say):
             if not note_use(venv):
-                _make(project, venv, say)
+                _make(venv, note, build, say)
     return venv / "bin" / "python"
 
 
@@ -79,12 +90,15 @@ def note_use(venv: Path) -> bool:
     return is_complete(venv)
 
 
-def project_of(venv: Path) -> str | None:
-    """Return the folder that the environment was made for; None when it is not complete."""
+def noted_of(venv: Path) -> dict[str, Any]:
+    """Return what is noted about the environment; nothing when it is not complete.
+
+    `project`: the folder it was made for; `base`: the environment that it is laid over.
+    """
     try:
-        return str(json.loads((venv / COMPLETE).read_bytes())["project"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return dict(json.loads((venv / COMPLETE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def venv_key(project: Project) -> str:
@@ -131,16 +145,16 @@ def _locked(venv: Path, say: Say) -> Iterator[None]:
         lock.release()
 
 
-def _make(project: Project, venv: Path, say: Say) -> None:
+def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> None:
     started = time.monotonic()
     shutil.rmtree(venv, ignore_errors=True)
     try:
-        Builder(project, venv, say).build()
+        build()
     except BaseException:  # cancelled, too: what is half made must not be taken for whole
         shutil.rmtree(venv, ignore_errors=True)
         raise
     seconds = time.monotonic() - started
-    note = {"project": str(project.folder), "made_at": time.time(), "seconds": round(seconds, 2)}
+    note = {**note, "made_at": time.time(), "seconds": round(seconds, 2)}
     (venv / COMPLETE).write_text(json.dumps(note))
     say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
 
@@ -152,7 +166,7 @@ class Builder:
         self._project = project
         self._venv = venv
         self._say = say
-        self._uv = find_uv()
+        self._uv = Uv(project.folder, say)
 
     def build(self) -> None:
         """Make the environment, and install all that the project needs.
@@ -160,14 +174,17 @@ class Builder:
         Raises:
             PreparationFailed: uv failed; the message has its last lines.
         """
-        python = self._find_python()
         self._say(f"installing the dependencies of {self._project.manifest.name} (first launch)")
-        self._run("venv", "--quiet", "--no-project", "--python", python, str(self._venv))
-        with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
-            self._install("-r", str(self._requirements(Path(scratch))), *HOST_REQUIREMENTS)
         try:
-            self._install("--only-binary", ":all:", *HOST_EXTRAS)
-        except PreparationFailed:
+            self._uv.make_venv(self._find_python(), self._venv)
+            with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
+                self._install(Path(scratch))
+        except UvFailed as exc:
+            message = f"the dependencies of {self._project.manifest.name} cannot be installed"
+            raise exc.explained(message, f"look at {self._project.dependencies_file}") from exc
+        try:
+            self._uv.install(self._venv, "--only-binary", ":all:", *HOST_EXTRAS)
+        except UvFailed:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
 
     def _find_python(self) -> str:
@@ -178,8 +195,8 @@ class Builder:
             return sys.executable
         options = ("--no-project", "--python-preference", "system")
         try:
-            return self._run("python", "find", *options, str(wanted), quiet=True)[-1]
-        except PreparationFailed as exc:
+            return self._uv.run("python", "find", *options, str(wanted), quiet=True)[-1]
+        except UvFailed as exc:
             raise PreparationFailed(
                 f"{self._project.manifest.name} needs Python {wanted}; there is none on this "
                 f"machine (this is {sys.version.split()[0]})",
@@ -187,120 +204,50 @@ class Builder:
                 f"{self._project.folder / 'pyproject.toml'}",
             ) from exc
 
-    def _requirements(self, scratch: Path) -> Path:
-        """A file that uv can install from without writing into the project's folder."""
+    def _install(self, scratch: Path) -> None:
+        """Install what the project needs, and what the env host needs beside it."""
         dependencies = self._project.dependencies_file
         assert dependencies is not None
-        if (self._project.folder / "uv.lock").is_file() and dependencies.suffix == ".toml":
-            exported = scratch / "requirements.txt"
-            options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes")
-            self._run("export", *options, "--output-file", str(exported))
-            return exported
-        if _is_dynamic(_packaging(dependencies)):
-            # Its build system must be asked what it needs, and leaves traces where it is asked.
-            copy = scratch / self._project.folder.name
-            shutil.copytree(self._project.folder, copy, ignore=_COPY_IGNORED, symlinks=True)
-            return copy / dependencies.name
-        return dependencies
+        lock = self._project.folder / "uv.lock"
+        if not lock.is_file() or dependencies.suffix != ".toml":
+            needed = self._requirements(dependencies, scratch)
+            self._uv.install(self._venv, "-r", str(needed), *HOST_REQUIREMENTS)
+            return
+        exported = scratch / "requirements.txt"
+        options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project")
+        try:
+            self._uv.run("export", *options, "--output-file", str(exported))
+            self._uv.install(self._venv, "--verify-hashes", "--no-deps", "-r", str(exported))
+        except UvFailed as exc:
+            message = f"the versions that {lock} names cannot be installed"
+            raise exc.explained(message, f"look at {place_in_lock(lock, exc.lines)}") from exc
+        for line in self._uv.install(self._venv, *HOST_REQUIREMENTS):
+            if line.startswith(_REMOVED):
+                pinned = line.removeprefix(_REMOVED)
+                self._say(f"{pinned} of uv.lock is too old for the env host, and was replaced")
 
-    def _install(self, *arguments: str) -> None:
-        python = str(self._venv / "bin" / "python")
-        if uv_environment().get("UV_NO_INDEX"):  # uv has the option, but reads no such variable
-            arguments = ("--no-index", *arguments)
-        self._run("pip", "install", "--compile-bytecode", "--python", python, *arguments)
-
-    def _run(self, *arguments: str, quiet: bool = False) -> list[str]:
-        """uv's last lines; its output goes to the log as it comes.
-
-        Raises:
-            PreparationFailed
-        """
-        process = subprocess.Popen(
-            [self._uv, "--color", "never", "--no-progress", *arguments],
-            cwd=self._project.folder,
-            env=uv_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        with process:
-            try:
-                assert process.stdout is not None
-                said = filter(None, self._relay(process.stdout, quiet=quiet))
-                lines = deque(said, maxlen=LAST_LINES)
-                code = process.wait()
-            except BaseException:  # uv, and the build it may be running, end with the launch
-                if process.poll() is None:  # not collected, so that the pid is still its own
-                    identity = ProcessIdentity.of(process.pid)
-                    stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
-                raise
-        if code != 0:
-            raise self._failed(code, list(lines))
-        return list(lines)
-
-    def _relay(self, output: Iterator[str], *, quiet: bool) -> Iterator[str]:
-        for line in map(str.rstrip, output):
-            if not quiet and line and not line.lstrip().startswith(_TEDIOUS):
-                self._say(f"  uv: {line}")
-            yield line
-
-    def _failed(self, code: int, lines: list[str]) -> PreparationFailed:
-        source = self._project.dependencies_file
-        return PreparationFailed(
-            with_last_lines(
-                f"the dependencies of {self._project.manifest.name} cannot be installed "
-                f"(uv exited with code {code}); uv's last lines:",
-                lines,
-            ),
-            f"look at {source}; packages come from {package_source()}",
-        )
+    def _requirements(self, dependencies: Path, scratch: Path) -> Path:
+        """A file that uv can install from without writing into the project's folder."""
+        if not _is_dynamic(_packaging(dependencies)):
+            return dependencies
+        # Its build system must be asked what it needs, and leaves traces where it is asked.
+        copy = scratch / self._project.folder.name
+        shutil.copytree(self._project.folder, copy, ignore=_COPY_IGNORED, symlinks=True)
+        return copy / dependencies.name
 
 
-def find_uv() -> str:
-    """The uv that we depend on; otherwise the user's.
-
-    Raises:
-        PreparationFailed: there is none.
-    """
-    beside = Path(sys.executable).with_name("uv")
-    if os.access(beside, os.X_OK):  # nearly always; asking the package costs 2 MB and 20 ms
-        return str(beside)
+def place_in_lock(lock: Path, lines: Iterable[str]) -> str:
+    """Where the lock file pins the first package that uv names: `uv.lock, line 12: thing==1.0`."""
     try:
-        from uv import find_uv_bin
-
-        return str(find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
-        raise PreparationFailed("uv, which installs projects, is not installed", "pip install uv")
-    return found
-
-
-def uv_environment() -> dict[str, str]:
-    """The environment uv runs in: ours, with pip's package index, and nothing to lead it astray."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    # `uv python find` looks here first: our own Python, if the project can use it.
-    environ |= uv_variables(environ) | {"VIRTUAL_ENV": sys.prefix}
-    environ |= {"UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
-    environ.pop("UV_PROJECT_ENVIRONMENT", None)
-    return environ
-
-
-def package_source() -> str:
-    """Where uv gets packages from, for people."""
-    environ = uv_environment()
-    index = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "uv's own index"
-    if environ.get("UV_NO_INDEX"):
-        index = "no index"
-    links = environ.get("UV_FIND_LINKS")
-    return f"{_without_password(index)} and {links}" if links else _without_password(index)
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
+        text = lock.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return str(lock)
+    for name, version in _PIN.findall(" ".join(lines)):
+        at = text.find(f'name = "{name}"\nversion = "{version}"\n')
+        if at >= 0:
+            line = text.count("\n", 0, at) + 1
+            return f"{lock}, line {line}: {name}=={version}"
+    return str(lock)
 
 
 def _packaging(path: Path | None) -> dict[str, Any]:

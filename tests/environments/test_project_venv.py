@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 import zipfile
+from collections.abc import Iterator
+from functools import partial
+from hashlib import sha256
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,8 @@ import pytest
 from openenvd.environments.errors import PreparationFailed
 from openenvd.environments.layout import Layout
 from openenvd.environments.sources.resolve import Project, resolve
-from openenvd.environments.venv import project_venv
+from openenvd.environments.venv import project_venv, uv
+from openenvd.environments.venv.overlay import overlay_python
 from openenvd.environments.venv.project_venv import is_complete, project_python, venv_key
 
 PYPROJECT = '[project]\nname = "sample"\nversion = "1"\n'
@@ -27,11 +33,56 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ())
+    monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("thing",))
     monkeypatch.setattr(project_venv, "HOST_EXTRAS", ("thing",))
     make_wheel(folder, "thing", "1.0")
     make_wheel(folder, "thing", "2.0")
     return folder
+
+
+class Index(SimpleHTTPRequestHandler):
+    """A package index, which names the hashes of its files."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/simple/"):
+            super().do_GET()
+            return
+        name = self.path.removeprefix("/simple/").strip("/")
+        paths = Path(self.directory).glob(f"{name.replace('-', '_')}-*.whl")
+        links = [
+            f'<a href="/{p.name}#sha256={sha256(p.read_bytes()).hexdigest()}">{p.name}</a>'
+            for p in sorted(paths)
+        ]
+        self.send_response(200 if links else 404)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write("\n".join(links).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The wheels, behind an index."""
+    monkeypatch.delenv("UV_NO_INDEX")
+    monkeypatch.delenv("UV_FIND_LINKS")
+    monkeypatch.delenv("UV_OFFLINE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Index, directory=str(wheels))) as server:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield wheels
+        server.shutdown()
+
+
+def locked(folder: Path, requirement: str = "thing<2") -> Project:
+    """A project with a lock file."""
+    project = make_project(
+        folder, 'requires-python = ">=3.11"', f'dependencies = ["{requirement}"]'
+    )
+    lock(project)
+    return project
 
 
 def make_wheel(folder: Path, name: str, version: str) -> None:
@@ -64,9 +115,16 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
 
 
-def version_seen_by(python: Path | None) -> str:
+def lock(project: Project, *options: str) -> Path:
+    """Make the project's `uv.lock`."""
+    command = [uv.find_uv(), "lock", "--quiet", *options]
+    subprocess.run(command, cwd=project.folder, check=True)
+    return project.folder / "uv.lock"
+
+
+def version_seen_by(python: Path | None, module: str = "thing") -> str:
     assert python is not None
-    code = "import thing; print(thing.version)"
+    code = f"import {module}; print({module}.version)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -97,12 +155,57 @@ def test_a_lock_file_decides_the_versions(tmp_path: Path, layout: Layout) -> Non
     project = make_project(
         tmp_path / "p", 'requires-python = ">=3.11"', 'dependencies = ["thing<2"]'
     )
-    lock = [project_venv.find_uv(), "lock", "--quiet", "--no-index"]
-    subprocess.run(lock, cwd=project.folder, check=True)
+    lock(project, "--no-index")
     make_wheel(tmp_path / "wheels", "thing", "1.5")
     before = listing(project.folder)
     assert version_seen_by(project_python(project, layout, lambda _: None)) == "1.0"
     assert listing(project.folder) == before
+
+
+@pytest.mark.usefixtures("index")
+def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
+    tmp_path: Path, layout: Layout
+) -> None:
+    project = locked(tmp_path / "p")
+    assert version_seen_by(project_python(project, layout, lambda _: None)) == "1.0"
+    path = project.folder / "uv.lock"
+    text = path.read_text()
+    found = re.search(r"sha256:(\w{64})", text)
+    assert found is not None
+    path.write_text(text.replace(found[1], "0" * 64))
+    with pytest.raises(PreparationFailed) as caught:
+        project_python(project, layout, lambda _: None)
+    assert str(caught.value).startswith(f"the versions that {path} names cannot be installed")
+    assert "Hash mismatch for `thing==1.0`" in str(caught.value)
+    assert re.search(r"look at .*/uv\.lock, line \d+: thing==1\.0;", str(caught.value.hint))
+
+
+def test_a_pin_that_cannot_be_met_is_blamed_on_the_lock_file(
+    tmp_path: Path, layout: Layout, index: Path
+) -> None:
+    project = locked(tmp_path / "p")
+    (index / "thing-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(PreparationFailed) as caught:
+        project_python(project, layout, lambda _: None)
+    text = (project.folder / "uv.lock").read_text()
+    line = text.splitlines().index('name = "thing"') + 1
+    told = f"look at {project.folder / 'uv.lock'}, line {line}: thing==1.0;"
+    assert str(caught.value.hint).startswith(told)
+
+
+@pytest.mark.usefixtures("index")
+def test_what_the_host_needs_comes_beside_the_locked_versions(
+    tmp_path: Path, layout: Layout, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(wheels, "needed", "1.0")
+    monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("needed", "thing"))
+    said: list[str] = []
+    python = project_python(locked(tmp_path / "p"), layout, said.append)
+    assert version_seen_by(python) == "1.0"
+    assert version_seen_by(python, "needed") == "1.0"
+    monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("needed", "thing>=2"))
+    assert version_seen_by(project_python(locked(tmp_path / "p"), layout, said.append)) == "2.0"
+    assert "thing==1.0 of uv.lock is too old for the env host, and was replaced" in said
 
 
 @pytest.mark.usefixtures("wheels")
@@ -201,6 +304,39 @@ def test_a_cancelled_launch_leaves_no_uv_and_no_rubbish(
     assert not (layout.venvs / venv_key(project)).exists()
 
 
+def test_further_packages_are_laid_over_the_projects_environment(
+    tmp_path: Path, layout: Layout, wheels: Path
+) -> None:
+    make_wheel(wheels, "more", "1.0")
+    project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
+    base = project_python(project, layout, lambda _: None)
+    said: list[str] = []
+    for _ in range(2):
+        python = overlay_python(base, ["more"], layout, tmp_path, said.append)
+    assert sum("dependencies installed" in line for line in said) == 1
+    assert version_seen_by(python, "more") == "1.0"
+    assert version_seen_by(python) == "1.0"
+    with pytest.raises(subprocess.CalledProcessError):
+        version_seen_by(base, "more")
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_further_package_may_be_another_version_of_one_that_the_project_has(
+    tmp_path: Path, layout: Layout
+) -> None:
+    project = make_project(tmp_path / "p", 'dependencies = ["thing==1.0"]')
+    base = project_python(project, layout, lambda _: None)
+    assert version_seen_by(overlay_python(base, ["thing>1"], layout, tmp_path, print)) == "2.0"
+    assert version_seen_by(base) == "1.0"
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_further_package_that_does_not_exist_is_named(tmp_path: Path, layout: Layout) -> None:
+    with pytest.raises(PreparationFailed, match="not-there cannot be installed beside"):
+        overlay_python(None, ["not-there"], layout, tmp_path, lambda _: None)
+    assert not any(layout.venvs.glob("*/"))
+
+
 @pytest.mark.usefixtures("wheels")
 def test_extras_that_cannot_be_had_are_done_without(
     tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
@@ -268,5 +404,5 @@ def test_a_project_that_refers_to_folders_is_keyed_by_its_place(tmp_path: Path) 
 
 def test_passwords_of_an_index_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:secret@mirror.example/simple")
-    assert "secret" not in project_venv.package_source()
-    assert "mirror.example" in project_venv.package_source()
+    assert "secret" not in uv.package_source()
+    assert "mirror.example" in uv.package_source()

@@ -77,6 +77,13 @@ def test_the_environment_of_a_replica_is_kept_and_marked_as_used(layout: Layout)
     assert found.used_at > time.time() - DAY
 
 
+def test_what_a_replicas_environment_is_laid_over_is_kept(layout: Layout) -> None:
+    base, overlay = make_venv(layout, "a", days=100), make_venv(layout, "b", days=100)
+    (overlay / COMPLETE).write_text(json.dumps({"base": str(base)}))
+    write_run_file(layout, overlay / "bin" / "python")
+    assert in_use(layout) == {base, overlay}
+
+
 def test_only_environments_unused_for_the_given_time_are_removed(layout: Layout) -> None:
     recent, old = make_venv(layout, "a", days=29), make_venv(layout, "b", days=31)
     assert [gone.path for gone in prune(layout, keep_seconds=30 * DAY)] == [old]

@@ -83,6 +83,8 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "token": "with/a/slash/and/more"}, ["token"]),
         ({"source": "echo", "allow_origin": ["lab.example"]}, ["is not an origin"]),
         ({"source": "echo", "allow_origin": ["*"]}, ["is not an origin"]),
+        ({"source": "echo", "with_packages": ["--index-url=x"]}, ["is not a package"]),
+        ({"source": "echo", "with_packages": ["a\nb"]}, ["is not a package"]),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
