@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps per second and what one takes: by environment, by sessions, by the weight of a message.
 
-    python -m load_tests.steps [--short] [--json FILE] [--upstream PYTHON] [--shapes NAME ...]
+    python -m load_tests.steps [--short] [--apart] [--json FILE] [--upstream PYTHON]
+                               [--shapes NAME ...]
 
 Every session has one step in flight; each step carries so many bytes to the environment, and as
 many back. Three shapes of environment:
@@ -14,15 +15,21 @@ many back. Three shapes of environment:
 Ours, upstream's server with the same environment, and the bare server, which is the limit and has
 no environment, are started once for a shape and take turns in each repetition, so that a machine
 that changes its pace does so for all three. Each is given `--processes` processes.
+
+Where servers and clients share the cores, the clients' part of a step bounds every ratio, and what
+a thread costs depends on which core wakes it. With `--apart`, servers have the first core, and one
+process, and the clients the others: the rate is that of a core which does nothing but serve, as
+long as the clients take less than it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +133,16 @@ def _family(pid: int) -> Iterator[psutil.Process]:
     yield from root.children(recursive=True)
 
 
+def _keep_apart(targets: list[Target], cores: list[int]) -> None:
+    """Give the servers the first core, and the clients that this process starts all others."""
+    first, *others = cores
+    for process in (p for target in targets for pid in target.root_pids for p in _family(pid)):
+        for thread in process.threads():
+            with suppress(ProcessLookupError):  # of a session that has just ended
+                os.sched_setaffinity(thread.id, {first})
+    os.sched_setaffinity(0, others)
+
+
 def _cases(shape: str, *, short: bool) -> list[Case]:
     sessions = SHORT_SESSIONS if short else SESSIONS
     payloads = SHORT_PAYLOADS if short else PAYLOADS
@@ -158,13 +175,17 @@ def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
 
 def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> None:
     cases = _cases(shape, short=options.short)
+    cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
         targets = _targets(stack, shape, options)
         found: dict[Case, dict[str, list[Found]]] = {
             case: {target.name: [] for target in targets} for case in cases
         }
         for target in targets:
             measure(target, Case(shape, CLIENTS, "a little", 10), WARM_UP_SECONDS)
+        if options.apart:
+            _keep_apart(targets, cores)
         for number in range(options.repetitions):
             for case in cases:
                 turn = number % len(targets)
@@ -197,9 +218,12 @@ def main() -> int:
         seconds={"type": float, "help": "of each measurement (default 5; short: 0.5)"},
         processes={"type": int, "default": 2, "help": "of each server"},
         upstream={"metavar": "PYTHON", "help": "one that has upstream's package"},
+        apart={"action": "store_true", "help": "one core for the servers, the others for clients"},
         alone={"action": "store_true", "help": "do without upstream's server"},
         shapes={"nargs": "+", "choices": SHAPES, "help": "of the environment (all; short: two)"},
     )
+    if options.apart:
+        options.processes = 1
     seconds = options.seconds or (0.5 if options.short else 5.0)
     report = Report("Steps per second, by sessions and bytes each way")
     if why := scaling_servers.why_no_limit():
