@@ -51,6 +51,7 @@ from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.running import DispatchContext
 from openenvd.server.settings import Paths, Settings
 
+OURS = {"ours": False, "ours, --durability power": True}  # whether commits are synced
 WORKERS = max(1, len(os.sched_getaffinity(0)))
 OPERATION = "check"
 PATIENCE_SECONDS = 120.0
@@ -68,13 +69,14 @@ def main() -> None:
     )
     worker_path()
     run = options.executor == "workers"
-    names = ["ours", *(a.name for a in ARRANGEMENTS)]
+    names = [*OURS, *(a.name for a in ARRANGEMENTS)]
     results = {name: Results() for name in names}
     floors: dict[str, list[float]] = {}
     for _ in range(options.repetitions):
         for name, measure in FLOORS.items():
             floors.setdefault(name, []).append(measure())
-        results["ours"].add(_ours(options.requests, run=run))
+        for name, syncs in OURS.items():
+            results[name].add(_ours(options.requests, run=run, syncs=syncs))
         for arrangement in ARRANGEMENTS:
             results[arrangement.name].add(_theirs(arrangement, options.requests, run=run))
     _print(Report(f"Queue dispatcher, --executor {options.executor}"), results, floors, options)
@@ -85,7 +87,7 @@ def _print(report: Report, results: dict[str, Results], floors: Any, options: An
         report.add(name, "req/s", found.rates)
     for name, found in results.items():
         report.add(f"CPU, {name}", "us", found.cpu_us)
-    rivals = [found for name, found in results.items() if name != "ours"]
+    rivals = [found for name, found in results.items() if name not in OURS]
     best = [max(rates) for rates in zip(*(found.rates for found in rivals), strict=True)]
     ratios = [a / b for a, b in zip(results["ours"].rates, best, strict=True)]
     report.add("ours / the best of the five in its round", "x", ratios)
@@ -170,14 +172,15 @@ class Outcomes:
             self.done.set()
 
 
-def _ours(count: int, *, run: bool) -> Round:
+def _ours(count: int, *, run: bool, syncs: bool) -> Round:
+    measure = _ours_running if run else _ours_noop
     with _database(count) as (path, _ids):
-        return _ours_running(path, count) if run else _ours_noop(path, count)
+        return measure(path, count, syncs=syncs)
 
 
-def _ours_noop(path: Path, count: int) -> Round:
+def _ours_noop(path: Path, count: int, *, syncs: bool) -> Round:
     executor: Any = NoopExecutor(count)
-    store = DispatchStore(path)
+    store = DispatchStore(path, syncs=syncs)
     dispatcher = _dispatcher(store, executor, path, Outcomes())
     with _stopwatch(count) as measured:
         dispatcher.start()
@@ -188,9 +191,9 @@ def _ours_noop(path: Path, count: int) -> Round:
     return measured()
 
 
-def _ours_running(path: Path, count: int) -> Round:
+def _ours_running(path: Path, count: int, *, syncs: bool) -> Round:
     outcomes = Outcomes()
-    store = DispatchStore(path)
+    store = DispatchStore(path, syncs=syncs)
     dispatcher: Dispatcher
     executor = BurstableExecutor(
         Plan(1, WORKERS, 0, BURST_SHORT_PER_CPU * WORKERS, 2**32, 0),
@@ -207,7 +210,8 @@ def _ours_running(path: Path, count: int) -> Round:
         assert outcomes.done.wait(PATIENCE_SECONDS)
     assert _count(path, "SUCCEEDED") == count
     found = measured()
-    found.idle_ms = asyncio.run(_one_at_a_time(path, dispatcher, outcomes, max(100, count // 20)))
+    api = AsyncStore(path, syncs=syncs)
+    found.idle_ms = asyncio.run(_one_at_a_time(api, dispatcher, outcomes, max(100, count // 20)))
     dispatcher.stop()
     executor.stop()
     store.close()
@@ -215,9 +219,8 @@ def _ours_running(path: Path, count: int) -> Round:
 
 
 async def _one_at_a_time(
-    path: Path, dispatcher: Dispatcher, outcomes: Outcomes, count: int
+    store: AsyncStore, dispatcher: Dispatcher, outcomes: Outcomes, count: int
 ) -> list[float]:
-    store = AsyncStore(path)
     waits = []
     for _ in range(count):
         outcomes.expect(1)

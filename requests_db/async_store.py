@@ -30,9 +30,12 @@ R = TypeVar("R")
 class AsyncStore:
     """Submits, cancels, finds and lists requests; keeps the observed state of environments."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Connects to the database in the file `path` when first used."""
-        self._writer = GroupWriter(path)
+    def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
+        """Connects to the database in the file `path` when first used.
+
+        With `syncs`, what is written survives a power cut too.
+        """
+        self._writer = GroupWriter(path, syncs=syncs)
         self._reader = Reader(path)
 
     async def close(self) -> None:

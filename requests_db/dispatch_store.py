@@ -28,9 +28,12 @@ R = TypeVar("R")
 class DispatchStore:
     """Claims, records, recovers and collects."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Connects to the database in the file `path` when first used."""
-        self._connection = WriteConnection(path)
+    def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
+        """Connects to the database in the file `path` when first used.
+
+        With `syncs`, what is written survives a power cut too.
+        """
+        self._connection = WriteConnection(path, syncs=syncs)
 
     def close(self) -> None:
         """Close the connection; the next call would open another."""

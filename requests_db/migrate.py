@@ -7,7 +7,8 @@
     at one unknown to us     DatabaseTooNew: a newer openenvd wrote it
     something else           DatabaseCorrupt
 
-Each is one transaction: a daemon killed in the middle leaves what was there before.
+First, damaged pages are looked for. Each is one transaction: a daemon killed in the middle leaves
+what was there before.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def open_database(path: Path | str) -> None:
     writer = WriteConnection(path)
     try:
         with writer.transaction() as connection:
+            sqlite.check(connection, Path(path))
             _bring_up_to_date(connection, str(path))
     finally:
         writer.close()

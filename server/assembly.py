@@ -73,7 +73,8 @@ async def running_parts(
     bus = EventBus(loop)
     with _database_failure_as_reason():
         open_database(paths.database)
-        dispatch_store, store = DispatchStore(paths.database), AsyncStore(paths.database)
+        dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
+        store = AsyncStore(paths.database, syncs=settings.syncs)
         _recover(dispatch_store, paths)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
         clock = QueueClock(dispatch_store.read(queries.latest_arrival()))

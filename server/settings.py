@@ -19,6 +19,7 @@ from ..environments.layout import Layout
 # seen to meet its own health poll's outgoing port.
 DEFAULT_PORT = 8585
 MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
+DURABILITIES = ("process", "power")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
 
@@ -64,12 +65,22 @@ class Settings:
         2048, "Size limit of all logs together, in MB; the oldest are deleted.", least=1
     )
     cancel_grace_seconds: float = _setting(5.0, "Seconds between SIGTERM and SIGKILL.", most=3600)
+    durability: str = _setting(
+        "process",
+        "What an acknowledged request survives: process, a killed daemon; power, a power cut too.",
+        among=DURABILITIES,
+    )
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
     log_format: str = _setting(
         "text",
         "Format of the daemon's own log: text, or json (one object a line).",
         among=LOG_FORMATS,
     )
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what is acknowledged is on the disk."""
+        return self.durability == "power"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -66,7 +66,7 @@ def start_shim(
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(str(folder / RUN_FILE_NAME), run_file)
+    write_json(str(folder / RUN_FILE_NAME), run_file, sync=True)
     with open_control_socket(run_file["socket_path"]) as control:
         fork_server = run_file.get("fork_server")
         if fork_server and fork_shim(

@@ -69,8 +69,10 @@ def read_run_file(run_dir: str) -> dict[str, Any]:
     return run
 
 
-def write_json(path: str, data: dict[str, Any]) -> None:
+def write_json(path: str, data: dict[str, Any], *, sync: bool = False) -> None:
     """Replace a file by `data` atomically, readable by its owner alone.
+
+    With `sync`, it is on the disk when this returns.
 
     Raises:
         OSError: when it cannot be written; the old file is as it was.
@@ -80,11 +82,24 @@ def write_json(path: str, data: dict[str, Any]) -> None:
     try:
         with open(fd, "wb") as file:
             file.write(json.dumps(data).encode())
+            if sync:
+                file.flush()
+                os.fsync(fd)
         os.replace(partial, path)  # noqa: PTH105
+        if sync:
+            _sync_folder(os.path.dirname(path))  # noqa: PTH120
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
         raise
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def lock(run_dir: str) -> int:

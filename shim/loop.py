@@ -134,7 +134,9 @@ class Shim:
     def run(self) -> None:
         """Run until the server has been stopped for good."""
         with contextlib.suppress(OSError):  # status.json says it too
-            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity})
+            write_json(
+                f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity}, sync=True
+            )
         self._start()
         while not self._server.is_over:
             self._handle_events(self._seconds_to_wait())

@@ -45,8 +45,8 @@ class _Call:
 class GroupWriter:
     """One thread with one connection. All state is the loop's; the thread runs `_perform`."""
 
-    def __init__(self, path: Path | str) -> None:
-        self._connection = WriteConnection(path)
+    def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
+        self._connection = WriteConnection(path, syncs=syncs)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="requests-db-writer")
         # Starts the thread now: the pool would keep a call whose thread cannot be started, and
         # run it with a later one, after it was refused.

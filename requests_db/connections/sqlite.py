@@ -3,7 +3,8 @@
 
 Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its
 pages to the kernel when it returns. An acknowledged write survives `kill -9`, but a power cut may
-lose the last commits: `docs/decisions/0013-durable-against-a-killed-process.md`.
+lose the last commits; with `syncs`, each commit waits until they are on the disk:
+`docs/decisions/0013-durable-against-a-killed-process.md`.
 
 Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
 sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
@@ -17,7 +18,10 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
+from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +34,19 @@ from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull,
 BUSY_TIMEOUT_SECONDS = 10.0
 DriverError = sqlite3.Error  # of statements that go straight to the driver (`prepared.py`)
 MOST_LOG_PAGES = 8192  # 32 MB; a commit that finds more makes the checkpoint itself
+CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
+_CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
 MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
 
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=NORMAL",
     # Room given back after a burst: a log of 16 MB at most stays behind on disk.
     "PRAGMA journal_size_limit=16777216",
     # Checkpoints are made elsewhere (`checkpoints.py`), unless that fails.
     f"PRAGMA wal_autocheckpoint={MOST_LOG_PAGES}",
 )
+# The latter is macOS's, where fsync alone leaves the pages in the disk's own memory.
+_SYNCED = ("PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON")
 _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm or -wal file
 
 _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
@@ -55,8 +62,11 @@ _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
 }
 
 
-def create_engine(path: Path, busy_timeout_seconds: float) -> Engine:
-    """An engine whose connections write: each transaction begins by taking the write lock."""
+def create_engine(path: Path, busy_timeout_seconds: float, *, syncs: bool = False) -> Engine:
+    """An engine whose connections write: each transaction begins by taking the write lock.
+
+    With `syncs`, each commit makes one fsync, and survives a power cut.
+    """
     arguments = {
         "timeout": busy_timeout_seconds,
         "check_same_thread": False,  # `WriteConnection` sees to one thread at a time
@@ -64,7 +74,8 @@ def create_engine(path: Path, busy_timeout_seconds: float) -> Engine:
     }
     url = URL.create("sqlite", database=str(path))
     engine = _create_engine(url, poolclass=NullPool, connect_args=arguments)
-    event.listen(engine, "connect", _set_up)
+    durability = _SYNCED if syncs else ("PRAGMA synchronous=NORMAL",)
+    event.listen(engine, "connect", partial(_set_up, (*_PRAGMAS, *durability)))
     event.listen(engine, "begin", _begin_immediate)
     return engine
 
@@ -87,6 +98,27 @@ def checkpoint(path: Path) -> None:
     """
     with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def check(connection: Connection, path: Path) -> None:
+    """Look for damaged pages, for at most `CHECK_SECONDS`; what is not reached is met when read.
+
+    Raises:
+        DatabaseCorrupt: there are some.
+    """
+    driver: Any = connection.connection.driver_connection
+    until = time.monotonic() + CHECK_SECONDS
+    driver.set_progress_handler(lambda: time.monotonic() >= until, _CHECK_STEPS)
+    try:
+        [found] = driver.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        found = "ok"
+    finally:
+        driver.set_progress_handler(None, 0)
+    if found != "ok":
+        raise DatabaseCorrupt(f"{path}: the file is damaged ({' '.join(found.split())})")
 
 
 def create_file(path: Path) -> None:
@@ -115,8 +147,8 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     return kind(f"{path}: {reason} ({name})")
 
 
-def _set_up(connection: Any, _record: Any) -> None:
-    for pragma in _PRAGMAS:
+def _set_up(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
+    for pragma in pragmas:
         connection.execute(pragma).fetchall()
 
 

@@ -47,16 +47,21 @@ class WriteConnection:
     """One connection that writes; any thread may use it, one at a time."""
 
     def __init__(
-        self, path: Path | str, busy_timeout_seconds: float = sqlite.BUSY_TIMEOUT_SECONDS
+        self,
+        path: Path | str,
+        busy_timeout_seconds: float = sqlite.BUSY_TIMEOUT_SECONDS,
+        *,
+        syncs: bool = False,
     ) -> None:
         """Connects when first used.
 
         Args:
             path: the database's file.
             busy_timeout_seconds: how long to wait for another process that writes.
+            syncs: each commit survives a power cut, and waits for the disk.
         """
         self._path = Path(path).resolve()
-        self._engine = sqlite.create_engine(self._path, busy_timeout_seconds)
+        self._engine = sqlite.create_engine(self._path, busy_timeout_seconds, syncs=syncs)
         self._shared = _lock_of(self._path)
         self._connection: Connection | None = None
 

@@ -41,7 +41,7 @@ TAIL = Query(ge=0, description="Start with this many lines from the end.")
 
 @router.post("/requests", status_code=202)
 async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
-    """Queue an operation; it is durable when this answers."""
+    """Queue an operation; it is in the database when this answers."""
     request = await deps.submitter.submit(_submission(body))
     view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
@@ -30,6 +33,27 @@ async def main():
         new = NewRequest("noop", Schedule.SHORT, {})
         result = await store.write(submitting.submit, new, now=1.5)
         print(result.request.id, flush=True)
+
+asyncio.run(main())
+"""
+
+GROUPS = """
+import asyncio, os, sys
+from sqlalchemy import event
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.states import Schedule
+from openenvd.requests_db.transactions import submitting
+
+async def main():
+    store = AsyncStore(sys.argv[1], syncs=sys.argv[2] == "power")
+    commits = []
+    event.listen(store._writer._connection._engine, "commit", commits.append)
+    new = NewRequest("noop", Schedule.SHORT, {})
+    for _ in range(5):
+        await asyncio.gather(*(store.write(submitting.submit, new, now=1.5) for _ in range(20)))
+    print(len(commits), flush=True)
+    os._exit(0)  # a database that is closed makes a checkpoint
 
 asyncio.run(main())
 """
@@ -66,6 +90,26 @@ def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
     check = sqlite3.connect(path)
     assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     check.close()
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_with_durability_power_each_group_commit_makes_one_fsync_and_otherwise_none(
+    path: Path, durability: str
+) -> None:
+    """As the kernel sees it; a hundred submissions are too few for a checkpoint."""
+    trace = path.with_name("trace")
+    strace = ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", str(trace)]
+    try:
+        subprocess.run([*strace, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no strace here, or it may trace nothing")
+    submit = [sys.executable, "-c", GROUPS, str(path), durability]
+    done = subprocess.run([*strace, *submit], check=True, capture_output=True, text=True)
+    commits = int(done.stdout)
+    synced = re.findall(r"sync\(\d+<(.*?)>", trace.read_text())
+    assert 5 < commits < 20
+    header = 1  # of a log that begins
+    assert synced.count(f"{path}-wal") == header + (commits if durability == "power" else 0)
 
 
 def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:

@@ -165,6 +165,36 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     store.close()
 
 
+@pytest.fixture
+def damaged(path: Path) -> Path:
+    """One page in the middle, which holds requests that ended long ago, is overwritten."""
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
+        for _ in range(100):
+            submitting.submit(
+                connection, NewRequest("noop", Schedule.SHORT, {"x": "y" * 900}), now=1.5
+            )
+    writer.close()
+    with path.open("r+b") as file:
+        content = file.read()
+        file.seek(content.index(b"y" * 900) // 4096 * 4096)
+        file.write(os.urandom(4096))
+    return path
+
+
+def test_a_damaged_page_is_found_when_the_database_is_opened(damaged: Path) -> None:
+    with pytest.raises(DatabaseCorrupt, match=r"the file is damaged .*[Pp]age"):
+        open_database(damaged)
+
+
+def test_the_search_for_damaged_pages_is_bounded_in_time(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite, "_CHECK_STEPS", 1)
+    open_database(damaged)
+
+
 def test_another_process_that_holds_the_file_too_long_is_named(
     path: Path,
 ) -> None:
