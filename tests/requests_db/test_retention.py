@@ -20,7 +20,7 @@ from openenvd.requests_db.records import (
     Replica,
     Request,
 )
-from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.results import Duplicate, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
 from openenvd.requests_db.transactions import observing, retention, submitting
@@ -82,6 +82,17 @@ def test_the_newest_requests_are_kept_by_number(
 ) -> None:
     ids = [make_request(RequestState.SUCCEEDED).id for _ in range(5)]
     assert dispatch.collect(0, 2) == ids[:3]
+
+
+async def test_a_key_is_kept_as_long_as_its_request(
+    make_request: Make, dispatch: DispatchStore, store: AsyncStore
+) -> None:
+    first = make_request(RequestState.SUCCEEDED, idempotency_key="once")
+    same = NewRequest(first.operation, first.schedule, first.payload, idempotency_key="once")
+    found = await store.write(submitting.submit, same, now=ENDED_AT)
+    assert isinstance(found, Duplicate)
+    dispatch.collect(0, 0)
+    assert isinstance(await store.write(submitting.submit, same, now=ENDED_AT), Submitted)
 
 
 def test_unfinished_requests_always_stay(make_request: Make, dispatch: DispatchStore) -> None:

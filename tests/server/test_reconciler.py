@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -553,6 +555,25 @@ async def test_the_next_daemon_adopts_running_replicas(world: World) -> None:
         while not second.replicas.live.get(server.run_file["replica_id"]):
             await asyncio.sleep(0.01)
     assert ((await world.environment()).state, (await world.replica()).pid) == (S.READY, pid)
+
+
+async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: World) -> None:
+    first = await world.reconcile()
+    [server] = await world.serving()
+    await first.stop()
+    before, shim = pid_of(server), shim_pid(server)
+    os.kill(shim, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(before, signal.SIGKILL)
+    # Of an earlier boot, no process is any that runs now: its tag is another.
+    path = server.run_dir / "status.json"
+    status = json.loads(path.read_text())
+    status["shim"]["started_at"] += 2**30
+    path.write_text(json.dumps(status))
+    await world.reconcile()
+    await world.replica_becomes(ReplicaState.READY)
+    await world.becomes(S.READY)
+    assert (await world.replica()).pid not in (None, before)
 
 
 async def test_the_next_daemon_hears_of_a_death_in_between(world: World) -> None:

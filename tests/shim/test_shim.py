@@ -82,6 +82,34 @@ def test_shim_is_in_its_own_session_and_written_into_the_run_file(replica: Make)
     assert ProcessIdentity(pid, run_file["shim"]["started_at"]).is_alive()
 
 
+WRITE_RUN_FILE = """
+import sys
+from openenvd.shim.client import start_shim
+
+start_shim(sys.argv[1], {"socket_path": sys.argv[1] + "/none/x.sock"})
+"""
+
+
+def test_a_run_file_is_synced_before_it_takes_its_name(tmp_path: Path) -> None:
+    """As the kernel sees it: the file, its name, the folder. No shim can be started here."""
+    trace = tmp_path / "trace"
+    traced = "trace=fsync,rename,renameat,renameat2"
+    strace = ["strace", "-f", "-y", "-e", traced, "-o", str(trace)]
+    try:
+        subprocess.run([*strace, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no strace here, or it may trace nothing")
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", WRITE_RUN_FILE, str(folder)]
+    failed = subprocess.run([*strace, *command], check=False, capture_output=True, text=True)
+    assert "No such file or directory" in failed.stderr
+    calls = [line.split(None, 1)[1] for line in trace.read_text().splitlines() if "run" in line]
+    kinds = [call.partition("(")[0] for call in calls]
+    assert [kinds[0], kinds[1].rstrip("at2"), kinds[2]] == ["fsync", "rename", "fsync"]
+    assert f"<{folder}/replica.json." in calls[0]
+    assert f"<{folder}>" in calls[2]
+
+
 def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
     one = replica().ready()
     for path in (one.run_dir / "replica.json", Path(one.run_file["socket_path"])):
