@@ -168,6 +168,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         app,
         listening(inputs.listeners),
         access=Access.of(inputs.config),
+        headers=inputs.config.headers,
         max_message_bytes=inputs.config.max_message_bytes,
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
     )
@@ -283,7 +284,7 @@ async def _run_child(
             scoreboard=scoreboard,
             siblings=siblings,
         )
-        return Server(app, Access.of(config), runs_hooks=own.is_home)
+        return Server(app, Access.of(config), headers=config.headers, runs_hooks=own.is_home)
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:

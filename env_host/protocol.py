@@ -38,6 +38,12 @@ LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
+# Headers of every answer, handshakes included: whose it is. A client that connects again asks
+# whether it is still the same environment, and the same launch of it.
+ENVIRONMENT_HEADER = "OpenEnvd-Environment"
+GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
+REPLICA_HEADER = "OpenEnvd-Replica"
+
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
@@ -142,6 +148,7 @@ class HostConfig(ServeOptions):
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
     memory_bytes: int | None = None  # what all of it may use, where it is known
     cores: int | None = None  # the same; None: as many as it may run on
+    headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which `from_json` reads."""

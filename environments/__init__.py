@@ -9,6 +9,7 @@
     layout.py      where files are kept below the daemon's home
     run_files.py   one file for each replica; stops and restarts replicas
     http_get.py    asks an environment over HTTP
+    following.py   one launch of an environment, through its restarts
     restart_policy.py
                    when a replica that exited is started again
     errors.py      what can go wrong

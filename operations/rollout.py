@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..env_host.startup import malloc_tuning
-from ..environments.http_get import base_url_by_name
+from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
 from ..system.access_tokens import without_token
 from ..system.units import MB
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..rollouts.run import Report, RunConfig
 
 LOG_SECONDS = 10.0  # between two lines about how far it is
+LOOK_AGAIN_SECONDS = 0.1  # whether an environment that is being started is ready
 
 
 class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
@@ -86,8 +87,10 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         """All environments."""
         return [self.name, *self.more_names]
 
-    def run_config(self, addresses: Mapping[str, str]) -> RunConfig:
-        """The run that this payload asks for."""
+    def run_config(
+        self, addresses: Mapping[str, str], followed: Mapping[str, FollowedEnvironment]
+    ) -> RunConfig:
+        """The run that this payload asks for; `followed` are the daemon's, by their addresses."""
         from ..rollouts.run import RunConfig
         from ..rollouts.stages.named_stages import Stages
 
@@ -96,6 +99,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
         return RunConfig(
             **{name: getattr(self, name) for name in same - {"seed"}},
             environments=addresses,
+            followed=followed,
             folder=Path(self.out),
             # Groups' episodes begin alike by their seeds.
             seed=0 if self.group is not None and self.seed is None else self.seed,
@@ -129,11 +133,17 @@ class Rollout(base.Operation):
 
         reporter = _ProgressReporter(context)
         runs = Layout(context.home).runs
+        named = {
+            name: FollowedEnvironment(runs, name) for name in payload.names if "://" not in name
+        }
+        for name, environment in named.items():
+            _wait_for(name, environment)
         config = payload.run_config(
             {
-                without_token(name)[0]: name if "://" in name else base_url_by_name(runs, name)
+                without_token(name)[0]: named[name].base_url if name in named else name
                 for name in payload.names
-            }
+            },
+            {environment.base_url: environment for environment in named.values()},
         )
         addresses = (without_token(url)[0] for url in config.environments.values())
         base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
@@ -142,6 +152,18 @@ class Rollout(base.Operation):
             result = run_on_thread(roll_out(config, reporter.report, base.say))
         reporter.finish(result)
         return result
+
+
+def _wait_for(name: str, environment: FollowedEnvironment) -> None:
+    """Wait for an environment that is being started, or restarted.
+
+    Raises:
+        NotAnswering: It was taken down, or given up.
+    """
+    if environment.is_starting():
+        base.say(f"waiting for {name}, which is being started")
+    while environment.is_starting():
+        time.sleep(LOOK_AGAIN_SECONDS)
 
 
 def named_stages() -> ModuleType:

@@ -40,7 +40,13 @@ from .policies.policy import CallablePolicy, CpuThreads, Policy
 from .progress_stats import ProgressStats
 from .sessions.message_memory import MessageMemory
 from .sessions.session import session_url
-from .sessions.session_pool import DEFAULT_TIMING, SessionPool, SessionTiming, reserve_descriptors
+from .sessions.session_pool import (
+    DEFAULT_TIMING,
+    Followed,
+    SessionPool,
+    SessionTiming,
+    reserve_descriptors,
+)
 
 DEFAULT_BUFFER_BYTES = 512 * MB
 LAG_WINDOW_SECONDS = 600.0
@@ -67,6 +73,7 @@ class RolloutCollector:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         max_loop_lag_seconds: float | None = None,
         timing: SessionTiming = DEFAULT_TIMING,
+        followed: Mapping[str, Followed] | None = None,
     ) -> None:
         """Checks the arguments; nothing is connected before episodes are collected.
 
@@ -88,6 +95,8 @@ class RolloutCollector:
                 `batches` has not handed over.
             max_loop_lag_seconds: Longest time that the event loop may be held.
             timing: How long sessions wait for a server.
+            followed: Environments of the daemon by their addresses; they are waited for as long
+                as they are to come back.
 
         Raises:
             NoEnvironment: An address cannot be one of a server.
@@ -116,6 +125,7 @@ class RolloutCollector:
         self._reuse_sessions = reuse_sessions
         self._buffer_bytes = buffer_bytes
         self._timing = timing
+        self._followed = followed
         self._max_loop_lag_seconds = max_loop_lag_seconds
         self.stats = ProgressStats()
         self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
@@ -159,7 +169,11 @@ class RolloutCollector:
         # What runs, and what waits to be written.
         memory = MessageMemory(2 * self._buffer_bytes)
         pool = SessionPool(
-            self._concurrency, memory, reuse=self._reuse_sessions, timing=self._timing
+            self._concurrency,
+            memory,
+            reuse=self._reuse_sessions,
+            timing=self._timing,
+            followed=self._followed,
         )
         context = RunContext(
             self._rules, self._policy, threads, pool, sink, self.stats, StepBudget()

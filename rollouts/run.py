@@ -37,6 +37,7 @@ from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
 from .progress_stats import EpisodeCounts, ProgressStats
+from .sessions.session_pool import Followed
 from .stages.grouping import GroupSink
 from .stages.named_stages import Stages, check_group
 
@@ -67,6 +68,7 @@ class RunConfig:
     keep_cached: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     max_loop_lag_seconds: float | None = None
+    followed: Mapping[str, Followed] = field(default_factory=dict)  # by where they answer
 
     def __post_init__(self) -> None:
         check_group(self.stages.size, self.episodes)
@@ -193,6 +195,7 @@ def _collector(config: RunConfig, addresses: list[str], policy: Policy) -> Rollo
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,
         max_loop_lag_seconds=config.max_loop_lag_seconds,
+        followed=config.followed,
     )
 
 

@@ -19,7 +19,8 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -55,14 +56,16 @@ class HostServer(EventDrivenServer):
         service: SessionService | None,
         access: Access,
         *,
+        headers: Mapping[str, str],
         max_message_bytes: int,
         on_ready: Callable[[], None],
         home: Home | None = None,
         lifespan: Literal["auto", "off"] = "auto",
     ) -> None:
+        """Make a server; `headers` are those of every answer."""
         fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
-            _config(app, service, access, max_message_bytes, home, lifespan),
+            _config(app, service, access, headers, max_message_bytes, home, lifespan),
             max_connections=connections_within(fds, shares=2),  # WebSockets have the other
             max_body_bytes=max_message_bytes,
         )
@@ -83,15 +86,24 @@ class Server(HostServer):
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """
 
-    def __init__(self, app: HostApp, access: Access, *, runs_hooks: bool = True) -> None:
+    def __init__(
+        self,
+        app: HostApp,
+        access: Access,
+        *,
+        headers: Mapping[str, str],
+        runs_hooks: bool = True,
+    ) -> None:
         """Answer with `app`; its lifespan is run where the project's hooks are to run."""
         self._app = app
         self._access = access
-        self._service = app.session_service
+        lines = tuple((name.encode(), value.encode("latin-1")) for name, value in headers.items())
+        self._service = replace(app.session_service, headers=lines)
         super().__init__(
             app,
             self._service,
             access,
+            headers=headers,
             max_message_bytes=app.max_message_bytes,
             on_ready=lambda: None,
             home=app.home,
@@ -146,11 +158,19 @@ async def serve(
     listeners: list[socket.socket],
     *,
     access: Access,
+    headers: Mapping[str, str],
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve a project's own app as it is, until SIGTERM or SIGINT."""
-    server = HostServer(app, None, access, max_message_bytes=max_message_bytes, on_ready=on_ready)
+    server = HostServer(
+        app,
+        None,
+        access,
+        headers=headers,
+        max_message_bytes=max_message_bytes,
+        on_ready=on_ready,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
     await server.serve(sockets=listeners)
@@ -160,6 +180,7 @@ def _config(
     app: Any,
     service: SessionService | None,
     access: Access,
+    headers: Mapping[str, str],
     max_message_bytes: int,
     home: Home | None,
     lifespan: Literal["auto", "off"],
@@ -177,6 +198,7 @@ def _config(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws_per_message_deflate=False,
         lifespan=lifespan,
+        headers=list(headers.items()),
         log_config=None,
         access_log=False,
         backlog=BACKLOG,
@@ -320,6 +342,6 @@ def open_session(
     kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
     socket = kind(service, connections)
     socket.connection_made(transport)
-    transport.write(acceptance(upgrade, headers))
+    transport.write(acceptance(upgrade, (*service.headers, *headers)))
     socket.begin(upgrade.parameter("session_id"))
     return socket

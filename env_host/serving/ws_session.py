@@ -59,6 +59,7 @@ class SessionService:
     loop: asyncio.AbstractEventLoop
     partial: PartialMessages = field(default_factory=PartialMessages)
     checks_handshakes: bool = False  # a session begins only if the project's middleware accepts it
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # of each handshake: whose environment it is
 
 
 class Call:

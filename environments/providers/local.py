@@ -20,7 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...env_host.protocol import HOST_CONFIG_VARIABLE
+from ...env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    HOST_CONFIG_VARIABLE,
+    REPLICA_HEADER,
+)
 from ...processes.exits.exit_reason import ExitReason
 from ...processes.resources.limits import available_memory_bytes, read_limits
 from ...processes.resources.memory import replica_bytes
@@ -252,7 +257,7 @@ class _Plan:
             "argv": list(self._program.argv),
             "entry": self._program.entry,
             "fork_server": self._layout.fork_server(HOST_PRELOAD),
-            "env": self._environment(run_dir, max_sessions, devices),
+            "env": self._environment(replica_id, max_sessions, devices),
             "cwd": str(self._program.folder),
             "log_path": str(log_path),
             "socket_path": str(self._layout.replica_socket(replica_id)),
@@ -266,16 +271,23 @@ class _Plan:
         }
 
     def _environment(
-        self, run_dir: Path, max_sessions: int | None, devices: Devices
+        self, replica_id: str, max_sessions: int | None, devices: Devices
     ) -> dict[str, str]:
         config = self._program.config
+        run_dir = self._layout.run_dir(replica_id)
         links = (str(run_dir / IMPORTS),) if self._program.links else ()
+        headers = {
+            ENVIRONMENT_HEADER: self._spec.name,
+            GENERATION_HEADER: self._launch_id,
+            REPLICA_HEADER: replica_id,
+        }
         config = replace(
             config,
             max_sessions=max_sessions,
             import_paths=(*links, *config.import_paths),
             memory_bytes=self._spec.memory_bytes or self._available_bytes,
             cores=self._cores,
+            headers=headers,
         )
         environ = child_environment(
             os.environ,

@@ -28,7 +28,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
-from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ...env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAGE_BYTES
 from ...system.access_tokens import without_token
 from ...system.websocket import KEY_BYTES, frame_head
 from ..episodes import BytesLike, FailureReason
@@ -42,6 +42,8 @@ try:
     from websockets.speedups import apply_mask
 except ImportError:  # where it was installed without a compiler
     from ...system.websocket import apply_mask
+
+Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say
 
 CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
 _CLOSE = b'{"type":"close"}'
@@ -100,6 +102,7 @@ class Session(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()  # the socket is closed
+        self.server: Server = (None, None)  # who answers, once it is opened
         self._loop = loop
         self._budget = receiving.budget
         self._inbox = Inbox(
@@ -242,6 +245,8 @@ class Session(asyncio.BufferedProtocol):
 
     def _take_response(self, response: Response) -> None:
         if self._frames.handshake_exc is None:
+            told = response.headers
+            self.server = told.get(ENVIRONMENT_HEADER), told.get(GENERATION_HEADER)
             if not self.opened.done():
                 self.opened.set_result(None)
             return

@@ -7,6 +7,10 @@ environment. One in which an episode failed is closed.
 A full server is no failure while our own sessions fill it: the next one that is given back goes to
 an episode that waits. Nor is a server that has answered before and does not now: a replica that
 exited is replaced within seconds, in which an episode would use up all of its attempts.
+
+Whoever answers at an address then must be the same environment, of the same launch: another that
+was given the port is taken for nobody. An environment of the daemon is followed (`Followed`): it is
+waited for as long as it is to come back, and no longer.
 """
 
 from __future__ import annotations
@@ -19,14 +23,16 @@ import os
 import resource
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from ...system.access_tokens import without_token
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed
 from .message_memory import MessageMemory
-from .session import CONNECT_SECONDS, Receiving, Session
+from .session import CONNECT_SECONDS, Receiving, Server, Session
 
 CLOSED_AT_ONCE = 8
 SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
@@ -45,6 +51,19 @@ class SessionTiming:
 DEFAULT_TIMING = SessionTiming()
 
 
+class Followed(Protocol):
+    """One launch of an environment, through its restarts."""
+
+    server: Server
+
+    def is_starting(self) -> bool:
+        """Whether it does not answer now, and is to come back; blocks.
+
+        Raises:
+            Exception: It was taken down, or given up: nobody need wait for it.
+        """
+
+
 class SessionPool:
     """At most `most` sessions, by address."""
 
@@ -55,7 +74,10 @@ class SessionPool:
         *,
         reuse: bool,
         timing: SessionTiming = DEFAULT_TIMING,
+        followed: Mapping[str, Followed] | None = None,
     ) -> None:
+        self._followed = followed or {}
+        self._servers = {address: each.server for address, each in self._followed.items()}
         self._most = most
         self._reuse = reuse
         self._timing = timing
@@ -78,6 +100,7 @@ class SessionPool:
             session.abort()
         self._make_room()
         session = await Session.open(address, self._receiving, self._timing.connect_seconds)
+        self._check_server(address, session)
         self._answered.add(address)
         self._lost_since.pop(address, None)
         self._in_use[address].add(session)
@@ -116,7 +139,14 @@ class SessionPool:
         return True
 
     async def wait_for_reconnection(self, address: str) -> bool:
-        """Pauses for a server that has answered before; False where it has not, or for too long."""
+        """Pauses for a server that has answered before; False where it has not, or for too long.
+
+        One that is followed is waited for until it is there, or gone for good, which is raised.
+        """
+        followed = self._followed.get(address)
+        if followed is not None and await asyncio.to_thread(followed.is_starting):
+            await asyncio.sleep(self._timing.pause_seconds)
+            return True
         if address not in self._answered:
             return False
         now = time.monotonic()
@@ -145,6 +175,16 @@ class SessionPool:
             if number % CLOSED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
+    def _check_server(self, address: str, session: Session) -> None:
+        """Fail where another environment answers than has before, or than was asked for."""
+        expected = self._servers.setdefault(address, session.server)
+        if session.server != expected:
+            session.abort()
+            told = f"{_named(session.server)} answers, not {_named(expected)}"
+            raise EpisodeFailed(
+                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {told}"
+            )
+
     def _make_room(self) -> None:
         """Closes an idle session where the limit is reached."""
         idle = sum(map(len, self._idle.values()))
@@ -164,6 +204,11 @@ class SessionPool:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _named(server: Server) -> str:
+    environment, launch = server
+    return "a server without a name" if environment is None else f"{environment} ({launch})"
 
 
 def _abort(sessions: Iterable[Collection[Session]]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -237,9 +238,12 @@ def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstr
 
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
-    host = start(None, app_candidates=("app:app",), serve_as_is=True)
+    said = {"OpenEnvd-Environment": "counter"}
+    host = start(None, app_candidates=("app:app",), serve_as_is=True, headers=said)
     assert host.ready()["serving"] == "as_is"
     assert host.http("POST", "/mcp", {}) == (200, "the project")
+    with urlopen(f"http://127.0.0.1:{host.port}/health", timeout=10.0) as answer:
+        assert answer.headers["OpenEnvd-Environment"] == "counter"
     assert host.stop() == 0
 
 

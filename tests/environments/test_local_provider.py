@@ -11,9 +11,11 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
+from websockets.sync.client import connect
 
 from openenvd.environments import run_files
 from openenvd.environments.errors import (
@@ -289,6 +291,26 @@ def test_the_server_of_a_killed_shim_is_stopped(home: Path, layout: Layout) -> N
     run_files.stop_replica(run_file.run_dir)
     assert not run_file.run_dir.exists()
     assert not Path(run_file.socket_path).exists()
+
+
+def test_a_replica_says_whose_it_is_in_every_answer(home: Path, layout: Layout) -> None:
+    replicas = start(home, "benchmark")
+    wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    said = {
+        "OpenEnvd-Environment": "sample",
+        "OpenEnvd-Generation": LAUNCH_ID,
+        "OpenEnvd-Replica": run_file.replica_id,
+    }
+    with connect(f"ws://127.0.0.1:{run_file.port}/ws") as session:
+        assert session.response is not None
+        assert said.items() <= dict(session.response.headers.raw_items()).items()
+    with urlopen(f"{run_file.address}/health", timeout=10.0) as answer:
+        assert {name.lower(): value for name, value in said.items()}.items() <= {
+            name.lower(): value for name, value in answer.headers.items()
+        }.items()
+    run_files.stop_replica(run_file.run_dir)
 
 
 def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(

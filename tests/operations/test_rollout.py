@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,15 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
+from openenvd.environments import run_files
+from openenvd.environments.errors import NotAnswering
+from openenvd.environments.http_get import ask
+from openenvd.environments.providers.local import LocalProvider
+from openenvd.environments.run_files import RunFile
+from openenvd.environments.sources.program import program_of
+from openenvd.environments.sources.resolve import resolve
+from openenvd.environments.spec import EnvironmentSpec
 from openenvd.executor.errors import TaskCancelled
 from openenvd.executor.worker.main import print_traceback
 from openenvd.operations.base import OperationContext
 from openenvd.operations.rollout import Rollout, RolloutPayload
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.loop_thread import run_on_thread
+from openenvd.shim.client import read_status_file
 
 from ..rollouts.conftest import Serve, address_of
 from ..rollouts.conftest import serve as serve
@@ -56,6 +67,87 @@ def test_an_address_is_rolled_out_with_the_policys_variables(
     assert VARIABLE not in os.environ
     assert threading.active_count() == before  # else the worker could not be used again
     assert "5 episodes are in" in capfd.readouterr().out
+
+
+def payload_of(folder: Path, **fields: Any) -> RolloutPayload:
+    said = {"name": "sample", "out": str(folder / "out"), "policy": "random", "episodes": 20}
+    payload: RolloutPayload = RolloutPayload.model_validate({**said, "max_steps": 5, **fields})
+    return payload
+
+
+def launch(home: Path, source: str = "echo", name: str = "sample", **fields: Any) -> RunFile:
+    spec = EnvironmentSpec(name=name, source=source, shards=1, **fields)
+    program = program_of(spec, resolve(source, home), None)
+    launch_id = secrets.token_hex(8)
+    provider = LocalProvider(home)
+    replicas = provider.start(spec, program, launch_id=launch_id, on_started=lambda _: None)
+    replicas.wait_until_ready(60.0, lambda _: None)
+    replicas.release()
+    [run_file] = run_files.of_environment(home / "run", name)
+    return run_file
+
+
+def kill_shim(run_file: RunFile) -> None:
+    status = read_status_file(run_file.run_dir)
+    assert status is not None
+    found = [psutil.Process(pid) for pid in (status["shim"]["pid"], status["pid"])]
+    found[0].kill()
+    psutil.wait_procs(found, timeout=30.0)
+
+
+def test_a_rollout_waits_for_an_environment_that_is_being_restarted(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_file = launch(home)
+    kill_shim(run_file)
+    restart = threading.Timer(0.5, run_files.revive, [run_file])
+    restart.start()
+    try:
+        result = Rollout.run(payload_of(tmp_path), context(home))
+    finally:
+        restart.join()
+        run_files.stop_environment(home / "run", "sample")
+    assert result["there"] == 20
+    assert "waiting for sample, which is being started" in capfd.readouterr().out
+
+
+def test_a_rollout_follows_its_environment_through_a_restart(home: Path, tmp_path: Path) -> None:
+    """However long that takes: it is to come back."""
+    run_file = launch(home)
+    restarts: list[threading.Timer] = []
+
+    def on_progress(_: dict[str, Any]) -> None:
+        if not restarts:
+            kill_shim(run_file)
+            restarts.append(threading.Timer(1.5, run_files.revive, [run_file]))
+            restarts[0].start()
+
+    following = OperationContext("1" * 32, home, on_progress)
+    payload = payload_of(tmp_path, episodes=20_000, retries=5)
+    try:
+        result = Rollout.run(payload, following)
+    finally:
+        restarts[0].join()
+        run_files.stop_environment(home / "run", "sample")
+    assert result["there"] == 20_000
+
+
+def test_a_rollout_ends_when_its_environment_is_taken_down(home: Path, tmp_path: Path) -> None:
+    """Not one episode is played in the next environment that is given the address."""
+    run_file = launch(home)
+    impostors: list[RunFile] = []
+
+    def on_progress(_: dict[str, Any]) -> None:
+        if not impostors:
+            run_files.stop_environment(home / "run", "sample")
+            impostors.append(launch(home, name="impostor", port=run_file.port))
+
+    following = OperationContext("1" * 32, home, on_progress)
+    with pytest.raises(NotAnswering, match="sample was taken down"):
+        Rollout.run(payload_of(tmp_path, episodes=50_000), following)
+    shards = ask(impostors[0].address, "/capacity", 10.0)["shards"]
+    assert [shard["totals"]["steps"] for shard in shards] == [0]
+    run_files.stop_environment(home / "run", "impostor")
 
 
 @pytest.fixture
@@ -144,7 +236,7 @@ def test_invalid_stages_are_refused_with_the_valid_ones(wrong: dict[str, Any], t
 
 def test_episodes_of_a_group_share_a_seed_by_default() -> None:
     said = {"name": "echo", "out": "/out", "group": 8, "filters": ["min-reward=-1.5"]}
-    order = RolloutPayload.model_validate(said).run_config({"echo": "http://h:1"})
+    order = RolloutPayload.model_validate(said).run_config({"echo": "http://h:1"}, {})
     assert (order.seed, order.stages.size) == (0, 8)
     record = order.stages.record()
     assert (record["advantages"], record["filters"]) == ("group-normalised", ["min-reward=-1.5"])

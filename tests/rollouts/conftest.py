@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts a host of a class in `worlds.py`, or of `module:Class`, in a folder of its own."""
     hosts: list[Host] = []
 
-    def start(what: str = "Walk", *, max_sessions: int | None = None) -> Host:
+    def start(what: str = "Walk", *, max_sessions: int | None = None, **config_fields: Any) -> Host:
         folder = tmp_path / f"host-{len(hosts)}"
         folder.mkdir()
         (folder / "worlds.py").write_text(WORLDS)
@@ -32,6 +33,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             env_class=reference,
             import_paths=(str(folder),),
             max_sessions=max_sessions,
+            **config_fields,
         )
         hosts.append(Host(config, folder))
         hosts[-1].ready()

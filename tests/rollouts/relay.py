@@ -32,9 +32,10 @@ class Relay:
         self._close()
         await asyncio.gather(*self._tasks)
 
-    def fall(self, *, back_after_seconds: float) -> None:
-        """All connections are lost, and nobody answers for a while."""
+    def fall(self, *, back_after_seconds: float, to: int | None = None) -> None:
+        """All connections are lost, and nobody answers for a while; then perhaps another server."""
         self.falls += 1
+        self._to = self._to if to is None else to
         self._close()
         self._start(self._come_back(back_after_seconds))
 

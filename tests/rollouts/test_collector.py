@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from openenvd.env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
@@ -253,6 +254,64 @@ async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
         episodes = await collect(collector, 20)
     assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
     assert 1 <= collector.stats.retries <= 3
+
+
+def said_by(name: str, launch: str = "1") -> dict[str, dict[str, str]]:
+    """What the handshakes of an environment say."""
+    return {"headers": {ENVIRONMENT_HEADER: name, GENERATION_HEADER: launch}}
+
+
+@pytest.mark.parametrize("another", [said_by("impostor"), said_by("trained", "2"), {}])
+async def test_another_environment_at_the_address_is_taken_for_nobody(
+    serve: Serve, another: dict[str, Any]
+) -> None:
+    """Its episodes would be recorded as the lost one's."""
+    host, impostor = serve(**said_by("trained")), serve(**another)
+    async with Relay(host.port) as relay:
+
+        async def policy(observation: dict[str, Any], turn: Turn) -> dict[str, Any]:
+            if turn.episode_id == "000004" and turn.number == 2:
+                relay.fall(back_after_seconds=0.01, to=impostor.port)
+            return {"what": "go"}
+
+        collector = RolloutCollector(
+            relay.address,
+            policy,
+            concurrency=1,
+            retries=0,
+            timing=SessionTiming(pause_seconds=0.02, reconnect_seconds=0.2),
+        )
+        episodes = await collect(collector, 8)
+    statuses = [episode.status for episode in episodes]
+    assert statuses == [EpisodeStatus.DONE] * 4 + [EpisodeStatus.FAILED] * 4
+    failure = episodes[-1].failure
+    assert failure is not None
+    assert "is another's" in failure.message
+    assert "not trained (1)" in failure.message
+
+
+async def test_the_environment_is_waited_for_while_another_has_its_address(serve: Serve) -> None:
+    host, impostor = serve(**said_by("trained")), serve(**said_by("impostor"))
+    async with Relay(host.port) as relay:
+
+        async def policy(observation: dict[str, Any], turn: Turn) -> dict[str, Any]:
+            if turn.episode_id == "000002" and relay.falls == 0:
+                relay.fall(back_after_seconds=0.01, to=impostor.port)
+                asyncio.get_running_loop().call_later(
+                    0.3, lambda: relay.fall(back_after_seconds=0.01, to=host.port)
+                )
+            return {"what": "go"}
+
+        collector = RolloutCollector(
+            relay.address,
+            policy,
+            concurrency=1,
+            retries=1,
+            timing=SessionTiming(pause_seconds=0.02),
+        )
+        episodes = await collect(collector, 8)
+    assert {episode.status for episode in episodes} == {EpisodeStatus.DONE}
+    assert lines_of(impostor, "resets.log") == []
 
 
 async def test_an_address_without_a_server_fails_the_episode(unused_port: int) -> None:
