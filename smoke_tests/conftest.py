@@ -164,10 +164,15 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture(scope="session")
 def upstream() -> Path:
     """A Python that has upstream's `openenv` from the package index."""
+    return python_with(UPSTREAM_REQUIREMENT)
+
+
+def python_with(*requirements: str) -> Path:
+    """A Python that has these packages from the package index; the first one names its folder."""
     with smoke_cache() as cache:
-        folder = cache / UPSTREAM_REQUIREMENT.replace("==", "-")
+        folder = cache / requirements[0].replace("==", "-")
         if not (folder / "complete").exists():
-            make_venv(folder, UPSTREAM_REQUIREMENT)
+            make_venv(folder, *requirements)
             (folder / "complete").touch()
     return folder / "bin" / "python"
 
@@ -191,17 +196,17 @@ def smoke_cache() -> Iterator[Path]:
         yield cache
 
 
-def make_venv(folder: Path, requirement: str) -> None:
+def make_venv(folder: Path, *requirements: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     command = [find_uv_bin(), "venv", "-q", "--python", sys.executable, str(folder)]
     subprocess.run(command, check=True)
-    install(folder, requirement)
+    install(folder, *requirements)
 
 
-def install(folder: Path, requirement: str) -> None:
+def install(folder: Path, *requirements: str) -> None:
     python = str(folder / "bin" / "python")
     fresh = ["--reinstall-package", "openenvd"]  # the sources may differ, the version does not
-    command = [find_uv_bin(), "pip", "install", "-q", "--python", python, *fresh, requirement]
+    command = [find_uv_bin(), "pip", "install", "-q", "--python", python, *fresh, *requirements]
     subprocess.run(command, check=True)
 
 

@@ -6,12 +6,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from .conftest import REPOSITORY
+import pytest
+
+from .conftest import REPOSITORY, UPSTREAM_REQUIREMENT, python_with
+
+OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environments lock
 
 
-def test_our_env_host_answers_as_upstreams_server_does(upstream: Path) -> None:
+@pytest.mark.parametrize("requirements", [(UPSTREAM_REQUIREMENT,), OLDER], ids=" ".join)
+def test_our_env_host_answers_as_upstreams_server_does(requirements: tuple[str, ...]) -> None:
+    upstream = python_with(*requirements)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "upstream", "tests/env_host"],
         cwd=REPOSITORY,

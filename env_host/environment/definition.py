@@ -22,6 +22,7 @@ from ..errors import LoadError
 from . import interfaces
 from .factory_class import class_made_by
 from .mcp_types import McpTypes, upstream_mcp_types
+from .observation_form import ObservationForm, installed_form
 from .own_middleware import OwnMiddleware
 
 
@@ -48,6 +49,8 @@ class Definition:
     middleware: OwnMiddleware | None = None  # of the project
     has_own_hooks: bool = False  # the project has start-up or shutdown hooks
     mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
+    observation_form: ObservationForm = field(default_factory=installed_form)
+    refuses_unknown_ids: bool = True  # of `/ws?session_id=`; upstream before 0.5.0 ignores them
     _validate: Callable[[Any], Any] = field(init=False)  # what the action's `model_validate` does
 
     def __post_init__(self) -> None:

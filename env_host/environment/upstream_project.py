@@ -116,6 +116,7 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
         shared_paths=shared_paths,
         has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),
         middleware=middleware,
+        refuses_unknown_ids=hasattr(server, "_session_websocket_attachments"),
     )
 
 

@@ -23,7 +23,6 @@ from ..errors import CallTimedOut
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
 from .messages import decode, encode_error, plain_errors
-from .serialization import serialize
 
 _dump = TypeAdapter(Any).dump_json
 
@@ -152,7 +151,7 @@ class HttpRoutes:
             calls = session.ready_calls
             given = keep_accepted(calls.reset, request.model_dump(exclude_unset=True))
             seen = await session.call(calls.reset, calls.signature.reset_is_async, **given)
-            return Reply(Outcome(**serialize(seen)))
+            return Reply(Outcome(**self._definition.observation_form.serialize(seen)))
 
         return await self._table.one_shot("The reset", reset)
 
@@ -168,7 +167,7 @@ class HttpRoutes:
             given = request.model_dump(exclude_unset=True, exclude={"action"})
             given = keep_accepted(calls.step, given)
             seen = await session.call(calls.step, calls.signature.step_is_async, action, **given)
-            return Reply(Outcome(**serialize(seen)))
+            return Reply(Outcome(**self._definition.observation_form.serialize(seen)))
 
         return await self._table.one_shot("The step", step)
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ..environment.observation_form import ObservationForm
 from .messages import to_json
 
 Writer = Callable[..., bytes]
 
 _BESIDE = {"reward", "done"}  # of an observation: they stand beside its fields
+_BESIDE_OR_NOWHERE = {"reward", "done", "metadata"}
 _WORDS: dict[Any, bytes] = {None: b"null", True: b"true", False: b"false"}
 _PLAIN = frozenset(
     {"any", "bool", "default", "definition-ref", "definitions", "dict", "enum", "float", "int"}
@@ -32,27 +34,39 @@ _NOT_SCHEMAS = frozenset({"cls", "default", "expected", "fields", "members", "me
 _writers: dict[type, Writer | None] = {}
 
 
-def observation_message(observation: Any) -> bytes:
-    """Write the message of an observation; raises what dumping the observation raises."""
-    writer = _writer_of(type(observation))
-    if writer is not None:
-        try:
-            return _in_one_pass(writer, observation)
-        except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
-            pass
-    return b'{"type":"observation","data":%b}' % to_json(serialize(observation))
+class ObservationWriter:
+    """Writes observations in the form that the installed version of upstream's package has."""
 
+    def __init__(self, form: ObservationForm) -> None:
+        self._serialize = form.serialize
+        self._is_known = form.has_metadata is not None
+        self._has_metadata = bool(form.has_metadata)
+        self._beside = _BESIDE if form.has_metadata else _BESIDE_OR_NOWHERE
 
-def serialize(observation: Any) -> dict[str, Any]:
-    """Dump an observation: its fields, and `reward`, `done` and `metadata` beside them."""
-    data = {
-        "observation": observation.model_dump(exclude={"reward", "done"}),
-        "reward": observation.reward,
-        "done": observation.done,
-    }
-    if observation.metadata:
-        data["metadata"] = observation.metadata
-    return data
+    def message(self, observation: Any) -> bytes:
+        """Write the message of an observation; raises what dumping the observation raises."""
+        writer = _writer_of(type(observation))
+        if writer is not None and self._is_known:
+            try:
+                return self._in_one_pass(writer, observation)
+            except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
+                pass
+        return b'{"type":"observation","data":%b}' % to_json(self._serialize(observation))
+
+    def _in_one_pass(self, writer: Writer, observation: Any) -> bytes:
+        metadata = self._has_metadata and observation.metadata
+        reward, done = observation.reward, observation.done
+        parts = (  # joined once: an observation may be large
+            b'{"type":"observation","data":{"observation":',
+            writer(observation, exclude=self._beside),
+            b',"reward":',
+            to_json(reward) if type(reward) is not bool and reward is not None else _WORDS[reward],
+            b',"done":',
+            _WORDS[done] if type(done) is bool else to_json(done),
+            b',"metadata":' + to_json(metadata) if metadata else b"",
+            b"}}",
+        )
+        return b"".join(parts)
 
 
 def state_message(state: Any) -> bytes:
@@ -70,22 +84,6 @@ def _state_data(state: Any) -> bytes:
     if hasattr(state, "model_dump"):
         return to_json(state.model_dump())
     return to_json(dict(state) if state else {})
-
-
-def _in_one_pass(writer: Writer, observation: Any) -> bytes:
-    metadata = observation.metadata
-    reward, done = observation.reward, observation.done
-    parts = (  # joined once: an observation may be large
-        b'{"type":"observation","data":{"observation":',
-        writer(observation, exclude=_BESIDE),
-        b',"reward":',
-        to_json(reward) if type(reward) is not bool and reward is not None else _WORDS[reward],
-        b',"done":',
-        _WORDS[done] if type(done) is bool else to_json(done),
-        b',"metadata":' + to_json(metadata) if metadata else b"",
-        b"}}",
-    )
-    return b"".join(parts)
 
 
 def _writer_of(model: Any) -> Writer | None:

@@ -27,13 +27,13 @@ from pydantic import ValidationError
 from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.instances import keep_accepted
-from ..errors import SessionEnded, SessionError, WSErrorCode
+from ..errors import SessionEnded, SessionError, UnknownSession, WSErrorCode
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
 from ..websocket.partial_messages import PartialMessages
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
-from .serialization import observation_message, state_message
+from .serialization import ObservationWriter, state_message
 
 if TYPE_CHECKING:
     from ..sessions.table import SessionTable
@@ -60,6 +60,12 @@ class SessionService:
     partial: PartialMessages = field(default_factory=PartialMessages)
     checks_handshakes: bool = False  # a session begins only if the project's middleware accepts it
     headers: tuple[tuple[bytes, bytes], ...] = ()  # of each handshake: whose environment it is
+    observation_message: Callable[[Any], bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the form of observations."""
+        writer = ObservationWriter(self.table.definition.observation_form)
+        object.__setattr__(self, "observation_message", writer.message)
 
 
 class Call:
@@ -158,8 +164,8 @@ class SessionSocket(WebSocketProtocol):
         """Attach to the session that the address names, or begin a new one."""
         table = self._service.table
         try:
-            if wanted:
-                self._session = table.attach(wanted, self)
+            if wanted and (session := self._find(wanted)) is not None:
+                self._session = session
                 self._is_attached = True
             elif (session := table.take(self)) is not None:
                 self._create(session)
@@ -168,6 +174,15 @@ class SessionSocket(WebSocketProtocol):
                 self._wait_for(Call(self, self._reserved)).watch(task)
         except Exception as exc:
             self._fail(exc)
+
+    def _find(self, wanted: str) -> Session | None:
+        table = self._service.table
+        try:
+            return table.attach(wanted, self)
+        except UnknownSession:
+            if table.definition.refuses_unknown_ids:
+                raise
+        return None
 
     def _reserved(self, session: Session, error: BaseException | None) -> None:
         self._call = None
@@ -373,7 +388,7 @@ class SessionSocket(WebSocketProtocol):
         return call
 
     def _observed(self, observation: Any, error: BaseException | None) -> None:
-        self._answer(observation_message, observation, error)
+        self._answer(self._service.observation_message, observation, error)
 
     def _stated(self, state: Any, error: BaseException | None) -> None:
         self._answer(state_message, state, error)

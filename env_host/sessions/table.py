@@ -114,6 +114,9 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 

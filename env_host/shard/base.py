@@ -130,6 +130,7 @@ class ServingProcess:
         self._stopping = asyncio.Event()
         self._isolated = own.isolated
         self._may_hand_over = not own.is_home and own.connection_fd is None
+        self._refuses_unknown_ids = definition.refuses_unknown_ids
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = sessions_of_process(limit)
         self._tasks: list[asyncio.Task[None]] = []
@@ -283,13 +284,19 @@ class ServingProcess:
         is_whole = is_session or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
-        elif is_session and head.wants_session and self.server.permits(arrival.data):
+        elif is_session and self._begins_session(head) and self.server.permits(arrival.data):
             if self._counters[Field.OPEN] > self._most_connections:
                 arrival.refuse(full_answer())  # the descriptors that are left are for HTTP
             else:
                 self.admission.consider(arrival)
         else:
             self._serve(arrival)
+
+    def _begins_session(self, head: Head) -> bool:
+        """Tell whether a connection needs a slot; so does one for a session that is not known."""
+        if self._refuses_unknown_ids or not (head.is_upgrade and head.session_id):
+            return head.wants_session
+        return head.session_id not in self.table
 
     def _other_owner(self, session_id: str) -> int:
         """Return the index, from 1, of the other process that has this session; 0 if none has."""

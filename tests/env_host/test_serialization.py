@@ -14,8 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 from pydantic_core import PydanticSerializationError
 
 from openenvd.env_host.environment.interfaces import Observation, State
+from openenvd.env_host.environment.observation_form import ObservationForm, serialize
 from openenvd.env_host.serving import messages, serialization
-from openenvd.env_host.serving.serialization import serialize
+from openenvd.env_host.serving.serialization import ObservationWriter
+
+NEWEST = ObservationWriter(ObservationForm())
 
 
 class Color(enum.Enum):
@@ -88,9 +91,7 @@ def two_passes(observation: Any) -> Any:
     ids=lambda observation: type(observation).__name__,
 )
 def test_one_pass_writes_the_same_text_as_two(observation: Observation) -> None:
-    assert json.loads(serialization.observation_message(observation))["data"] == two_passes(
-        observation
-    )
+    assert json.loads(NEWEST.message(observation))["data"] == two_passes(observation)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ def test_only_classes_with_nothing_special_are_written_in_one_pass(
 
 def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
     with pytest.raises(PydanticSerializationError, match="Unable to serialize unknown type"):
-        serialization.observation_message(Plain(anything=object()))
+        NEWEST.message(Plain(anything=object()))
     with pytest.raises(AttributeError, match="model_dump"):
-        serialization.observation_message(None)
+        NEWEST.message(None)
 
 
 @pytest.mark.parametrize(
