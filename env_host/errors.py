@@ -7,6 +7,7 @@ HostError
 │   ├── LoadError           the environment does not import
 │   ├── NotConcurrent       several sessions in a process asked of a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
+├── NotReset                a step before the session's reset: an error frame, and it goes on
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
@@ -22,7 +23,7 @@ from typing import Any
 
 
 class WSErrorCode(StrEnum):
-    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it (`WSErrorCode`)."""
+    """The `code` of an error frame, as upstream's `openenv` 0.10.0 has it; the last one is ours."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
@@ -31,6 +32,7 @@ class WSErrorCode(StrEnum):
     CAPACITY_REACHED = "CAPACITY_REACHED"
     FACTORY_ERROR = "FACTORY_ERROR"
     SESSION_ERROR = "SESSION_ERROR"
+    SESSION_NOT_RESET = "SESSION_NOT_RESET"
 
 
 class HostError(Exception):
@@ -67,6 +69,17 @@ class ShardFailed(StartError):
     def __init__(self, message: str, log_tail: list[str]) -> None:
         super().__init__(message)
         self.log_tail = log_tail
+
+
+class NotReset(HostError):
+    """A step is refused: the session has not been reset, and may have taken a lost one's place."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This session is a new one, and was not reset: the session before it may be lost, as "
+            "others of this environment were. Call reset. Where steps need no reset, launch with "
+            "--no-reset-first, or set RESET_FIRST = False in the class."
+        )
 
 
 class SessionError(HostError):

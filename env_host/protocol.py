@@ -35,6 +35,7 @@ from ..system.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas
+LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"  # how many ended with its predecessors
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 
@@ -85,6 +86,9 @@ class ServeOptions:
     )
     step_timeout_seconds: float | None = option(
         None, "Time limit of a reset or step; past it the client gets an error.", above=0
+    )
+    reset_first: bool | None = option(
+        None, "Refuse steps before a session's reset; by default only after sessions were lost."
     )
     http_session_idle_seconds: float = option(
         900.0, "A session without a WebSocket ends when unused for so long; 0: never.", least=0

@@ -27,6 +27,7 @@ CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already liste
 # As in `env_host.protocol`, which is too heavy to import here; a test holds them together.
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # of several sockets, separated by commas
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
+LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"
 
 CONTROL_BACKLOG = 512
 

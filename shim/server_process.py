@@ -26,7 +26,13 @@ from ..system.json_lines import Json, LineBuffer, decode_line
 from ..system.listening_sockets import descriptors_text, open_listening_sockets
 from ..system.proc import children_of
 from ..system.process_identity import ProcessIdentity
-from .files import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE, inherited_sockets, open_log
+from .files import (
+    LISTEN_FD_VARIABLE,
+    LOST_SESSIONS_VARIABLE,
+    NOTIFY_FD_VARIABLE,
+    inherited_sockets,
+    open_log,
+)
 from .server_child import ForkInto, spawn
 
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
@@ -92,8 +98,8 @@ class ServerProcess:
                     self._run["replica_id"], self._run.get("memory_limit_bytes")
                 )
 
-    def start(self) -> int:
-        """Start it.
+    def start(self, lost_sessions: int) -> int:
+        """Start it, and tell it how many sessions ended with its predecessors.
 
         Returns:
             The reading end of its notify pipe, which is the caller's to close.
@@ -105,7 +111,7 @@ class ServerProcess:
         try:
             reading, writing = os.pipe()
             try:
-                self.pid = self._spawn(log_fd, writing)
+                self.pid = self._spawn(log_fd, writing, lost_sessions)
             except OSError:
                 os.close(reading)
                 raise
@@ -116,7 +122,7 @@ class ServerProcess:
         self._started_at = ProcessIdentity.of(self.pid).started_at
         return reading
 
-    def _spawn(self, log_fd: int, notify_fd: int) -> int:
+    def _spawn(self, log_fd: int, notify_fd: int, lost_sessions: int) -> int:
         assert self._listeners  # prepared
         listen_fds = self.listener_fds
         return spawn(
@@ -125,6 +131,7 @@ class ServerProcess:
             | {
                 LISTEN_FD_VARIABLE: descriptors_text(listen_fds),
                 NOTIFY_FD_VARIABLE: str(notify_fd),
+                LOST_SESSIONS_VARIABLE: str(lost_sessions),
             },
             cwd=self._run.get("cwd"),
             log_fd=log_fd,

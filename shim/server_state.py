@@ -39,6 +39,7 @@ class ServerStatus:
         self._generation = 0
         self._ready_at: float | None = None
         self._sessions = 0
+        self.lost_sessions = 0  # that ended with servers and their children, ever
         self._capacity: Json | None = None
         self._info: Json | None = None
         self._sessions_fail: str | None = None  # why no environment could be created
@@ -75,12 +76,14 @@ class ServerStatus:
         """Note that the server lost a child of its own, and goes on."""
         self._shard_exits += 1
         self._last_shard_exit = report
+        self.lost_sessions += report.get("sessions") or 0
 
     def end(self, reason: Json, log_tail: list[str]) -> None:
         """Note that the server of this generation is gone, with its sessions."""
         self.state = "exited"
         self._exit = self.last_exit = reason
         self._log_tail = log_tail
+        self.lost_sessions += self._sessions
         self._sessions = 0
         self._capacity = self._sessions_fail = None
 
@@ -171,7 +174,7 @@ class ServerStateMachine:
             self._server.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
             self._evidence.begin(self._server.cgroup)
-            self._notify.watch(self._server.start())
+            self._notify.watch(self._server.start(self._status.lost_sessions))
         except OSError as exc:
             failed = f"cannot start: {why_no_server(exc)}"
             self._server.forget()

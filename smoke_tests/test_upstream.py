@@ -81,6 +81,35 @@ print("provider ok")
 """
 
 
+RECONNECTING_CLIENT = """
+import asyncio, json, os, signal, sys, urllib.request
+from openenv import GenericEnvClient
+
+async def use(address):
+    async with GenericEnvClient(base_url=address) as env:
+        await env.reset()
+        await env.step({"message": "hello"})
+        capacity = json.load(urllib.request.urlopen(address + "/capacity"))
+        [shard] = [each for each in capacity["shards"] if each["sessions"]]
+        os.kill(shard["pid"], signal.SIGKILL)
+        while env._ws.state.name != "CLOSED":
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            try:
+                await env.step({"message": "in another environment"})
+            except RuntimeError as exc:
+                assert "SESSION_NOT_RESET" in str(exc), exc
+            else:
+                raise SystemExit("the step was taken in an environment that was never reset")
+        await env.reset()
+        result = await env.step({"message": "hello"})
+        assert result.observation["echoed_message"] == "hello", result
+
+asyncio.run(use(sys.argv[1]))
+print("told")
+"""
+
+
 def run_upstream(python: Path, program: str, *arguments: str, cwd: Path, machine: Machine) -> str:
     done = subprocess.run(
         [str(python), "-c", program, *arguments],
@@ -159,3 +188,13 @@ def test_both_sets_of_commands_work_where_both_are_installed(
     assert (tmp_path / "made_here" / "openenv.yaml").exists()
     machine.ok("launch", "echo")
     assert machine.environment("echo")["state"] == "READY"
+
+
+def test_upstreams_client_is_told_that_it_returned_to_another_environment(
+    machine: Machine, upstream: Path
+) -> None:
+    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    out = run_upstream(
+        upstream, RECONNECTING_CLIENT, address, cwd=machine.home.parent, machine=machine
+    )
+    assert "told" in out

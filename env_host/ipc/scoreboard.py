@@ -54,8 +54,11 @@ class Field(IntEnum):
     ARRIVING = 24  # connections taken whose first request is not known yet
     IDLE = 25  # 1: nothing to do, so no heartbeat
     PARKED = 26  # 1: it is not wanted now; its process, if any, is about to be stopped
+    LOST = 27  # sessions that were ended for their clients, ever, with all processes of the row
+    RETURNED = 28  # sessions refused a step since one of those may be behind it, ever
 
 
+_OF_THE_ROW = (Field.GENERATION, Field.LOST, Field.RETURNED)
 _FIELDS = 32  # room for more without a new layout
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
 
@@ -80,10 +83,10 @@ class Counters:
         """Add to a counter; only the process of the row may."""
         self._values[field] += count
 
-    def clear(self, *, keep: tuple[Field, ...] = (Field.GENERATION,)) -> None:
-        """Set all counters to 0: the row has no process any more."""
+    def clear(self) -> None:
+        """Set all counters but those of the row to 0: it has no process any more."""
         for field in Field:
-            if field not in keep:
+            if field not in _OF_THE_ROW:
                 self._values[field] = 0
 
     @property

@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.instances import keep_accepted
-from ..errors import SessionEnded, SessionError, UnknownSession, WSErrorCode
+from ..errors import NotReset, SessionEnded, SessionError, UnknownSession, WSErrorCode
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
 from ..websocket.partial_messages import PartialMessages
@@ -300,6 +300,8 @@ class SessionSocket(WebSocketProtocol):
     def _step(self, data: dict[str, Any]) -> None:
         session = self._ready()
         calls = session.ready_calls
+        if session.may_step is not True:
+            self._check_reset(session, data)
         action = session.definition.parse_action(data)
         self._service.table.counts.steps += 1
         if calls.signature.step_is_async:
@@ -307,8 +309,18 @@ class SessionSocket(WebSocketProtocol):
         else:
             self._submit("step", self._observed, calls.step, action)
 
+    def _check_reset(self, session: Session, data: dict[str, Any]) -> None:
+        """Refuse a step before the reset of a session whose client may take it for a lost one."""
+        if data.get("type") == "list_tools":
+            return  # upstream lists tools by a step, which needs no reset
+        if session.may_step is None:
+            session.may_step = not self._service.table.reset_rule.refuses_step()
+        if not session.may_step:
+            raise NotReset
+
     def _reset(self, data: dict[str, Any]) -> None:
         session = self._ready()
+        session.may_step = True
         calls = session.ready_calls
         reset = calls.reset
         arguments = keep_accepted(reset, data)
@@ -416,6 +428,8 @@ class SessionSocket(WebSocketProtocol):
                 self._fail(exc)
             case ValidationError():
                 self.send_text(messages.validation_frame(exc))
+            case NotReset():
+                self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
             case _:
                 log.warning("%s failed", kind, exc_info=exc, extra=self._log_fields())
                 text = messages.text_of(exc)

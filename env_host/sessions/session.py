@@ -77,6 +77,7 @@ class Session:
         "env",
         "id",
         "last_used",
+        "may_step",
         "socket",
     )
 
@@ -89,6 +90,7 @@ class Session:
         self.calls: Calls | None = None  # None until the environment is ready
         self.socket: Attached | None = None
         self.close_when_detached = False
+        self.may_step: bool | None = None  # None: neither reset nor step was asked for yet
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0

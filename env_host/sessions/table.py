@@ -24,6 +24,7 @@ from .session import Session, Threads
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
+    from .reset_rule import ResetRule
     from .session import Attached
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
@@ -85,6 +86,7 @@ class SessionTable:
         exclusive: bool,
         hooks: Hooks,
         admission: Admission,
+        reset_rule: ResetRule,
         step_timeout_seconds: float | None = None,
     ) -> None:
         self.definition = definition
@@ -93,6 +95,7 @@ class SessionTable:
         self._exclusive = exclusive
         self._hooks = hooks
         self._admission = admission
+        self.reset_rule = reset_rule
         self._sessions: dict[str, Session] = {}
         self.occupied = asyncio.Event()  # set while there is a session
         self.counts = Counts()
@@ -155,6 +158,7 @@ class SessionTable:
         except BaseException:
             await self.close(session)
             raise
+        session.may_step = True  # its id is its client's: none returns to another unawares
         self.on_unattached()
         return session
 

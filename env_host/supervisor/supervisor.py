@@ -50,7 +50,7 @@ from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
 from ..ipc.scoreboard import Counters, Field, Scoreboard
-from ..protocol import HostConfig, Serving
+from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
 from ..shared_state.process import start_state_process
 from ..startup.fd_limit import SPARE_FDS
 from .children import Child, Children
@@ -106,6 +106,7 @@ class Supervisor:
         self._scoreboard = Scoreboard.create(plan.shards, extra)
         for row in self._scoreboard.shard_counters():
             row[Field.MAX_SESSIONS] = plan.share(row.index)
+        self._scoreboard[0][Field.LOST] = int(os.environ.pop(LOST_SESSIONS_VARIABLE, 0))
         self._children = Children()
         most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
         self._copies = SocketCopies(most_copies, self._children)
@@ -412,9 +413,11 @@ class Supervisor:
             self._copies.notify_clients(child, text, self._accept)
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)
-        self._scoreboard[child.index].clear()
+        row = self._scoreboard[child.index]
+        row.add(Field.LOST, 0 if exited.is_expected else exited.sessions)
+        row.clear()
         if not child.is_isolated:
-            self._scoreboard[child.index][Field.MAX_SESSIONS] = self._plan.share(child.index)
+            row[Field.MAX_SESSIONS] = self._plan.share(child.index)
             self._lobby.shard_exited(child.index)
         if child.group is not None:
             child.group.remove()

@@ -103,6 +103,7 @@ def test_many_isolated_sessions_killed_at_once_end_no_others(start: StartHost) -
 
     def die(_: int) -> str:
         with host.open() as client:
+            client.ask("reset")
             client.send("step", {"what": "kill"})
             return str(last_word(client)[0]["data"]["code"])
 

@@ -223,6 +223,7 @@ def test_a_killed_shard_is_restarted_and_serves_again(start: StartHost) -> None:
     seen = set()
     for _ in range(4):
         with host.open() as client:
+            client.ask("reset")
             seen.add(pid_of(client))
             client.send("step", {"what": "kill"})
             last_word(client)

@@ -15,8 +15,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 
 from openenvd.env_host.environment.definition import definition_of_class
+from openenvd.env_host.ipc.scoreboard import Scoreboard
 from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
+from openenvd.env_host.sessions.reset_rule import ResetRule
 from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.sessions.watch import SessionWatch, UnattachedExpiry
@@ -308,7 +310,15 @@ class AdmissionOnDemand:
 
 def table_of(admission: AdmissionOnDemand) -> SessionTable:
     definition = definition_of_class(ECHO, "echo")
-    return SessionTable(definition, 1, exclusive=False, hooks=Hooks(), admission=admission)
+    board = Scoreboard.create(1)
+    return SessionTable(
+        definition,
+        1,
+        exclusive=False,
+        hooks=Hooks(),
+        admission=admission,
+        reset_rule=ResetRule(None, board, board[0]),
+    )
 
 
 def session_socket_of(table: SessionTable) -> SessionSocket:

@@ -63,6 +63,7 @@ def _exit_of(status: dict[str, object]) -> ExitReason:
 def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
     assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
+    assert files.LOST_SESSIONS_VARIABLE == protocol.LOST_SESSIONS_VARIABLE
 
 
 def test_ready_status_carries_the_servers_message_and_identity(replica: Make) -> None:
