@@ -6,24 +6,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
-
-from .conftest import REPOSITORY, UPSTREAM_REQUIREMENT, python_with
+from .conftest import REPOSITORY, python_with
 
 OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environments lock
+NEWEST_MCP = "fastmcp==4.1.2"
 
 
-@pytest.mark.parametrize("requirements", [(UPSTREAM_REQUIREMENT,), OLDER], ids=" ".join)
-def test_our_env_host_answers_as_upstreams_server_does(requirements: tuple[str, ...]) -> None:
-    upstream = python_with(*requirements)
+def test_our_env_host_answers_as_upstreams_server_does(upstream: Path) -> None:
+    pythons = {
+        "OPENENVD_UPSTREAM_PYTHON": str(upstream),
+        "OPENENVD_OLDER_PYTHON": str(python_with(*OLDER)),
+        "OPENENVD_MCP_PYTHON": str(python_with(NEWEST_MCP)),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "upstream", "tests/env_host"],
         cwd=REPOSITORY,
-        env={**os.environ, "OPENENVD_UPSTREAM_PYTHON": str(upstream)},
+        env={**os.environ, **pythons},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same conversations with upstream's own server and with the env host, frame for frame.
 
-    python -m tests.env_host.conformance PYTHON      PYTHON has upstream's package
+    python -m tests.env_host.conformance PYTHON [--older]      PYTHON has upstream's package
 
-`differences(python, folder)` is what tests call.
+`differences(python, folder)` is what tests call; `is_older` is for versions before 0.4.0, whose
+sessions alone are compared.
 
 Each environment of `conformance_project.py` is served three ways: by upstream under uvicorn, by the
 env host from the project's app, and by the env host from the bare class. Every conversation is held
@@ -159,16 +160,19 @@ class Server:
     open: Callable[[str], Client]
 
 
-def differences(python: str, folder: Path) -> list[str]:
+def differences(python: str, folder: Path, *, is_older: bool = False) -> list[str]:
     """What the env host answers otherwise than upstream does; one line each."""
     write_project(folder)
     found: list[str] = []
+    converse = _sessions if is_older else _conversations
     for app, reference in CLASSES.items():
+        if is_older and app in ("broken_app", "single_app"):
+            continue
         with _upstream(python, folder, app) as server:
-            wanted = dict(_conversations(server, app))
+            wanted = dict(converse(server, app))
         for way, config in _ways(folder, app, reference):
             with _ours(python, folder, config) as server:
-                got = dict(_conversations(server, app))
+                got = dict(converse(server, app))
             found += [
                 f"{app} ({way}) {name}\n  upstream {_short(wanted[name])}\n  ours {_short(answer)}"
                 for name, answer in got.items()
@@ -183,6 +187,14 @@ def _ways(folder: Path, app: str, reference: str) -> Iterator[tuple[str, HostCon
     yield "project", replace(alike, name=app, app_candidates=(f"{app}:app",))
     if app != "tools_app":  # the class of tools names no action type: only its app does
         yield "class", replace(alike, name="listener", env_class=reference)
+
+
+def _sessions(server: Server, app: str) -> Iterator[tuple[str, Any]]:
+    texts = TOOLS if app == "tools_app" else SESSION
+    yield from _conversation(server, "/ws", texts)
+    yield from _conversation(server, "/ws", NOT_AN_OBJECT)
+    if app != "tools_app":
+        yield from _conversation(server, "/ws?session_id=nobody", texts[:3])
 
 
 def _conversations(server: Server, app: str) -> Iterator[tuple[str, Any]]:
@@ -331,6 +343,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as temporary:
-        lines = differences(sys.argv[1], Path(temporary))
+        lines = differences(sys.argv[1], Path(temporary), is_older="--older" in sys.argv)
     print("\n".join(lines) or "no differences")
     sys.exit(bool(lines))
