@@ -3,7 +3,7 @@
 
 /ws              ours, before it comes here: by `session_service` (`uvicorn_server.py`)
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
-                 or of another's (`sessions/routing.py`)
+                 or of another's (`sessions/routing.py`); DELETE ends one
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 everything else  the project's own app (`own_routes.py`); or `HttpRoutes` when there is none
 """
@@ -27,6 +27,7 @@ from ..websocket.partial_messages import PartialMessages
 from . import metrics
 from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
+from .mcp_http import SESSION_HEADER, McpHttp
 from .middleware import Headers, check_handshake
 from .own_routes import Home
 from .ws_session import SessionService
@@ -55,7 +56,8 @@ class HostApp:
         self._step_timeout_seconds = step_timeout_seconds
         self._scoreboard = scoreboard
         self.max_message_bytes = max_message_bytes
-        self._mcp = Mcp(table, siblings)
+        self._mcp = Mcp(table, siblings, version=str(manifest.get("version", "1.0.0")))
+        self._mcp_http = McpHttp(self._mcp)
         self._routes = HttpRoutes(definition, table, manifest)
 
     @property
@@ -96,7 +98,7 @@ class HostApp:
                 await send({"type": "websocket.close"})
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
                 await _answer(send, self._gauges(self._scoreboard, path))
-            case "http", "/mcp" if scope["method"] == "POST":
+            case "http", "/mcp" if scope["method"] == "POST" or _ends_session(scope):
                 if is_outside and self._is_asked and self._definition.middleware is not None:
                     scope = answered_by(self._answer_mcp, scope)
                     await self._definition.app(scope, receive, send)
@@ -105,9 +107,11 @@ class HostApp:
             case _:
                 await self._serve_rest(scope, receive, send)
 
-    async def _answer_mcp(self, _: dict[str, Any], receive: Receive, send: Send) -> None:
-        answer = await self._mcp.answer_body(await _read_body(receive))
-        await _answer(send, EncodedReply(answer))
+    async def _answer_mcp(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        headers, body = dict(scope["headers"]), await _read_body(receive)
+        mcp = self._mcp_http
+        is_post = scope["method"] == "POST"
+        await _answer(send, await (mcp.post(headers, body) if is_post else mcp.delete(headers)))
 
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
@@ -123,6 +127,10 @@ class HostApp:
             await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
+
+
+def _ends_session(scope: dict[str, Any]) -> bool:
+    return scope["method"] == "DELETE" and SESSION_HEADER in dict(scope["headers"])
 
 
 MISDIRECTED = Reply(

@@ -76,9 +76,11 @@ class Reply:
 class EncodedReply(Reply):
     """A body as it is."""
 
-    def __init__(self, body: bytes, content_type: str = "application/json") -> None:
+    def __init__(
+        self, body: bytes, content_type: str = "application/json", status: int = 200
+    ) -> None:
         self.body = body
-        self.status = 200
+        self.status = status
         self.headers = [(b"content-type", content_type.encode())]
 
 

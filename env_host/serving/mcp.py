@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MCP's `tools/list` and `tools/call` over JSON-RPC, in a `/ws` session, on `/mcp` or by POST.
 
-Also OpenEnv's two own methods that begin and end a session over HTTP. Where there is no session,
-an environment is created for the one request.
+Also MCP's handshake (`mcp_lifecycle.py`), and OpenEnv's two own methods that begin and end a
+session over HTTP. Where there is no session, an environment is created for the one request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
-from . import messages
+from . import mcp_lifecycle, messages
 
 if TYPE_CHECKING:
     from ..sessions.routing import Siblings
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..sessions.table import SessionTable
 
 CREATE = "openenv/session/create"
+CLOSE = "openenv/session/close"
 NOT_MCP = "Environment does not support MCP"
 
 log = logging.getLogger("openenvd.env_host")
@@ -41,19 +42,28 @@ class RpcFailed(Exception):
 class Mcp:
     """Answers JSON-RPC requests for one environment."""
 
-    def __init__(self, table: SessionTable, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self, table: SessionTable, siblings: Siblings | None = None, *, version: str = "1.0.0"
+    ) -> None:
         self._table = table
+        self._version = version  # the environment's
         self._siblings = siblings
 
-    async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any]:
-        """Answer one request; never raises for what the request or a tool does."""
+    async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any] | None:
+        """Answer one request; never raises for what the request or a tool does.
+
+        Returns:
+            The response; None to a notification of MCP's, which gets none.
+        """
         try:
             request = JsonRpcRequest(**data)
         except (ValidationError, TypeError) as exc:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
+        if request.id is None and request.method.startswith(mcp_lifecycle.NOTIFICATIONS):
+            return None
         try:
             if session is None and self._siblings is not None:
-                if request.method == CREATE and self._siblings.isolates:
+                if _begins_session(request) and self._siblings.isolates:
                     return await self._siblings.ask_new(data)
                 if (index := await self._sibling_for(request, self._siblings)) is not None:
                     return await self._siblings.ask(index, data)
@@ -67,34 +77,39 @@ class Mcp:
             log.warning("MCP %s failed", request.method, exc_info=True, extra=extra)
             return rpc_error(RpcCode.INTERNAL_ERROR, str(exc), request.id)
 
-    async def answer_body(self, body: bytes) -> bytes:
-        """Answer the body of a POST to `/mcp`."""
-        try:
-            data = messages.decode(body.decode())
-        except ValueError:
-            data = None
-        if not isinstance(data, dict):
-            return encode_response(rpc_error(RpcCode.PARSE_ERROR, "Parse error"))
-        return encode_response(await self.answer(data))
-
     async def _result(self, request: JsonRpcRequest, session: Session | None) -> Any:
         match request.method:
             case method if method == CREATE:
                 return {"session_id": (session or await self._table.open()).id}
-            case "openenv/session/close":
+            case method if method == CLOSE:
                 return await self._close_session(request.params.get("session_id"), session)
+        if session is None and (wanted := request.params.get("session_id")):
+            session = self._find(wanted)
+        if request.method == mcp_lifecycle.INITIALIZE:
+            return self._initialize(session or await self._table.open(), request.params)
+        if request.method == mcp_lifecycle.PING:
+            return {}
         if session is not None:
             return await self._ask(session, request)
-        if wanted := request.params.get("session_id"):
-            return await self._ask(self._find(wanted), request)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
     async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
         """Find the other shard that should answer; None: this one."""
-        if request.method == CREATE:
+        if _begins_session(request):
             return await siblings.roomier()
         session_id = request.params.get("session_id")
         return siblings.owner_of(session_id) if isinstance(session_id, str) else None
+
+    def _initialize(self, session: Session, params: dict[str, Any]) -> dict[str, Any]:
+        session.speaks_mcp = True
+        session.touch()
+        return mcp_lifecycle.initialize_result(
+            self._table.definition.name,
+            self._version,
+            session.id,
+            params.get("protocolVersion"),
+            has_tools=_mcp_of(session.env) != (None, None) or self._takes_tools_as_actions,
+        )
 
     async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
         if not target_id:
@@ -125,9 +140,12 @@ class Mcp:
         try:
             match request.method:
                 case "tools/list":
-                    return {"tools": await self._list_tools(session)}
+                    form = mcp_lifecycle.tool_form if session.speaks_mcp else _upstreams_form
+                    return {"tools": [form(tool) for tool in await self._list_tools(session)]}
+                case "tools/call" if session.speaks_mcp:
+                    return await self._call_by_specification(session, request.params)
                 case "tools/call":
-                    return await self._call_tool(session, request.params)
+                    return plain(await self._call_tool(session, request.params))
             raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
         finally:
             session.busy -= 1
@@ -138,8 +156,7 @@ class Mcp:
         if client is None and server is None:
             return await self._list_tools_by_step(session)
         if client:
-            tools = await _with_client(session.env, client, client.list_tools)
-            return [t.model_dump() if hasattr(t, "model_dump") else dict(t) for t in tools]
+            return list(await _with_client(session.env, client, client.list_tools))
         return [_describe(tool) for tool in (await _server_tools(server)).values()]
 
     async def _call_tool(self, session: Session, params: dict[str, Any]) -> Any:
@@ -150,16 +167,29 @@ class Mcp:
         if client is None and server is None:
             return await self._call_tool_by_step(session, name, arguments)
         if client:
-            return plain(
-                await _with_client(
-                    session.env, client, lambda: client.call_tool(name=name, arguments=arguments)
-                )
+            return await _with_client(
+                session.env, client, lambda: client.call_tool(name=name, arguments=arguments)
             )
         tool = (await _server_tools(server)).get(name)
         if tool is None:
             raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")
         result = tool.fn(**arguments)
-        return plain(await result if inspect.isawaitable(result) else result)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _call_by_specification(self, session: Session, params: dict[str, Any]) -> Any:
+        """Call a tool; one that fails is a result, too."""
+        try:
+            result = await self._call_tool(session, params)
+        except RpcFailed:
+            raise
+        except Exception as exc:
+            return mcp_lifecycle.error_form(messages.text_of(exc))
+        types = self._table.definition.mcp
+        if types is not None and isinstance(result, types.call_observation):
+            if result.error is not None:
+                return mcp_lifecycle.error_form(result.error.message)
+            result = result.result
+        return mcp_lifecycle.result_form(result)
 
     async def _list_tools_by_step(self, session: Session) -> list[Any]:
         """List tools by a step, for environments that take tools as actions and have no server."""
@@ -167,7 +197,7 @@ class Mcp:
         seen = await self._step(session, types.list_action())
         if not isinstance(seen, types.list_observation):
             raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/list", seen))
-        return [tool.model_dump() for tool in seen.tools]
+        return list(seen.tools)
 
     async def _call_tool_by_step(self, session: Session, name: str, arguments: Any) -> Any:
         types = self._step_types()
@@ -175,13 +205,17 @@ class Mcp:
         seen = await self._step(session, action)
         if not isinstance(seen, types.call_observation):
             raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/call", seen))
-        return plain(seen)
+        return seen
+
+    @property
+    def _takes_tools_as_actions(self) -> bool:
+        definition = self._table.definition
+        return definition.mcp is not None and definition.mcp.is_mcp_style(definition.action_cls)
 
     def _step_types(self) -> Any:
-        definition = self._table.definition
-        if definition.mcp is None or not definition.mcp.is_mcp_style(definition.action_cls):
+        if not self._takes_tools_as_actions:
             raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
-        return definition.mcp
+        return self._table.definition.mcp
 
     async def _step(self, session: Session, action: Any) -> Any:
         calls = session.ready_calls
@@ -197,6 +231,15 @@ def encode_response(response: dict[str, Any]) -> bytes:
             text = messages.text_of(exc)
             response = rpc_error(RpcCode.INTERNAL_ERROR, text, response["id"])
         return messages.encode_error(response)
+
+
+def _begins_session(request: JsonRpcRequest) -> bool:
+    is_new = request.method == mcp_lifecycle.INITIALIZE and "session_id" not in request.params
+    return is_new or request.method == CREATE
+
+
+def _upstreams_form(tool: Any) -> dict[str, Any]:
+    return tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
 
 
 def plain(value: Any) -> Any:

@@ -36,8 +36,8 @@ class McpSocket(SessionSocket):
         else:
             self._call_mcp(data)
 
-    def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        self._answer(encode_response, response, error)
+    def _mcp_text(self, response: dict[str, Any]) -> bytes:
+        return encode_response(response)
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
         self._fail(exc)
