@@ -150,11 +150,12 @@ class Tools(MCPEnvironment):
 '''
 
 APP = """
+import inspect
 from openenv.core.env_server.http_server import create_app
 from environment import {name}
 from models import Count, Heard, Say
-app = create_app({name}, Say, Heard, env_name="listener", state_cls=Count,
-                 max_concurrent_envs={cap})
+more = dict(state_cls=Count) if "state_cls" in inspect.signature(create_app).parameters else dict()
+app = create_app({name}, Say, Heard, env_name="listener", max_concurrent_envs={cap}, **more)
 """
 
 TOOLS_APP = """
