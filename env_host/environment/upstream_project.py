@@ -21,8 +21,8 @@ from typing import Any
 from ..errors import LoadError
 from ..protocol import HostConfig
 from . import deferred_mcp
-from .definition import Definition
-from .interfaces import State
+from .definition import AnyAction, Definition
+from .interfaces import Observation, State
 from .own_middleware import own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
@@ -103,12 +103,13 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
     middleware = own_middleware(app, registered)
     if middleware is not None:  # which may keep something in its process, too
         shared_paths &= GAUGES
+    observation_cls = server.observation_cls or Observation
     return Definition(
         name=getattr(server, "env_name", None) or name,
         factory=server._env_factory,  # noqa: SLF001  the only place where upstream keeps it
-        action_cls=server.action_cls,
-        observation_cls=server.observation_cls,
-        reset_observation_cls=getattr(server, "reset_observation_cls", server.observation_cls),
+        action_cls=server.action_cls or AnyAction,  # a project of tools alone may name none
+        observation_cls=observation_cls,
+        reset_observation_cls=getattr(server, "reset_observation_cls", None) or observation_cls,
         state_cls=getattr(server, "state_cls", State),
         session_timeout_seconds=getattr(concurrency, "session_timeout", None),
         app=app,

@@ -7,12 +7,13 @@ import functools
 import json
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from openenvd.env_host.environment import gradio_stub
+from openenvd.env_host.environment import gradio_stub, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.factory_trial import try_factory
 from openenvd.env_host.environment.instances import Calls, keep_accepted
@@ -80,6 +81,15 @@ def test_types_are_taken_from_attributes_arguments_or_annotations(
 ) -> None:
     definition = definition_of_class(f"{__name__}:{env_class.__name__}", "sample")
     assert (definition.action_cls, definition.observation_cls, definition.state_cls) == types
+
+
+def test_an_app_that_names_no_types_is_served() -> None:
+    """As upstream's `create_app(Tools, None, None)`, of tools alone."""
+    app = SimpleNamespace(routes=[])
+    server = SimpleNamespace(_env_factory=Untyped, action_cls=None, observation_cls=None)
+    definition = upstream_project._definition(server, app, app, "tools")
+    assert (definition.action_cls, definition.observation_cls) == (AnyAction, Observation)
+    assert definition.reset_observation_cls is Observation
 
 
 def made(factory: Any) -> Definition:
