@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,11 @@ from pathlib import Path
 from ..shim.files import remove_if_empty
 from .errors import DaemonError
 from .settings import Paths
+
+# What is there before the first database.
+OURS = frozenset(
+    {"daemon.lock", "start.lock", "daemon.log", "daemon.json", "run", "logs", "sockets", "venvs"}
+)
 
 
 class HomeLock:
@@ -75,10 +82,29 @@ def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
     )
 
 
+def _keep_private(paths: Paths) -> None:
+    """Take a home that others can read from them: it holds tokens, logs and variables.
+
+    Raises:
+        DaemonError: it also holds what is not ours, so that it is the user's to decide.
+    """
+    if not stat.S_IMODE(paths.home.stat().st_mode) & 0o077:
+        return
+    is_ours = paths.database.exists() or {path.name for path in paths.home.iterdir()} <= OURS
+    if not is_ours:
+        raise DaemonError(
+            "state_exposed",
+            f"others can read the state folder {paths.home}, which holds more than our state",
+            f"chmod 700 {shlex.quote(str(paths.home))}, or choose another folder (OPENENV_HOME)",
+        )
+    paths.home.chmod(0o700)
+
+
 def _make_folders(paths: Paths) -> None:
     folders = (paths.home, paths.sockets, paths.request_logs, paths.environment_logs, paths.runs)
     for folder in folders:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _keep_private(paths)
     if paths.sockets.stat().st_uid != os.getuid():
         raise DaemonError(
             "state_unwritable",

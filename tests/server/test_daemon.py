@@ -101,6 +101,25 @@ def test_a_home_that_is_no_folder_is_reported(home: Path) -> None:
     assert refusal_of(home)["kind"] == "state_unwritable"
 
 
+def test_a_home_that_others_can_read_is_made_private(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    paths = Paths(home)
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_read_and_that_holds_more_is_left_as_it_is(home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o755)
+    (home / "thesis.tex").write_text("")
+    error = refusal_of(home)
+    assert error["kind"] == "state_exposed"
+    assert f"chmod 700 {home}" in error["hint"]
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
+
+
 def test_a_second_daemon_of_a_home_is_refused(home: Path) -> None:
     paths = Paths(home)
     daemon.connect(paths, settings={"port": 0})
