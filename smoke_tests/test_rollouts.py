@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -232,3 +233,22 @@ def test_progress_and_result_are_shown(machine: Machine) -> None:
     assert misspelled.code == 2
     assert "did you mean min-steps" in misspelled.err
     assert machine.run("rollout", "nowhere", "--out", "other").code == 4  # not found
+
+
+def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Machine) -> None:
+    """Its episodes were recorded as those of the environment that had been taken down."""
+    write_policies(machine.home.parent)
+    machine.ok("launch", "echo", "--name", "trained", "--shards", "1")
+    arguments = ["--episodes", "800", "--concurrency", "4", "--max-steps", "10", "--out", "out"]
+    begun = machine.ok("rollout", "trained", *arguments, "--policy", "policies:slowly", "--async")
+    eventually(lambda: recorded_ids(machine))
+    address = machine.environment("trained")["address"]
+    machine.ok("down", "trained")
+    port = address.rpartition(":")[2]
+    machine.ok("launch", "echo", "--name", "impostor", "--shards", "1", "--port", port)
+    request_id = begun.out.strip()
+    assert machine.run("wait", request_id).code != 0
+    assert "trained was taken down" in machine.request(request_id)["error"]["message"]
+    with urlopen(f"{address}/capacity", timeout=10) as answer:
+        shards = json.load(answer)["shards"]
+    assert [shard["totals"]["steps"] for shard in shards] == [0]
