@@ -85,9 +85,9 @@ def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str]
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
     lines += [f"  {line}" for line in _sentence(message, subject).splitlines()]
     lines += [f"  {line}" for line in _evidence(error, message)]
-    tail, seen = error.get("log_tail") or [], {line.rstrip() for line in shown}
-    if tail and tail[-1].rstrip() not in seen:
-        lines += [faint(f"  │ {plain(line)}") for line in tail]
+    tail = [plain(line) for line in error.get("log_tail") or []]
+    if tail and tail[-1].rstrip() not in {plain(line).rstrip() for line in shown}:
+        lines += [faint(f"  │ {line}") for line in tail]
     if hint := plain(error.get("hint") or ""):
         is_command = hint.startswith(_COMMANDS)
         lines.append(f"  Try: {hint}" if is_command else f"  {_sentence(hint, subject)}")

@@ -57,7 +57,7 @@ def test_names_and_commands_are_spelled_as_they_are(
 
 def test_a_log_tail_that_was_just_seen_is_not_repeated() -> None:
     request = new_request(state="FAILED", error=OOM)
-    lines = failures.request_failure(request, shown=["loading", "weights"])
+    lines = failures.request_failure(request, shown=["loading", "\x1b[1mweights"])
     assert not any("weights" in line for line in lines)
 
 
