@@ -40,6 +40,10 @@ def _real(standin: type) -> Any:
     return getattr(importlib.import_module(standin.__module__), standin.__name__)
 
 
+def _refuse(cls: type) -> None:
+    raise TypeError(f"{cls.__name__} needs the real class at once")
+
+
 class _Package(ModuleType):
     """A stand-in for a package and any module in it."""
 
@@ -48,7 +52,7 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Deferred(name, (), {"__module__": self.__name__})
+        return _Deferred(name, (), {"__module__": self.__name__, "__init_subclass__": _refuse})
 
 
 class _Packages:
