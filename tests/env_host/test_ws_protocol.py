@@ -184,7 +184,8 @@ def test_sessions_of_a_thread_safe_class_share_a_pool(start: StartHost) -> None:
     for _ in range(3):
         with host.open() as client:
             answer = client.ask("step", {"what": "thread_name"})
-            assert answer["data"]["observation"]["text"].startswith("sessions-1")
+            # Of the pool, whichever thread: one may be free only after its answer was sent.
+            assert answer["data"]["observation"]["text"].startswith("sessions-")
 
 
 def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
