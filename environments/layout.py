@@ -56,8 +56,16 @@ class Layout:
         inside = self.home / "sockets"
         if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
             return inside
-        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
-        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
+        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{self._digest}"
+
+    @property
+    def replica_groups(self) -> str:
+        """Names the cgroups of this home's replicas: `openenvd/<this>/<replica>`."""
+        return f"replicas-{self._digest}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
 
     def fork_server(self, preload: Sequence[str]) -> dict[str, Any]:
         """Where the fork server is found or started: what its shims' run files say of it."""

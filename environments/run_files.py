@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
+from ..shim.files import RUN_FILE_NAME
 from ..system.descriptors import close_all
 from ..system.listening_sockets import open_listening_sockets
 
@@ -123,7 +124,7 @@ def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS
             _await_end(link, max(0.0, deadline - time.monotonic()))
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
         clean_up_after_shim(run_dir, grace_seconds=0.0)
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _remove(run_dir)
 
 
 def revive(run_file: RunFile) -> None:
@@ -150,6 +151,17 @@ def address_of(host: str, port: int) -> str:
     if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _remove(run_dir: Path) -> None:
+    """Remove a replica's folder, its run file last: until then, everybody finds it."""
+    with contextlib.suppress(OSError):
+        for path in run_dir.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != RUN_FILE_NAME:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:

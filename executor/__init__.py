@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .executor import BurstableExecutor
     from .policy.plan import Plan, plan_workers
     from .spawning.preforked_zygote import PreforkedZygote, prefork_zygote
+    from .supervisor.memory import sweep_cgroups
     from .supervisor.process_trees import sweep_orphans
     from .worker.task_log import settle_leftovers
 
@@ -41,6 +42,7 @@ _HOMES = {
     "prefork_zygote": "spawning.preforked_zygote",
     "plan_workers": "policy.plan",
     "settle_leftovers": "worker.task_log",
+    "sweep_cgroups": "supervisor.memory",
     "sweep_orphans": "supervisor.process_trees",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "plan_workers",
     "prefork_zygote",
     "settle_leftovers",
+    "sweep_cgroups",
     "sweep_orphans",
 ]
 

@@ -37,7 +37,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..executor import PreforkedZygote
+from ..executor import PreforkedZygote, sweep_cgroups
 from ..processes.resources.limits import read_limits
 from ..processes.resources.pids_limit import is_no_room, no_room_text
 from ..shim.fork_server_client import stop_fork_servers
@@ -48,6 +48,7 @@ from .dispatch.planning import NO_PROCESSES_HINT
 from .errors import DaemonError
 from .home_lock import HomeLock, hold_lock
 from .housekeeping.cleanup import collect_daily
+from .housekeeping.sweep import sweep_regularly
 from .listening import HttpServer, bind, identity_of, write_identity
 from .settings import Paths, Settings
 
@@ -119,11 +120,13 @@ class Daemon:
         _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])
         cleanup = asyncio.create_task(collect_daily(self.paths, self.settings))
+        sweeping = asyncio.create_task(sweep_regularly(self.paths, sweep_cgroups))
         await self._until_stopped(serving)
         self.stopping.set()
         deps.bus.wake_all()  # streams end by themselves, before they would be cut
         server.request_exit()
         cleanup.cancel()
+        sweeping.cancel()
         await serving
 
     def watch_threads(self) -> None:

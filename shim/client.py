@@ -41,6 +41,7 @@ from .fork_server_client import fork_shim, spawn_detached
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
 _LINGER_SECONDS = 2.0  # of a shim that has said that it stopped, to exit
+_POLL_SECONDS = 0.01  # of a cgroup whose processes are exiting
 
 
 class ShimGone(ConnectionError):
@@ -254,16 +255,28 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         if status.get("state") == "stopped" and wait_until_dead([identity], _LINGER_SECONDS):
             return []
         ended += stop_tree(identity, grace_seconds=grace_seconds)
-    cgroup = Cgroup.from_json(status["cgroup"]) if status.get("cgroup") else None
+    group = status.get("cgroup") or run.get("cgroup")
+    cgroup = Cgroup.from_json(group) if group else None
     if status.get("pid") is not None:
         identity = ProcessIdentity(status["pid"], status["pid_started_at"])
         ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
     if cgroup is not None:
-        cgroup.kill()
-        cgroup.remove_with_children()
+        end_group(cgroup)
     if run.get("socket_path"):
         Path(run["socket_path"]).unlink(missing_ok=True)
     return ended
+
+
+def end_group(cgroup: Cgroup) -> None:
+    """Kill what is in a group, and remove it.
+
+    The kernel refuses the latter while a killed process is still exiting: tried for a while.
+    """
+    deadline = time.monotonic() + _LINGER_SECONDS
+    cgroup.kill()
+    while not cgroup.remove_with_children() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        cgroup.kill()
 
 
 def _read_json(path: Path) -> Json | None:

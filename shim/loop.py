@@ -69,11 +69,11 @@ from .server_state import ServerStateMachine
 from .shutdown_policy import REMOVED_SECONDS, RunDirectoryWatch
 
 LINGER_SECONDS = 1.0  # for clients to read the last status
-GROUPS_NAME = "replicas"  # the cgroup manager's name
+GROUPS_NAME = "replicas"  # the cgroup manager's name, where the run file has none
 SHIMS = "shims"
 
 
-def enter_shims_group() -> tuple[CgroupManager, Cgroup] | None:
+def enter_shims_group(manager_name: str = GROUPS_NAME) -> tuple[CgroupManager, Cgroup] | None:
     """Move from the starter's cgroup (a worker's, capped) into that of all shims, without a cap.
 
     Returns:
@@ -81,7 +81,7 @@ def enter_shims_group() -> tuple[CgroupManager, Cgroup] | None:
         can be made.
     """
     for _ in range(3):  # a shim on its way out may remove an empty group under our feet
-        manager = CgroupManager(GROUPS_NAME)
+        manager = CgroupManager(manager_name)
         if not manager.available:
             return None
         with contextlib.suppress(OSError):
@@ -120,7 +120,8 @@ class Shim:
         inherited = inherited_sockets(CONTROL_FD_VARIABLE)
         control = inherited[0] if inherited else open_control_socket(path)
         self._clients = Connections(control, self._selector, self._status_line, self._answer)
-        self._group = enter_shims_group()  # out of the starter's (a worker's, capped)
+        name = self._run.get("cgroups") or GROUPS_NAME  # its home's
+        self._group = enter_shims_group(name)  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
         self._server = ServerStateMachine(
             self._run, groups, self._selector, self._on_change, is_forked=is_forked
@@ -133,10 +134,12 @@ class Shim:
 
     def run(self) -> None:
         """Run until the server has been stopped for good."""
+        # Before there is anything to be left behind: were we killed before the first status.json,
+        # this is what is known of us.
+        group = None if self._group is None else self._group[0].group(self._run["replica_id"])
+        known = {"shim": self._identity, "cgroup": None if group is None else group.to_json()}
         with contextlib.suppress(OSError):  # status.json says it too
-            write_json(
-                f"{self._run_dir}/{RUN_FILE_NAME}", self._run | {"shim": self._identity}, sync=True
-            )
+            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | known, sync=True)
         self._start()
         while not self._server.is_over:
             self._handle_events(self._seconds_to_wait())

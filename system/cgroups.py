@@ -2,7 +2,7 @@
 """One memory cgroup per worker or replica, where the system allows one.
 
     <own group>/openenvd/<manager's name>/<group's name>        for instance
-    /user.slice/…/openenvd/replicas/echo-0-7f3a
+    /user.slice/…/openenvd/replicas-51fe…/echo-0-7f3a
 
 `<own group>` is the group of the calling process, cut where `openenvd` begins: a shim that a
 capped worker starts makes its groups beside the worker's, not below, and so outlives its cap.
@@ -213,9 +213,11 @@ class CgroupManager:
         """
         if not self.available:
             raise OSError(errno.ENOTSUP, f"no memory cgroups here: {self.why_not}")
-        directory = f"{self._directory}/{name}"
-        cgroup = Cgroup(directory, f"{TOP}/{name}", self._version)
-        return _make_group(cgroup, limit_bytes, kill_together=kill_together)
+        return _make_group(self.group(name), limit_bytes, kill_together=kill_together)
+
+    def group(self, name: str) -> Cgroup:
+        """Return the group of that name, which may not have been made."""
+        return Cgroup(f"{self._directory}/{name}", f"{TOP}/{name}", self._version)
 
     def remove(self) -> bool:
         """Remove the empty groups below, then the manager's own; False while some are in use."""
@@ -275,6 +277,21 @@ class CgroupManager:
                 self.why_not = ""
                 return level.directory
         return None
+
+
+def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
+    """Find groups `openenvd/<pattern>` of this machine's part that we stand in; makes none."""
+    import glob  # no shim needs it
+
+    own = locate("memory", root)
+    if own is None:
+        return []
+    found: list[Cgroup] = []
+    for level in own.outside_ours().levels():
+        for directory in glob.glob(f"{glob.escape(level.directory)}/{TOP}/{pattern}/"):  # noqa: PTH207
+            name = directory[len(level.directory) :].strip("/")
+            found.append(Cgroup(directory.rstrip("/"), name, own.version))
+    return found
 
 
 class GroupsBelow:

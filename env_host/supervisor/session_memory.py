@@ -3,8 +3,8 @@
 
 A cgroup below the replica's own, where there can be one; elsewhere a watchdog.
 
-    /…/openenvd/replicas/my_env-0-7f3a            the replica's, made by its shim
-    /…/openenvd/replicas/my_env-0-7f3a/session-5  one session's, made here before it is forked
+    /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
+    /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
 """
 
 from __future__ import annotations

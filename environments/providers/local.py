@@ -264,6 +264,7 @@ class _Plan:
             "host": self._spec.host,
             "port": self._port,
             "token": self._spec.token,
+            "cgroups": self._layout.replica_groups,
             "memory_limit_bytes": self._spec.memory_bytes,
             "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,

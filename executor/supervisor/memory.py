@@ -18,7 +18,6 @@ thread, under the pools' lock.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -26,14 +25,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...processes.exits.diagnose import Evidence, of_cgroup, telling_line
 from ...processes.exits.oom_evidence import kernel_log_kills
 from ...processes.resources.limits import available_memory_bytes
 from ...processes.resources.memory import tree_bytes
 from ...system.cgroup_tree import read_keyed
-from ...system.cgroups import Cgroup, CgroupManager
+from ...system.cgroups import Cgroup, CgroupManager, existing_groups
+from ...system.proc import read_stat
 from ..policy.plan import Plan
 from ..policy.timing import Timing
 from ..policy.watchdog import Usage, find_violation
@@ -276,16 +275,19 @@ def _cgroup_manager() -> CgroupManager | None:
     if not manager.available:
         log.info("workers have no cgroups of their own: %s", manager.why_not)
         return None
-    _remove_cgroups_of_killed_daemons(Path(manager.directory).parent)
+    sweep_cgroups()
     return manager
 
 
-def _remove_cgroups_of_killed_daemons(top: Path) -> None:
-    """Remove what a killed daemon could not. Groups that hold a process stay."""
-    with contextlib.suppress(OSError):
-        for folder in top.glob(f"{_PREFIX}*"):
-            if Path(f"/proc/{folder.name.removeprefix(_PREFIX)}").exists():
-                continue
-            for group in [*folder.glob("*/"), folder]:
-                with contextlib.suppress(OSError):
-                    group.rmdir()
+def sweep_cgroups() -> list[str]:
+    """Remove the groups of daemons that have ended, and return their names.
+
+    A daemon that waits to be reaped has ended, too. Groups that hold a process stay.
+    """
+    swept = []
+    for group in existing_groups(f"{_PREFIX}*"):
+        pid = os.path.basename(group.directory).removeprefix(_PREFIX)  # noqa: PTH119
+        daemon = read_stat(int(pid)) if pid.isdigit() else None
+        if (daemon is None or daemon.is_dead) and group.remove_with_children():
+            swept.append(group.name)
+    return swept

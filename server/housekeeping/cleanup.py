@@ -4,6 +4,8 @@
     abandoned folders of sockets                        `runtime_dir.py`
     virtual environments that nothing has used lately   `environments.venv.cleanup`
 
+What killed processes leave behind is swept more often: `sweep.py`.
+
 Nothing depends on it or waits for it: a failure is logged, and tried again a day later. Requests
 and logs are removed by the dispatcher's `Janitor`, which knows what runs.
 """

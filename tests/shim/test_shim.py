@@ -35,7 +35,7 @@ from openenvd.shim.client import (
 )
 from openenvd.shim.files import is_missing
 from openenvd.shim.server_exit import EXIT_CANNOT_START
-from openenvd.system.cgroups import CgroupManager
+from openenvd.system.cgroups import Cgroup, CgroupManager
 from openenvd.system.listening_sockets import listening
 from openenvd.system.process_identity import ProcessIdentity
 
@@ -582,3 +582,20 @@ def test_connection_ends_at_once_when_the_shims_python_cannot_start(replica: Mak
     start_shim(one.run_dir, one.run_file, python="/no/such/python")
     with pytest.raises(ShimGone), one.connect() as link:
         link.wait(lambda _: True, WAIT_SECONDS)
+
+
+def test_a_shim_killed_before_its_first_status_leaves_no_cgroup(
+    replica: Callable[..., Replica],
+) -> None:
+    """Its run file names the cgroup, before there is one."""
+    _needs_cgroups()
+    kept = replica()
+    (kept.run_dir / "status.json").mkdir(parents=True)  # so that none can be written
+    status = kept.start().wait_state("ready")
+    group = Cgroup.from_json(status["cgroup"])
+    shim = ProcessIdentity(status["shim"]["pid"], status["shim"]["started_at"])
+    os.kill(shim.pid, signal.SIGKILL)
+    kept.wait_for_end()
+    assert group.exists()
+    clean_up_after_shim(kept.run_dir, grace_seconds=0.0)
+    assert not group.exists()

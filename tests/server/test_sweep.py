@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What killed shims and daemons leave behind, and who takes it away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, REPLICA_HEADER
+from openenvd.executor import sweep_cgroups
+from openenvd.server.housekeeping.sweep import Sweeper
+from openenvd.server.settings import Paths
+from openenvd.system.cgroups import CgroupManager
+
+from ..shim.conftest import Replica
+
+WAIT_SECONDS = 30.0
+
+
+@pytest.fixture
+def replica(paths: Paths) -> Iterator[Replica]:
+    """A replica of this home that is ready."""
+    replica_id = f"echo-0-{os.getpid()}"
+    made = Replica(paths.home / "elsewhere", replica_id=replica_id, cgroups=paths.replica_groups)
+    made.run_dir = paths.runs / replica_id
+    yield made.ready()
+    made.close()
+
+
+def start_stray(home: Path, replica_id: str) -> subprocess.Popen[bytes]:
+    """A process as a replica starts one."""
+    config = json.dumps({"headers": {REPLICA_HEADER: replica_id}})
+    environ = {**os.environ, "OPENENV_HOME": str(home), HOST_CONFIG_VARIABLE: config}
+    return subprocess.Popen([sys.executable, "-c", "input()"], env=environ, stdin=subprocess.PIPE)
+
+
+def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths) -> None:
+    folder = paths.runs / "echo-0-1"
+    folder.mkdir()
+    (folder / "shim.lock").touch()
+    sweeper = Sweeper(paths)
+    assert sweeper.sweep() == []  # it may be about to get one
+    assert sweeper.sweep() == [f"{folder}, which has no run file"]
+    assert not folder.exists()
+
+
+def test_a_shim_whose_run_file_was_lost_goes_on(paths: Paths, replica: Replica) -> None:
+    (replica.run_dir / "replica.json").unlink()
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+    assert replica.link.status["state"] == "ready"
+
+
+def test_a_replica_that_has_an_owner_is_left_alone(paths: Paths, replica: Replica) -> None:
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+    assert replica.link.status["state"] == "ready"
+
+
+def test_processes_of_a_replica_that_is_gone_are_killed(paths: Paths, tmp_path: Path) -> None:
+    (paths.runs / "echo-0-2").mkdir()
+    (paths.runs / "echo-0-2" / "replica.json").write_text("{}")
+    strays = [
+        start_stray(paths.home, "echo-0-1"),
+        start_stray(paths.home, "echo-0-2"),  # whose replica is there
+        start_stray(tmp_path / "another", "echo-0-1"),
+    ]
+    try:
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        [taken] = sweeper.sweep()
+        assert taken == f"process {strays[0].pid} of echo-0-1, which is gone"
+        assert strays[0].wait(WAIT_SECONDS) == -signal.SIGKILL
+        assert [stray.poll() for stray in strays[1:]] == [None, None]
+    finally:
+        for stray in strays:
+            stray.kill()
+            stray.communicate()
+
+
+def test_a_cgroup_whose_run_folder_is_gone_is_removed_with_its_processes(paths: Paths) -> None:
+    manager = CgroupManager(paths.replica_groups)
+    if not manager.available:
+        pytest.skip(f"no memory cgroups here: {manager.why_not}")
+    group = manager.create("echo-0-1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stray:
+        group.add(stray.pid)
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        assert stray.poll() is None
+        [taken] = sweeper.sweep()
+        assert "echo-0-1, whose replica is gone" in taken
+        assert stray.wait(WAIT_SECONDS) == -signal.SIGKILL
+    assert not group.exists()
+    assert manager.remove()
+
+
+def test_the_cgroups_of_a_daemon_that_waits_to_be_reaped_are_removed() -> None:
+    """Where pid 1 reaps late, a killed daemon is a zombie for long."""
+    daemon = subprocess.Popen([sys.executable, "-c", ""])
+    manager = CgroupManager(f"executor-{daemon.pid}")
+    if not manager.available:
+        daemon.wait(WAIT_SECONDS)
+        pytest.skip(f"no memory cgroups here: {manager.why_not}")
+    group = manager.create("long-1")
+    os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)
+    sweep_cgroups()
+    assert not group.exists()
+    assert not Path(manager.directory).exists()
+    daemon.wait(WAIT_SECONDS)
