@@ -149,6 +149,9 @@ class HostConfig(ServeOptions):
     import_paths: tuple[str, ...] = ()
     venv: str | None = None  # made for this project: its byte code and notes are kept there
     idle_timeout_seconds: float | None = None
+    replica: int = 0  # the number of this one
+    door_folder: str = ""  # of the doors of all replicas, where there are several
+    doors: tuple[str, ...] = ()  # their file names, by the replicas' numbers
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
     memory_bytes: int | None = None  # what all of it may use, where it is known
     cores: int | None = None  # the same; None: as many as it may run on
@@ -162,6 +165,6 @@ class HostConfig(ServeOptions):
     def from_json(cls, data: dict[str, Any]) -> HostConfig:
         """Read the configuration that `to_json` wrote."""
         values = dict(data)
-        for key in ("app_candidates", "app_fallbacks", "import_paths"):
+        for key in ("app_candidates", "app_fallbacks", "import_paths", "doors"):
             values[key] = tuple(values.get(key, ()))
         return cls(**values)

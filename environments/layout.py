@@ -6,6 +6,7 @@
     home/logs/environments/<name>/         one log per replica; they outlive it
     home/sockets/<digest>.sock             the shim of one replica; all sockets lie elsewhere when
                                            the home's path is long (`Layout.sockets`)
+    home/sockets/<digest>.door             where one of several replicas is passed connections
     home/sockets/fork-<digest>.sock     what forks shims (the folder is its starter's lock)
     home/logs/fork-server.log                  what could not be imported there
     home/venvs/<key>/                      the virtual environment of an upstream project

@@ -262,8 +262,9 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
-    if run.get("socket_path"):
-        Path(run["socket_path"]).unlink(missing_ok=True)
+    for key in ("socket_path", "door_path"):
+        if run.get(key):
+            Path(run[key]).unlink(missing_ok=True)
     return ended
 
 

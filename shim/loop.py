@@ -185,8 +185,9 @@ class Shim:
             self._write_status()
 
     def _clean_up(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._run["socket_path"])  # noqa: PTH108
+        for path in (self._run["socket_path"], self._run.get("door_path", "")):
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
         if self._run_dir_watch.is_missing:  # no daemon will do it
             remove_if_empty(os.path.dirname(self._run["socket_path"]))  # noqa: PTH120
         leave_shims_group(self._group)

@@ -19,7 +19,7 @@ from ..errors import SessionError, UnknownSession
 from . import mcp_lifecycle, messages
 
 if TYPE_CHECKING:
-    from ..sessions.routing import Siblings
+    from ..sessions.routing import Give, Siblings
     from ..sessions.session import Session
     from ..sessions.table import SessionTable
 
@@ -65,8 +65,8 @@ class Mcp:
             if session is None and self._siblings is not None:
                 if _begins_session(request) and self._siblings.isolates:
                     return await self._siblings.ask_new(data)
-                if (index := await self._sibling_for(request, self._siblings)) is not None:
-                    return await self._siblings.ask(index, data)
+                if (give := await self._sibling_for(request, self._siblings)) is not None:
+                    return await self._siblings.ask(give, data)
             return rpc_result(await self._result(request, session), request.id)
         except RpcFailed as exc:
             return rpc_error(exc.code, str(exc), request.id, exc.data)
@@ -93,8 +93,8 @@ class Mcp:
             return await self._ask(session, request)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
-    async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> int | None:
-        """Find the other shard that should answer; None: this one."""
+    async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> Give | None:
+        """Find the other process that should answer; None: this one."""
         if _begins_session(request):
             return await siblings.roomier()
         session_id = request.params.get("session_id")

@@ -8,6 +8,8 @@
 With `--isolate`, `a` is the front shard and `b` the process of a session: the pair's end goes
 through the supervisor, which forks a process for a new session and passes it there.
 
+A session may be another replica's: then the pair's end goes to its door (`ipc/replica_doors.py`).
+
 The descriptor of a WebSocket is passed to its shard (`ipc/fd_messages.py`). That of an HTTP
 connection cannot be: it is kept alive, and its next request may be for any session. So the request
 alone travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
@@ -22,7 +24,6 @@ alone travels, as HTTP: to `b` it is a connection like any other. A session's id
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -32,7 +33,8 @@ from typing import Any
 from ..errors import SessionError
 
 Json = dict[str, Any]
-GetReady = Callable[[], Awaitable[Callable[[int], None]]]  # to give a descriptor away
+Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
+GetReady = Callable[[], Awaitable[Give]]  # to give a descriptor away
 
 _HEAD = (
     b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
@@ -43,13 +45,10 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Siblings:
-    """The other shards of the replica, for requests. Within a running loop."""
+    """The other shards and replicas, for requests. Within a running loop."""
 
-    owner_of: Callable[[str], int | None]  # the other shard that has a session
-    roomier: Callable[
-        [], Awaitable[int | None]
-    ]  # one with room for a session, when this shard has none
-    hand_over: Callable[[int, int], None]  # gives shard `index` a descriptor, and closes it here
+    owner_of: Callable[[str], Give | None]  # to the other process that has a session
+    roomier: Callable[[], Awaitable[Give | None]]  # to a shard with room, when this one has none
     # Gives the home shard a connection, and what was read of it; None: this is the home shard.
     to_home: Callable[[int, bytes], None] | None = None
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
@@ -70,14 +69,13 @@ class Siblings:
         assert self.isolate is not None
         return await _ask(request, self.token, self.isolate, "The process of the new session")
 
-    async def ask(self, index: int, request: Json) -> Json:
-        """Return shard `index`'s answer to a JSON-RPC request; `SessionError` when it has ended."""
+    async def ask(self, give: Give, request: Json) -> Json:
+        """Return another process's answer to a request; `SessionError` when it has ended."""
 
-        async def get_ready() -> Callable[[int], None]:
-            return functools.partial(self.hand_over, index)
+        async def get_ready() -> Give:
+            return give
 
-        who = f"Shard {index}, which has this session,"
-        return await _ask(request, self.token, get_ready, who)
+        return await _ask(request, self.token, get_ready, "The process that has this session")
 
 
 async def _ask(request: Json, token: bytes, get_ready: GetReady, who: str) -> Json:

@@ -30,6 +30,7 @@ from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel
+from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.reset_rule import ResetRule
 from ..sessions.routing import Siblings
@@ -114,7 +115,9 @@ class ServingProcess:
             refuse=self._serve if own.isolates else None,
             hand_over=self._hand_over,
         )
-        owner = Owner(own.index, own.generation)
+        owner = Owner(own.index, own.generation, config.replica)
+        self.doors = ReplicaDoors(config.door_folder, config.doors, config.replica)
+        self._replica = config.replica
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         self.table = SessionTable(
             definition,
@@ -291,6 +294,9 @@ class ServingProcess:
         is_whole = is_session or not self._own.isolates
         if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
             self._hand_over(arrival, index - 1)
+        elif head.session_id and (replica := self._other_replica(head.session_id)) is not None:
+            if (fd := arrival.take_descriptor()) is not None:
+                self.doors.pass_on(replica, fd, arrival.since, bytes(arrival.data))
         elif is_session and self._begins_session(head) and self.server.permits(arrival.data):
             if self._counters[Field.OPEN] > self._most_connections:
                 arrival.refuse(full_answer())  # the descriptors that are left are for HTTP
@@ -308,11 +314,20 @@ class ServingProcess:
     def _other_owner(self, session_id: str) -> int:
         """Return the index, from 1, of the other process that has this session; 0 if none has."""
         owner = owner_of(session_id)
-        if owner is None or owner.index == self._own.index or owner.index >= len(self._scoreboard):
+        if owner is None or owner.replica != self._replica:
+            return 0
+        if owner.index == self._own.index or owner.index >= len(self._scoreboard):
             return 0
         counters = self._scoreboard[owner.index]
         is_there = counters.is_serving and counters[Field.GENERATION] % 2**16 == owner.generation
         return owner.index + 1 if is_there else 0
+
+    def _other_replica(self, session_id: str) -> int | None:
+        """Return the number of the other replica that may have this session."""
+        owner = owner_of(session_id)
+        if owner is None or owner.replica == self._replica or not self.doors.has(owner.replica):
+            return None
+        return owner.replica
 
     def _serve(self, arrival: Arrival) -> None:
         if arrival.accepted is None:

@@ -37,6 +37,7 @@ class Owner:
 
     index: int  # its row of the scoreboard
     generation: int
+    replica: int = 0
 
 
 def read_head(data: bytes) -> Head:
@@ -58,10 +59,10 @@ def read_head(data: bytes) -> Head:
 
 def new_session_id(owner: Owner) -> str:
     """Return a random id that names its owner in its last digits."""
-    x = os.urandom(11).hex()
-    generation = owner.generation % _GENERATIONS
+    x = os.urandom(9).hex()
+    own = f"{owner.replica:04x}{owner.index:04x}{owner.generation % _GENERATIONS:04x}"
     # As `uuid.uuid4()` has it, in a third of the time.
-    return f"{x[:8]}-{x[8:12]}-4{x[12:15]}-a{x[15:18]}-{x[18:22]}{owner.index:04x}{generation:04x}"
+    return f"{x[:8]}-{x[8:12]}-4{x[12:15]}-a{x[15:18]}-{own}"
 
 
 def owner_of(session_id: str) -> Owner | None:
@@ -70,7 +71,7 @@ def owner_of(session_id: str) -> Owner | None:
         digits = uuid.UUID(session_id).hex
     except ValueError:
         return None
-    return Owner(int(digits[24:28], 16), int(digits[28:], 16))
+    return Owner(int(digits[24:28], 16), int(digits[28:], 16), int(digits[20:24], 16))
 
 
 def _session_id(query: bytes) -> str | None:

@@ -30,7 +30,7 @@ from ..ipc.fd_messages import (
     connection_message,
 )
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.routing import Siblings
+from ..sessions.routing import Give, Siblings
 from .arrivals import Arrival, Headers
 from .base import MakeServer, ServingProcess
 
@@ -96,25 +96,25 @@ class Shard(ServingProcess):
             self.link.send(Message({"for": index, "since": since}, body, (fd,)))
 
     def _siblings(self) -> Siblings | None:
-        def owner(session_id: str) -> int | None:
-            return index - 1 if (index := self._other_owner(session_id)) else None
-
-        def send(index: int, fd: int) -> None:
-            self._send_to(index, fd, now_microseconds())
+        def owner(session_id: str) -> Give | None:
+            if index := self._other_owner(session_id):
+                return self._giver(index - 1)
+            replica = self._other_replica(session_id)
+            return None if replica is None else self._door_giver(replica)
 
         isolate = self._room_for_isolated if self._own.isolates else None
         to_home = None if self._own.is_home else self._take_home
-        return Siblings(
-            owner_of=owner,
-            roomier=self._roomier,
-            hand_over=send,
-            to_home=to_home,
-            isolate=isolate,
-        )
+        return Siblings(owner_of=owner, roomier=self._roomier, to_home=to_home, isolate=isolate)
 
     def _take_home(self, fd: int, data: bytes) -> None:
         self._counters.add(Field.HANDED_OVER)
         self._send_to(HOME, fd, now_microseconds(), data)
+
+    def _giver(self, index: int) -> Give:
+        return lambda fd: self._send_to(index, fd, now_microseconds())
+
+    def _door_giver(self, replica: int) -> Give:
+        return lambda fd: self.doors.pass_on(replica, fd, now_microseconds())
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
         """Take a slot for a session that is begun over HTTP; returns what starts its process."""
@@ -129,15 +129,15 @@ class Shard(ServingProcess):
 
         return start
 
-    async def _roomier(self) -> int | None:
-        """Return the shard with the most room, when there is none here; one may be starting."""
+    async def _roomier(self) -> Give | None:
+        """Find the shard with the most room, when there is none here; one may be starting."""
         others = self._scoreboard.others(self._own.index)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STARTING_SECONDS
         while not self._counters.room:
             now = now_microseconds()
             if roomy := [row for row in others if row.room and row.is_responsive(now)]:
-                return max(roomy, key=lambda row: row.room).index
+                return self._giver(max(roomy, key=lambda row: row.room).index)
             if all(row[Field.PID] for row in others) or loop.time() > deadline:
                 break
             await asyncio.sleep(STARTING_LOOK_SECONDS)

@@ -158,11 +158,15 @@ class Lobby:
         for listener in self.listeners:
             for fd in self._accept_from(listener, most):
                 accepted += 1
-                if len(self._waiting) < self._most:
-                    self._waiting.append(Waiting(since, fd))
-                else:
-                    self._refuse(fd, "Too many connections are waiting to be served.")
+                self.take(Waiting(since, fd))
         self.is_crowd_arriving = accepted >= CROWD
+
+    def take(self, connection: Waiting) -> None:
+        """Let a connection wait, or refuse it; another replica may have accepted it."""
+        if len(self._waiting) < self._most:
+            self._waiting.append(connection)
+        else:
+            self._refuse(connection.fd, "Too many connections are waiting to be served.")
 
     def _accept_from(self, listener: socket.socket, most: int) -> Iterator[int]:
         for _ in range(most if self.is_open else 0):

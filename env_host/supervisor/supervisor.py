@@ -49,6 +49,8 @@ from ...system.scheduling import run_soon_after_waking
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
+from ..ipc.fd_messages import carried_bytes
+from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
 from ..shared_state.process import start_state_process
@@ -57,7 +59,7 @@ from .children import Child, Children
 from .close_notices import SocketCopies, refuse
 from .exits import ChildExit, exit_of, facts_of_state
 from .isolated_sessions import IsolatedSessions, rows_for
-from .lobby import Lobby, most_at_once
+from .lobby import Lobby, Waiting, most_at_once
 from .restart_backoff import RestartSchedule
 from .session_memory import MemoryWatchdog
 from .shard_demand import ShardDemand
@@ -119,6 +121,7 @@ class Supervisor:
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
         self._restarts = RestartSchedule()
+        self._door = ReplicaDoors(config.door_folder, config.doors, config.replica).open()
         self._reporter = StatusReporter(self._scoreboard, notifier)
         self._memory = MemoryWatchdog(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
@@ -133,6 +136,8 @@ class Supervisor:
         self._signals = SignalPipe(forking.TAKEN_OVER)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
+        if (door := self._door) is not None:
+            self._selector.register(door, selectors.EVENT_READ, lambda: self._on_door(door))
         run_soon_after_waking()  # to accept before the kernel's queue is full
         if not self._spawner.can_fork:
             self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
@@ -247,6 +252,20 @@ class Supervisor:
             else:
                 child.retire_if_due(now)
 
+    def _on_door(self, door: socket.socket) -> None:
+        """Take the connections that other replicas have passed on."""
+        # One that arrives without its descriptor, since there was none left, is lost to its client.
+        with contextlib.suppress(EOFError, OSError, ValueError, LookupError):
+            while (message := receive_message(door)) is not None:
+                data = carried_bytes(message)
+                self._lobby.take(Waiting(message.head["since"], message.fds[0], data))
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._selector.unregister(self._door)
+            self._door.close()
+            self._door = None
+
     # Starting
 
     def _start_shard(self, index: int) -> None:
@@ -299,6 +318,8 @@ class Supervisor:
         fds += [one.fileno() for one in self._sockets]
         if self._notify_fd is not None:
             fds.append(self._notify_fd)
+        if self._door is not None:
+            fds.append(self._door.fileno())
         if self._state is not None:
             fds.append(self._state.listen_fd)
         return fds
@@ -443,6 +464,7 @@ class Supervisor:
             self._restarts.cancel()
             self._isolated.cancel()
             self._lobby.stop(_STOPPING)
+            self._close_door()
             self._children.signal(signal.SIGTERM)
 
     def _act_on_deadline(self) -> None:

@@ -241,7 +241,7 @@ class _Plan:
     def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the shim of one replica needs to know."""
         name = self._spec.name
-        replica_id = f"{name}-{ordinal}-{self._launch_id}"
+        replica_id = self._replica_id(ordinal)
         run_dir = self._layout.run_dir(replica_id)
         log_path = self._layout.replica_log(name, replica_id)
         make_private(log_path.parent)
@@ -257,10 +257,11 @@ class _Plan:
             "argv": list(self._program.argv),
             "entry": self._program.entry,
             "fork_server": self._layout.fork_server(HOST_PRELOAD),
-            "env": self._environment(replica_id, max_sessions, devices),
+            "env": self._environment(ordinal, max_sessions, devices),
             "cwd": str(self._program.folder),
             "log_path": str(log_path),
             "socket_path": str(self._layout.replica_socket(replica_id)),
+            "door_path": str(self._door(ordinal)),
             "host": self._spec.host,
             "port": self._port,
             "token": self._spec.token,
@@ -271,10 +272,17 @@ class _Plan:
             "created_at": time.time(),
         }
 
+    def _replica_id(self, ordinal: int) -> str:
+        return f"{self._spec.name}-{ordinal}-{self._launch_id}"
+
+    def _door(self, ordinal: int) -> Path:
+        return self._layout.replica_socket(self._replica_id(ordinal)).with_suffix(".door")
+
     def _environment(
-        self, replica_id: str, max_sessions: int | None, devices: Devices
+        self, ordinal: int, max_sessions: int | None, devices: Devices
     ) -> dict[str, str]:
         config = self._program.config
+        replica_id = self._replica_id(ordinal)
         run_dir = self._layout.run_dir(replica_id)
         links = (str(run_dir / IMPORTS),) if self._program.links else ()
         headers = {
@@ -282,6 +290,7 @@ class _Plan:
             GENERATION_HEADER: self._launch_id,
             REPLICA_HEADER: replica_id,
         }
+        count = self._spec.replicas
         config = replace(
             config,
             max_sessions=max_sessions,
@@ -289,6 +298,9 @@ class _Plan:
             memory_bytes=self._spec.memory_bytes or self._available_bytes,
             cores=self._cores,
             headers=headers,
+            replica=ordinal,
+            door_folder=str(self._layout.sockets),
+            doors=tuple(self._door(each).name for each in range(count)) if count > 1 else (),
         )
         environ = child_environment(
             os.environ,

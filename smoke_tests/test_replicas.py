@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several replicas behind one address: whichever accepts a connection, its session is found."""
+
+from __future__ import annotations
+
+import json
+from urllib.request import Request, urlopen
+
+from websockets.sync.client import connect
+
+from .conftest import Machine
+
+SESSIONS = 12  # each is used four times: all at the right replica by chance once in 2**36
+
+
+def test_a_session_that_was_begun_over_http_is_found_in_any_replica(machine: Machine) -> None:
+    words = ["launch", "echo", "--replicas", "2", "--json"]
+    address = machine.ok(*words).json["environment"]["address"]
+
+    def rpc(method: str, **params: str) -> dict[str, str]:
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        request = Request(f"{address}/mcp", body, {"content-type": "application/json"})
+        with urlopen(request) as response:
+            answer = json.load(response)
+        assert "result" in answer, answer
+        result: dict[str, str] = answer["result"]
+        return result
+
+    sessions = [rpc("openenv/session/create")["session_id"] for _ in range(SESSIONS)]
+    assert len({session[-12:-8] for session in sessions}) == 2
+    for session in sessions:
+        for _ in range(2):
+            with connect(f"{address.replace('http', 'ws')}/ws?session_id={session}") as socket:
+                socket.send('{"type": "reset"}')
+                assert json.loads(socket.recv())["type"] == "observation"
+            rpc("ping", session_id=session)
+    for session in sessions:
+        assert rpc("openenv/session/close", session_id=session)["closed"]
