@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import REPOSITORY, python_with
 
 OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environments lock
 NEWEST_MCP = "fastmcp==4.1.2"
 
 
+@pytest.mark.timeout(600)  # it may install three environments, and import them for the first time
 def test_our_env_host_answers_as_upstreams_server_does(upstream: Path) -> None:
     pythons = {
         "OPENENVD_UPSTREAM_PYTHON": str(upstream),
@@ -26,7 +29,7 @@ def test_our_env_host_answers_as_upstreams_server_does(upstream: Path) -> None:
         env={**os.environ, **pythons},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout

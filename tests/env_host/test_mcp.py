@@ -250,13 +250,13 @@ async def use(session):
 async def within_ws(url):
     """The messages of MCP in those of /ws."""
     try:
-        from mcp.types import JSONRPCMessage
-        parse, dump = JSONRPCMessage.model_validate, lambda m: m.model_dump(
-            mode="json", by_alias=True, exclude_none=True)
-    except ImportError:
         from mcp_types import jsonrpc_message_adapter as adapter
         parse, dump = adapter.validate_python, lambda m: adapter.dump_python(
             m, mode="json", by_alias=True, exclude_unset=True)
+    except ImportError:  # before the SDK's 2.0
+        from mcp.types import JSONRPCMessage
+        parse, dump = JSONRPCMessage.model_validate, lambda m: m.model_dump(
+            mode="json", by_alias=True, exclude_none=True)
     send, read = anyio.create_memory_object_stream(0)
     write, receive = anyio.create_memory_object_stream(0)
     async with connect(url) as socket, anyio.create_task_group() as tasks:
