@@ -21,6 +21,7 @@ INHERITED_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_")
 
 MAX_SESSIONS_VARIABLE = "MAX_CONCURRENT_ENVS"  # upstream projects read it by convention
 HOME_VARIABLE = "OPENENV_HOME"
+RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # of a replica, for all that it starts: whose they are
 
 
 def child_environment(

@@ -48,7 +48,7 @@ from ..sources.program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec
 from . import gpus
 from .base import OnReplica, StartedReplica
-from .environment_variables import child_environment
+from .environment_variables import RUN_DIR_VARIABLE, child_environment
 from .ports import PortOwner, open_listeners
 
 Json = dict[str, Any]
@@ -310,7 +310,10 @@ class _Plan:
         )
         if devices:
             environ[gpus.VARIABLE] = ",".join(devices)
-        return environ | {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
+        return environ | {
+            HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
+            RUN_DIR_VARIABLE: str(run_dir),
+        }
 
 
 def share_sessions(max_sessions: int | None, replicas: int) -> list[int | None]:

@@ -3,11 +3,12 @@
 
     run folders without a run file   the removal was cut short, or the file was lost
     cgroups of replicas              below `openenvd/replicas-<home>`, without a run folder
-    processes of replicas            whose variables name this home, and a replica without one
+    processes of replicas            whose variables name a run folder of this home that is gone
     cgroups of workers               below `openenvd/executor-<pid>`, whose daemon has ended
 
 At the start and every few minutes. What looks ownerless may be about to get an owner, so it is
-taken away when two looks in a row have found it so.
+taken away when two looks in a row have found it so, and a third just before. A process that sees
+another folder at the home's path, in a container, is another home's.
 """
 
 from __future__ import annotations
@@ -17,25 +18,22 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ...env_host.protocol import REPLICA_HEADER
 from ...environments.layout import Layout
-from ...environments.providers.environment_variables import HOME_VARIABLE
+from ...environments.providers.environment_variables import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
 from ...shim.client import clean_up_after_shim, end_group
 from ...shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
-from ...system.cgroups import existing_groups
+from ...system.cgroups import Cgroup, existing_groups
 from ...system.process_identity import ProcessIdentity
 
 SECOND_LOOK_SECONDS = 5.0
 EVERY_SECONDS = 300.0
-_REPLICA_ID = re.compile(rb'"%s": "([^"]+)"' % REPLICA_HEADER.encode())
 _SHIMS = "shims"  # the cgroup of all shims
 
 log = logging.getLogger(__name__)
@@ -65,6 +63,8 @@ class Sweeper:
 
     def sweep(self) -> list[str]:
         """Look once; take away what the last look has found, too, and return its names. Blocks."""
+        if not self._layout.runs.is_dir():  # the home is being removed, or moved
+            return []
         renew_reservations(self._layout.runs)
         found = {**self._folders(), **self._groups(), **self._processes()}
         taken = [name for name in found if name in self._suspects]
@@ -78,24 +78,35 @@ class Sweeper:
         return {
             f"{folder}, which has no run file": partial(_remove_folder, folder)
             for folder in self._run_folders()
-            if not (folder / RUN_FILE_NAME).exists() and not _has_shim(folder)
+            if _has_no_owner(folder)
         }
 
     def _groups(self) -> dict[str, Callable[[], object]]:
-        kept = {_SHIMS, *(folder.name for folder in self._run_folders())}
         return {
-            f"cgroup {group.name}, whose replica is gone": partial(end_group, group)
+            f"cgroup {group.name}, whose replica is gone": partial(
+                self._unless_there, replica, partial(end_group, group)
+            )
             for group in existing_groups(f"{self._layout.replica_groups}/*")
-            if os.path.basename(group.directory) not in kept  # noqa: PTH119
+            if (replica := Path(group.directory).name) != _SHIMS
+            and not self._is_there(replica)
+            and _is_of(group, self._layout.runs)
         }
 
     def _processes(self) -> dict[str, Callable[[], object]]:
-        kept = {folder.name for folder in self._run_folders()}
         return {
-            f"process {identity.pid} of {replica}, which is gone": partial(_kill, identity)
-            for identity, replica in _replica_processes(self._layout.home)
-            if replica not in kept
+            f"process {identity.pid} of {replica}, which is gone": partial(
+                self._unless_there, replica, partial(_kill, identity)
+            )
+            for identity, replica in _replica_processes(self._layout.runs)
+            if not self._is_there(replica)
         }
+
+    def _is_there(self, replica: str) -> bool:
+        return (self._layout.runs / replica).is_dir()
+
+    def _unless_there(self, replica: str, end: Callable[[], object]) -> None:
+        if not self._is_there(replica):  # a repeated launch may have begun meanwhile
+            end()
 
     def _run_folders(self) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):
@@ -103,11 +114,15 @@ class Sweeper:
         return []
 
 
+def _has_no_owner(folder: Path) -> bool:
+    return not (folder / RUN_FILE_NAME).exists() and not _has_shim(folder)
+
+
 def _has_shim(folder: Path) -> bool:
     """Whether a shim runs there: it holds the folder's lock."""
     try:
         descriptor = os.open(folder / LOCK_FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,6 +134,8 @@ def _has_shim(folder: Path) -> bool:
 
 
 def _remove_folder(folder: Path) -> None:
+    if not _has_no_owner(folder):
+        return
     clean_up_after_shim(folder, grace_seconds=0.0)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -128,13 +145,29 @@ def _kill(identity: ProcessIdentity) -> None:
         identity.signal(signal.SIGKILL)
 
 
-def _replica_processes(home: Path) -> Iterator[tuple[ProcessIdentity, str]]:
-    """Find processes that a replica has started, by the variables that they were given."""
-    mark = f"{HOME_VARIABLE}={home}".encode()
+def _replica_processes(runs: Path) -> Iterator[tuple[ProcessIdentity, str]]:
+    """Find processes that a replica has started, by the variable that they were given."""
+    mark = f"{RUN_DIR_VARIABLE}={runs}/".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             identity = ProcessIdentity.of(int(entry.name))
-            variables = (entry / "environ").read_bytes()
-            named = _REPLICA_ID.search(variables)
-            if named and mark in variables.split(b"\0"):
-                yield identity, named[1].decode(errors="replace")
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(mark) and _sees(entry, runs):
+                    yield identity, variable[len(mark) :].decode(errors="replace")
+
+
+def _is_of(group: Cgroup, runs: Path) -> bool:
+    """Whether no process in a group is of another home at the same path."""
+    for process in (Path(f"/proc/{pid}") for pid in group.pids()):
+        try:
+            sees_it = _sees(process, runs)
+        except OSError:  # there is nothing at that path, unless the process has ended
+            sees_it = not process.exists()
+        if not sees_it:
+            return False
+    return True
+
+
+def _sees(process: Path, folder: Path) -> bool:
+    """Whether a process finds the same folder at its path as we do: not so in a container."""
+    return Path(f"{process}/root{folder}").samefile(folder)

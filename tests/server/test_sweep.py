@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, REPLICA_HEADER
+from openenvd.environments.providers.environment_variables import RUN_DIR_VARIABLE
 from openenvd.executor import sweep_cgroups
 from openenvd.server.housekeeping.sweep import Sweeper
 from openenvd.server.settings import Paths
@@ -34,11 +33,15 @@ def replica(paths: Paths) -> Iterator[Replica]:
     made.close()
 
 
-def start_stray(home: Path, replica_id: str) -> subprocess.Popen[bytes]:
+def start_stray(home: Path, replica_id: str, *before: str) -> subprocess.Popen[bytes]:
     """A process as a replica starts one."""
-    config = json.dumps({"headers": {REPLICA_HEADER: replica_id}})
-    environ = {**os.environ, "OPENENV_HOME": str(home), HOST_CONFIG_VARIABLE: config}
-    return subprocess.Popen([sys.executable, "-c", "input()"], env=environ, stdin=subprocess.PIPE)
+    environ = {**os.environ, RUN_DIR_VARIABLE: str(home / "run" / replica_id)}
+    command = [*before, sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    stray = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe)
+    assert stray.stdout is not None
+    stray.stdout.readline()
+    return stray
 
 
 def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths) -> None:
@@ -83,6 +86,40 @@ def test_processes_of_a_replica_that_is_gone_are_killed(paths: Paths, tmp_path: 
         for stray in strays:
             stray.kill()
             stray.communicate()
+
+
+def test_a_process_of_another_home_at_the_same_path_is_left_alone(
+    paths: Paths, tmp_path: Path
+) -> None:
+    """As a container has one: with a file system of its own, and seen in /proc."""
+    other = tmp_path / "other"
+    (other / "run").mkdir(parents=True)
+    inside = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
+    inside += [str(other), str(paths.home)]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces cannot be made here")
+    stray = start_stray(paths.home, "echo-0-1", *inside)
+    try:
+        sweeper = Sweeper(paths)
+        assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+        assert stray.poll() is None
+    finally:
+        stray.kill()
+        stray.communicate()
+
+
+def test_what_looks_ownerless_is_left_alone_when_it_has_an_owner_again(paths: Paths) -> None:
+    stray = start_stray(paths.home, "echo-0-1")
+    try:
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        (paths.runs / "echo-0-1").mkdir()
+        (paths.runs / "echo-0-1" / "replica.json").write_text("{}")
+        assert sweeper.sweep() == []
+        assert stray.poll() is None
+    finally:
+        stray.kill()
+        stray.communicate()
 
 
 def test_a_cgroup_whose_run_folder_is_gone_is_removed_with_its_processes(paths: Paths) -> None:
