@@ -17,8 +17,10 @@ every command.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,10 +101,36 @@ def socket_folders_outside() -> list[Path]:
 def make_private(folder: Path) -> Path:
     """Make the folder, readable by its owner alone, unless it exists; returns it.
 
+    It may be a symlink that this user or the administrator has made.
+
     Raises:
         PermissionError: It belongs to another user, who could read or replace what is in it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in (0, os.getuid()):
         raise PermissionError(f"{folder} belongs to another user")
     return folder
+
+
+def make_private_in_shared(folder: Path) -> None:
+    """Make a private folder where others can make files, too, unless it exists.
+
+    Raises:
+        OSError: It cannot be made, or is not private (`check_private`).
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_private(folder)
+
+
+def check_private(folder: Path) -> None:
+    """Check that a path is a folder, and no symlink, where this user alone can make files.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        PermissionError: It is anything else.
+    """
+    found = folder.lstat()
+    is_own_folder = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own_folder or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} is not a folder that this user alone can write to")

@@ -8,16 +8,19 @@ reserving the port, in a folder that all homes of this user share:
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
 
 It holds for as long as a run file there says that the environment has the port. Who writes one has
-bound the port, so that no two ever write the same.
+bound the port, so that no two ever write the same. Others can make files in `/tmp`: what is there
+counts only if it is this user's, and opening it never waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import json
+import logging
 import os
 import socket
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +30,12 @@ from ...shim.files import write_json
 from ...system.listening_sockets import open_listening_sockets
 from .. import run_files
 from ..errors import PortInUse
-from ..layout import make_private
+from ..layout import check_private, make_private_in_shared
 
 if TYPE_CHECKING:
     import psutil  # 1 MB, and only for naming who is in the way
+
+log = logging.getLogger(__name__)
 
 # Below the ephemeral ranges of Linux (32768) and macOS (49152), so that no outgoing connection
 # ever takes one of them.
@@ -78,10 +83,8 @@ def open_listeners(host: str, port: int | None, owner: PortOwner) -> list[socket
 def reserved_for(port: int) -> PortOwner | None:
     """The environment that has this port, or is to come back at it; None when there is none."""
     try:
-        with (RESERVATIONS / str(port)).open(encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            data = json.load(file)
+        check_private(RESERVATIONS)
+        data = json.loads(_read_own_file(RESERVATIONS / str(port)))
         owner = PortOwner(data["environment"], Path(data["runs"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -97,12 +100,34 @@ def renew_reservations(runs: Path) -> None:
             _reserve(run_file.port, owner)
 
 
+def _read_own_file(path: Path) -> bytes:
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO would wait
+
+    with open(path, "rb", opener=opener) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(f"{path} is not a file of this user")
+        return file.read()
+
+
 def _reserve(port: int, owner: PortOwner) -> None:
-    # Without the folder, the sockets alone reserve the port.
-    with contextlib.suppress(OSError):
-        make_private(RESERVATIONS)
+    try:
+        make_private_in_shared(RESERVATIONS)
         data = {"environment": owner.environment, "runs": str(owner.runs)}
         write_json(str(RESERVATIONS / str(port)), data)
+    except OSError as exc:
+        _warn_once(RESERVATIONS, exc.strerror or str(exc))
+
+
+@functools.cache
+def _warn_once(folder: Path, problem: str) -> None:
+    log.warning(
+        "no ports are reserved in %s (%s): the port of an environment that is being restarted "
+        "can be taken by another",
+        folder,
+        problem,
+    )
 
 
 def holder_of(port: int) -> psutil.Process | None:

@@ -26,3 +26,18 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(PermissionError, match="another user"):
         make_private(tmp_path)
+
+
+def test_a_private_folder_may_be_a_symlink_of_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    make_private(tmp_path / "home")
+    assert make_private(tmp_path / "home" / "run").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a symlink to another user")
+def test_a_symlink_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "planted").symlink_to(tmp_path)
+    os.chown(tmp_path / "planted", 12345, -1, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="another user"):
+        make_private(tmp_path / "planted")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -12,16 +13,39 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import PortInUse
+from openenvd.environments.providers import ports
 from openenvd.environments.providers.ports import (
     FIRST_PORT,
     LAST_PORT,
     PortOwner,
     holder_of,
     open_listeners,
+    reserved_for,
 )
 
 LOOPBACK = "127.0.0.1"
 OWNER = PortOwner("echo", Path("/nowhere/run"))
+
+
+@pytest.fixture
+def reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "ports"
+    monkeypatch.setattr(ports, "RESERVATIONS", folder)
+    return folder
+
+
+@pytest.fixture
+def reservation(tmp_path: Path, reservations: Path) -> Path:
+    """The reservation of port 21000 for an environment that has it."""
+    replica = {"version": 2, "replica_id": "echo-0-1", "environment": "echo", "port": 21000}
+    runs = tmp_path / "run"
+    (runs / "echo-0-1").mkdir(parents=True)
+    (runs / "echo-0-1" / "replica.json").write_text(json.dumps({**replica, "ordinal": 0}))
+    reservations.mkdir(mode=0o700)
+    file = reservations / "21000"
+    file.write_text(json.dumps({"environment": "echo", "runs": str(runs)}))
+    assert reserved_for(21000) == PortOwner("echo", runs)
+    return file
 
 
 @contextlib.contextmanager
@@ -63,3 +87,44 @@ def test_a_listener_accepts_at_once() -> None:
 def test_an_address_of_another_machine_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         open_listeners("192.0.2.1", 21000, OWNER)
+
+
+def test_a_fifo_in_place_of_a_reservation_is_not_waited_for(reservations: Path) -> None:
+    reservations.mkdir(mode=0o700)
+    os.mkfifo(reservations / "21000")
+    assert reserved_for(21000) is None
+
+
+def test_a_symlink_in_place_of_a_reservation_is_not_followed(reservation: Path) -> None:
+    reservation.symlink_to(reservation.rename(reservation.parent / "elsewhere"))
+    assert reserved_for(21000) is None
+
+
+def test_a_folder_of_reservations_that_others_can_write_to_is_not_read(reservation: Path) -> None:
+    reservation.parent.chmod(0o777)
+    assert reserved_for(21000) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_reservations_of_another_user_is_not_read(reservation: Path) -> None:
+    os.chown(reservation.parent, 12345, -1)
+    assert reserved_for(21000) is None
+
+
+def test_a_symlink_in_place_of_the_folder_is_neither_read_nor_written_to(reservation: Path) -> None:
+    folder = reservation.parent
+    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
+    assert reserved_for(21000) is None
+    with port_of():
+        assert [file.name for file in folder.iterdir()] == ["21000"]
+        assert json.loads(reservation.read_text())["runs"] != str(OWNER.runs)
+
+
+def test_one_warning_says_that_ports_are_not_reserved(
+    reservations: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reservations.write_text("in the way")
+    with port_of(), port_of():
+        pass
+    [warning] = caplog.messages
+    assert f"no ports are reserved in {reservations}" in warning
