@@ -13,10 +13,12 @@ _SECRET_NAME = re.compile(
     r"|(?:^|_)(?:pat|(?:api)?keys?)(?:_|\d*$)",
     re.IGNORECASE,
 )
-_URL_PARAMETER = re.compile(r"([?&]([^=&\s]+)=)[^&#\s]+")
+_URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
 # A password in an address, or a user's name that is long enough to be a token. A password may have
 # any character: all up to the last `@` is hidden.
-_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s]*:\S*|[^/?#@\s]{16,})@")
+_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@")
+# Where no `@` follows, the pattern above would read to the end for each `://`.
+_UP_TO_LAST_AT = re.compile(r"(?<!\S)\S+@")
 
 
 def hide_credentials(value: Any) -> Any:
@@ -25,8 +27,12 @@ def hide_credentials(value: Any) -> Any:
         return [hide_credentials(item) for item in value]
     if not isinstance(value, str) or "://" not in value:
         return value
-    hidden = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", value)
+    hidden = _UP_TO_LAST_AT.sub(_without_credentials, value)
     return _URL_PARAMETER.sub(_without_secret, hidden)
+
+
+def _without_credentials(word: re.Match[str]) -> str:
+    return _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", word[0])
 
 
 def _without_secret(parameter: re.Match[str]) -> str:

@@ -13,19 +13,19 @@ from __future__ import annotations
 import re
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
+# The beginning of a string and what is in it: another beginning ends it, so that no character is
+# read as part of several strings.
+_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\x9d\x90\x98\x9e\x9f]*"
 _SEQUENCE = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a control sequence
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # a string
+    rf"|{_STRING}(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"  # any other, or the beginning of a string that does not end
 )
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _LINE_END = re.compile(r"\r+\n?")  # a lone return would write over the line
 _ALL = re.compile(f"{_SEQUENCE}|{_CONTROL}")
 _ALL_BUT_COLOURS = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
-_BEGUN = re.compile(
-    r"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*\x1b?"
-    r"|\x1b[ -/]*|\r+)\Z"
-)
+_BEGUN = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]*|\r+)\Z")
 _MOST_KEPT = 4096  # characters of a sequence that has begun
 
 

@@ -4,7 +4,8 @@
     needs_gradio    it imports gradio itself
     concurrency     what calling its factory once has shown
 
-They are forgotten when any of the project's Python files has changed.
+They are forgotten when any of the project's Python files has changed, and are not those of a launch
+with other environment variables, by which a factory may choose what it makes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Notes:
         self._values: dict[str, Any] = {}
         if venv is None:
             return
-        digest = hashlib.sha256("\n".join(_files(folders)).encode(errors="replace")).hexdigest()
+        known = "\0".join((*_files(folders), *_variables()))
+        digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()
         self._path = Path(venv, "notes", f"{digest[:20]}.json")
         with contextlib.suppress(OSError, ValueError):
             self._values = dict(json.loads(self._path.read_bytes()))
@@ -64,3 +66,10 @@ def _files(folders: Sequence[str]) -> Iterator[str]:
             for path in (Path(parent, name) for name in sorted(files) if name.endswith(".py")):
                 with contextlib.suppress(OSError):
                     yield f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+
+
+def _variables() -> Iterator[str]:
+    """Yield what the launch was given, and the few that it inherits; not those of each start."""
+    for name, value in sorted(os.environ.items()):
+        if not name.startswith("OPENENVD_"):
+            yield f"{name}={value}"

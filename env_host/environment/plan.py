@@ -145,18 +145,22 @@ def supports_concurrency(
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
     A factory that is not a class is tried once, for at most so many seconds; what is found is noted
-    for later launches. When it fails, `sessions_fail` is told the cause, and nothing is noted.
+    for later launches. When it fails, `sessions_fail` is told the cause, and nothing is noted; nor
+    when it was not ready in time and its code does not name the class.
     """
     if (env_class := definition.env_class) is not None:
         return marking_of(env_class)
     if (noted := notes.get(CONCURRENCY)) is not None:
         return bool(noted[0]), str(noted[1])
     trial = try_factory(definition, seconds)
-    found = (trial.is_concurrent, trial.class_name or definition.factory_name)
-    if trial.class_name is None and (env_class := definition.made_class) is not None:
+    if trial.failure is not None:
+        sessions_fail(trial.failure)
+    if trial.class_name is not None:
+        found = (trial.is_concurrent, trial.class_name)
+    elif (env_class := definition.made_class) is not None:
         found = marking_of(env_class)
+    else:
+        return False, definition.factory_name
     if trial.failure is None:
         notes.keep(CONCURRENCY, found)
-    else:
-        sessions_fail(trial.failure)
     return found

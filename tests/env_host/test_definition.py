@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +112,12 @@ def slow() -> EchoEnvironment:
     return EchoEnvironment()
 
 
+def slow_in_two_lines() -> EchoEnvironment:
+    made = slow()
+    made.reset()
+    return made
+
+
 @pytest.mark.parametrize(
     ("factory", "answer"),
     [
@@ -142,6 +149,33 @@ def test_a_factory_that_fails_is_tried_again_at_the_next_launch() -> None:
     supports_concurrency(made(no_environment), notes, failures.append)
     assert failures == ["OSError: no licence"]
     assert notes.get(CONCURRENCY) is None
+
+
+def test_a_factory_of_which_nothing_was_found_is_tried_again_at_the_next_launch() -> None:
+    notes = Notes(None, ())
+    found = supports_concurrency(made(slow_in_two_lines), notes, pytest.fail, seconds=0.1)
+    assert found == (False, "slow_in_two_lines")
+    assert notes.get(CONCURRENCY) is None
+
+
+def chosen_by_a_variable() -> Any:
+    return (EchoEnvironment if os.environ.get("SIDE_BY_SIDE") else Untyped)()
+
+
+def test_what_was_noted_is_true_of_launches_with_the_same_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> str:
+        notes = Notes(str(tmp_path), ())
+        return supports_concurrency(made(chosen_by_a_variable), notes, pytest.fail)[1]
+
+    assert found() == "Untyped"
+    monkeypatch.setenv("SIDE_BY_SIDE", "1")
+    assert found() == "EchoEnvironment"
+    monkeypatch.setenv("OPENENVD_NOTIFY_FD", "9")  # another at each start
+    assert Notes(str(tmp_path), ()).get(CONCURRENCY) == [True, "EchoEnvironment"]
+    monkeypatch.delenv("SIDE_BY_SIDE")
+    assert Notes(str(tmp_path), ()).get(CONCURRENCY) == [False, "Untyped"]
 
 
 def test_a_factory_that_ends_its_process_is_told() -> None:

@@ -74,3 +74,12 @@ def test_a_sequence_that_never_ends_is_not_kept_for_ever() -> None:
     stream = TextStream(keeps_colours=True)
     shown = "".join(stream.feed("\x1b]" + "x" * 1000) for _ in range(20))
     assert "x" * 1000 in shown
+
+
+@pytest.mark.parametrize("opener", ["\x9d", "\x90", "\x1b]"])
+@pytest.mark.parametrize("end", ["", "\x00"])
+def test_a_text_of_beginnings_is_read_once(opener: str, end: str) -> None:
+    """Not once for each beginning, for which pytest would not wait."""
+    stream = TextStream(keeps_colours=True)
+    text = opener * 400_000 + end
+    assert "\x1b" not in plain(text) + coloured(text) + stream.feed(text) + stream.end()
