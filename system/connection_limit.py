@@ -135,7 +135,7 @@ class Listener:
                 self._opening.add(task)
                 task.add_done_callback(self._opening.discard)
             else:
-                _turn_away(accepted)
+                turn_away(accepted)
 
     def _wait(self, exc: OSError) -> None:
         log.warning("no more connections can be accepted for now: %s", exc)
@@ -173,7 +173,7 @@ def full_answer(detail: str = FULL) -> bytes:
     return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
-def _turn_away(accepted: socket.socket) -> None:
+def turn_away(accepted: socket.socket) -> None:
     """Answer that there is no room; what the client sends is not read."""
     with accepted, contextlib.suppress(OSError):  # it may have left
         accepted.send(full_answer())

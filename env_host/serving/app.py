@@ -49,7 +49,9 @@ class HostApp:
     ) -> None:
         self.home: Home | None = None
         if siblings is not None and siblings.to_home is not None:
-            self.home = Home(definition.is_own, siblings.to_home)
+            checked = SESSION_PATHS if definition.checks_handshakes else frozenset()
+            is_own = (lambda _: False) if siblings.is_home else definition.is_own
+            self.home = Home(is_own, checked - definition.own_paths, siblings.to_home)
         self._is_asked = siblings is not None  # not the process of one session, whose shard was
         self._definition = definition
         self._table = table

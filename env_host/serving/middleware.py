@@ -13,6 +13,7 @@ the app does on the way to it is done, in the process that has the project's sta
 
     it raises, or sends nothing   500, as from upstream's server
     it does not answer in time    500
+    it answers with what is none  500, from `shard/base.py`
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..environment.own_middleware import Receive, Send, answered_by
 from ..websocket.handshake import Upgrade
 
 CHECK_SECONDS = 30.0  # for the middleware to answer
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -91,7 +93,7 @@ def _refusal(sent: list[Message]) -> bytes:
     lines += [b"content-length: %d" % len(body), b"connection: close"]
     return b"HTTP/1.1 %d %b\r\n%b\r\n\r\n%b" % (
         status,
-        HTTPStatus(status).phrase.encode(),
+        _PHRASES.get(status, b""),
         b"\r\n".join(lines),
         body,
     )

@@ -9,7 +9,8 @@ for each request, are answered by every shard.
 
     lobby ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
-    a kept connection ─▶ `KeptConnection` looks at the next request ─ the same
+    a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; in the home shard,
+                         too, a handshake that the project's middleware sees begins anew
 
 Which paths are shared is read from the app when it is imported (`environment/upstream_project.py`);
 what is not known to be shared is the home's. A connection that went there stays there: it can
@@ -35,20 +36,22 @@ from typing import Any
 from ...system.access_tokens import split_target
 from ...system.http_limits import MAX_HEAD_BYTES
 from ..ipc.fd_messages import duplicate
+from ..websocket.handshake import END_OF_HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """How a shard that is not the home shard gives connections to it."""
+    """Which later requests of a connection are for the home shard, and how it is given them."""
 
-    is_own: Callable[[str], bool]  # whether a path is the project's own
+    is_own: Callable[[str], bool]  # whether a path is the project's own, and this another shard
+    handshakes: frozenset[str]  # the paths of sessions that the project's middleware is asked about
     take: Callable[[int, bytes], None]  # a connection, and what was read of it
 
 
 class KeptConnection:
     """One HTTP connection: a mixin before uvicorn's protocol with limits (`HttpLimits`)."""
 
-    home: Home | None = None  # None: this is the home shard
+    home: Home | None = None  # None: every request is answered here
 
     # uvicorn's, and `HttpLimits`'
     cycle: Any
@@ -64,12 +67,15 @@ class KeptConnection:
             super().data_received(data)  # type: ignore[misc]
             return
         data = self._beginning + data
-        line, is_whole, _ = data.partition(b"\r\n")
-        self._beginning = data if not is_whole and len(data) <= MAX_HEAD_BYTES else b""
+        line, end, _ = data.partition(b"\r\n")
+        words = line.split(b" ")
+        path = split_target(words[1])[0].decode("latin-1") if end and len(words) == 3 else ""
+        is_handshake = words[0] == b"GET" and path in self.home.handshakes
+        is_enough = END_OF_HEAD in data if is_handshake else bool(end)
+        self._beginning = data if not is_enough and len(data) <= MAX_HEAD_BYTES else b""
         if self._beginning:
             return
-        words = line.split(b" ")
-        if len(words) == 3 and self.home.is_own(split_target(words[1])[0].decode("latin-1")):
+        if is_enough and path and (is_handshake or self.home.is_own(path)):
             self._give_away(self.home, data)
         else:
             super().data_received(data)  # type: ignore[misc]

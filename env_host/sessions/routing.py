@@ -49,8 +49,9 @@ class Siblings:
 
     owner_of: Callable[[str], Give | None]  # to the other process that has a session
     roomier: Callable[[], Awaitable[Give | None]]  # to a shard with room, when this one has none
-    # Gives the home shard a connection, and what was read of it; None: this is the home shard.
+    # Gives the home shard a connection, and what was read of it, as one that has just arrived.
     to_home: Callable[[int, bytes], None] | None = None
+    is_home: bool = False
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
     token: bytes = b""  # of the environment, if it has one
 

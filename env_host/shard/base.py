@@ -22,9 +22,10 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system.connection_limit import full_answer
+from ...system.connection_limit import closing_answer, full_answer
 from ...system.descriptors import Message
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
@@ -51,6 +52,7 @@ HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
 _STOPPING = "The environment is stopping."
+_FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -145,6 +147,7 @@ class ServingProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._reported_failure: str | None = None
         self._pending: set[asyncio.Task[None]] = set()
+        self._checking: set[Arrival] = set()  # asking the project's middleware
 
     async def start(self) -> None:
         """Start serving, and say so on the scoreboard."""
@@ -231,7 +234,10 @@ class ServingProcess:
 
     def _count_connections(self) -> None:
         self._counters[Field.OPEN] = (
-            self.server.open_connections + len(self.arrivals) + len(self.admission)
+            self.server.open_connections
+            + len(self.arrivals)
+            + len(self._checking)
+            + len(self.admission)
         )
 
     def _woke(self) -> None:
@@ -280,7 +286,17 @@ class ServingProcess:
         if not self.server.permits(beginning + end):
             self._serve(arrival)
             return
-        answer = await self.server.check(beginning + end, arrival.transport)
+        if self._counters[Field.OPEN] > self._most_connections:
+            arrival.refuse(full_answer())
+            return
+        self._checking.add(arrival)
+        try:
+            answer = await self.server.check(beginning + end, arrival.transport)
+        except Exception:
+            log.exception("the middleware of this project gave no answer to a handshake")
+            answer = _FAILED
+        finally:
+            self._checking.discard(arrival)
         if arrival.transport.is_closing():
             return
         if isinstance(answer, bytes):

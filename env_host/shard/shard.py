@@ -15,10 +15,12 @@ connections for that session (HTTP, `?session_id=`) take the same way, through t
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...system.connection_limit import turn_away
 from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start
 STARTING_LOOK_SECONDS = 0.005
 _LOOP_STATES = list(LoopState)
+
+log = logging.getLogger("openenvd.env_host")
 
 
 class Shard(ServingProcess):
@@ -89,11 +93,17 @@ class Shard(ServingProcess):
         accepted: Headers | None = None,
     ) -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
-        if index < len(self._inboxes):
-            head = {"since": [since], "accepted": _as_text(accepted)}
-            self._inboxes[index].send(connection_message(head, (fd,), body))
-        else:
+        if index >= len(self._inboxes):
             self.link.send(Message({"for": index, "since": since}, body, (fd,)))
+            return
+        head = {"since": [since], "accepted": _as_text(accepted)}
+        try:
+            message = connection_message(head, (fd,), body)
+        except OSError as exc:
+            log.warning("a connection could not be passed to another process: %s", exc)
+            turn_away(socket.socket(fileno=fd))
+        else:
+            self._inboxes[index].send(message)
 
     def _siblings(self) -> Siblings | None:
         def owner(session_id: str) -> Give | None:
@@ -103,12 +113,20 @@ class Shard(ServingProcess):
             return None if replica is None else self._door_giver(replica)
 
         isolate = self._room_for_isolated if self._own.isolates else None
-        to_home = None if self._own.is_home else self._take_home
-        return Siblings(owner_of=owner, roomier=self._roomier, to_home=to_home, isolate=isolate)
+        return Siblings(
+            owner_of=owner,
+            roomier=self._roomier,
+            to_home=self._take_home,
+            is_home=self._own.is_home,
+            isolate=isolate,
+        )
 
     def _take_home(self, fd: int, data: bytes) -> None:
-        self._counters.add(Field.HANDED_OVER)
-        self._send_to(HOME, fd, now_microseconds(), data)
+        if self._own.is_home:
+            self._take_connection(fd, now_microseconds(), data)
+        else:
+            self._counters.add(Field.HANDED_OVER)
+            self._send_to(HOME, fd, now_microseconds(), data)
 
     def _giver(self, index: int) -> Give:
         return lambda fd: self._send_to(index, fd, now_microseconds())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -18,10 +19,16 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from openenvd.env_host.protocol import HostConfig
+from openenvd.env_host.startup.fd_limit import sessions_of_process
+
 from .conftest import StartHost
-from .hosts import WAIT_SECONDS
+from .hosts import WAIT_SECONDS, Host
+from .raw import HEAD, HEALTH, raw
+from .samples import SAMPLES
 from .upstream import write_upstream
 
+FEW_FDS = 300
 PROJECT = """
 from openenv.core.env_server.http_server import create_app
 from samples import Counter, Do, Seen
@@ -100,6 +107,39 @@ async def count(request, call_next):
     response = await call_next(request)
     response.headers["x-count"] = str(len(seen))
     return response
+"""
+# The token says what is answered: a status, or what cannot be sent.
+ODD = """
+class Odd:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        token = token_of(scope)
+        if scope["type"] != "websocket" or token == "good":
+            await self.app(scope, receive, send)
+            return
+        headers = [("x-why", "text")] if token == "text" else []
+        status = int(token) if token.isdigit() else 403
+        kind = "websocket.http.response"
+        await send({"type": kind + ".start", "status": status, "headers": headers})
+        await send({"type": kind + ".body", "body": b""})
+
+app.add_middleware(Odd)
+"""
+WAITS = """
+import asyncio
+
+class Waits:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "websocket":
+            await asyncio.Event().wait()
+        await self.app(scope, receive, send)
+
+app.add_middleware(Waits)
 """
 PROJECTS = {
     "closes": CLOSES,
@@ -223,6 +263,68 @@ def test_a_session_of_a_process_of_its_own_is_asked_about_too(
     host.ready()
     assert handshake(host.port, "/ws", "bad")[0] == 403
     assert handshake(host.port, "/ws", "good")[0] == 101
+
+
+@pytest.mark.parametrize("token", ["419", "499", "520", "text"])
+def test_an_answer_of_any_kind_refuses(
+    start: StartHost, write: Callable[[str], None], token: str
+) -> None:
+    write(ODD)
+    host = start(None, app_candidates=("app:app",))
+    host.ready()
+    status = 500 if token == "text" else int(token)
+    assert handshake(host.port, "/ws", token)[0] == status
+    assert handshake(host.port, "/ws", "good")[0] == 101
+
+
+def test_handshakes_that_the_middleware_keeps_count_as_connections(
+    write: Callable[[str], None], tmp_path: Path
+) -> None:
+    (tmp_path / "samples.py").write_text(SAMPLES)
+    write(WAITS)
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n {FEW_FDS}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    config = HostConfig(
+        name="waits",
+        app_candidates=("app:app",),
+        import_paths=(str(tmp_path),),
+        shards=1,
+        max_sessions=4,
+    )
+    host = Host(config, tmp_path, python=str(python))
+    with ExitStack() as stack:
+        stack.callback(host.close)
+        host.ready()
+        asked = [stack.enter_context(raw(host)) for _ in range(2 * sessions_of_process(FEW_FDS))]
+        for client in asked:
+            client.send(HEAD)
+        peers = [client.connection for client in asked]
+        answered, _, _ = select.select(peers, [], [], WAIT_SECONDS)
+        assert answered[0].recv(1000).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_handshake_may_follow_a_request_on_its_connection(
+    start: StartHost, write: Callable[[str], None], shards: int
+) -> None:
+    write(CLOSES.replace('elif scope["type"] == "http"', "elif False"))
+    host = start(None, app_candidates=("app:app",), shards=shards, max_sessions=8)
+    host.ready()
+    with ExitStack() as stack:
+        for token, status in [(b"good", b"101"), (b"bad", b"403")] * 3:
+            client = stack.enter_context(raw(host))
+            client.send(HEALTH)
+            head = client.head()
+            assert head.startswith(b"HTTP/1.1 200")
+            client.read(int(head.partition(b"content-length: ")[2].partition(b"content-type")[0]))
+            upgrade = HEAD.replace(b"\r\n\r\n", b"\r\nx-token: " + token + b"\r\n\r\n")
+            client.send(upgrade[:30])
+            client.send(upgrade[30:])
+            assert client.head().startswith(b"HTTP/1.1 " + status)
+            if token == b"good":
+                client.text(json.dumps({"type": "step", "data": {"what": "count"}}))
+                assert client.answer()["data"]["observation"]["text"] == "1"
 
 
 def test_an_app_whose_middleware_cannot_be_run_around_sessions_is_served_as_it_is(
