@@ -63,7 +63,6 @@ from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .loop import enter_shims_group, leave_shims_group
 from .server_child import set_title
 
-MAX_FDS = 3
 LISTEN_BACKLOG = 1024
 RETRY_SECONDS = 0.02  # asked to exit, while a client looks whether we are there
 
@@ -121,7 +120,7 @@ class ForkServer:
         self._requested_at = time.monotonic()
         self._selector.unregister(connection)
         with contextlib.suppress(EOFError, OSError, ValueError):  # it has left, or sent no message
-            message = receive_message(connection, most_fds=MAX_FDS)
+            message = receive_message(connection)
             if message is not None and message.head.get("end"):
                 self._must_exit = True
                 self._stop_requests.append(connection)

@@ -22,6 +22,8 @@ from openenvd.processes.tree import wait_until_dead
 from openenvd.shim import fork_server_client
 from openenvd.shim.fork_server import is_idle
 from openenvd.shim.fork_server_client import may_fork, start_environment, stop_fork_servers
+from openenvd.system.descriptors import close_all
+from openenvd.system.listening_sockets import open_listening_sockets
 from openenvd.system.process_identity import ProcessIdentity
 
 from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
@@ -269,3 +271,15 @@ def test_another_python_is_never_forked() -> None:
     assert may_fork({"entry": "m:f", "argv": [sys.executable]})
     assert not may_fork({"entry": "m:f", "argv": ["/other/python"]})
     assert not may_fork({"entry": None, "argv": [sys.executable]})
+
+
+def test_all_listening_sockets_reach_a_forked_shim(make: Make) -> None:
+    sockets = open_listening_sockets("127.0.0.1", 0)
+    try:
+        one = make(listen_fds=[each.fileno() for each in sockets]).ready()
+        fds = one.link.request_listeners()
+        close_all(fds)
+        assert len(fds) == len(sockets) > 1
+    finally:
+        for each in sockets:
+            each.close()
