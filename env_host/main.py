@@ -26,7 +26,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
+from ..system.listening_sockets import (
+    descriptors_text,
+    listening,
+    open_listening_sockets,
+    sockets_of,
+)
 from .environment import gradio_stub
 from .environment.notes import NEEDS_GRADIO, Notes
 from .errors import ConfigError, LoadError, ShardFailed, StartError
@@ -35,8 +40,12 @@ from .protocol import (
     CHILD_CONFIG_VARIABLE,
     EXIT_FAILED_TO_START,
     FAILURE_LOG_LINES,
+    GATE_FD_VARIABLE,
     HOST_CONFIG_VARIABLE,
+    HOST_OPTIONS_VARIABLE,
+    LISTEN_ADDRESS_VARIABLE,
     LISTEN_FD_VARIABLE,
+    LOOPBACK,
     NOTIFY_FD_VARIABLE,
     HostConfig,
     Serving,
@@ -53,6 +62,7 @@ if TYPE_CHECKING:
     from .sessions.routing import Siblings
     from .sessions.table import SessionTable
 
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Files whose frames say nothing about an environment that does not import.
 _NOT_THE_USERS = (__file__.removesuffix("main.py"), importlib.__file__, "<frozen ")
 EXIT_SECONDS = 2.0  # for the interpreter's own end: atexit, threads of executors
@@ -67,13 +77,14 @@ class Inputs:
     config: HostConfig
     notify_fd: int | None
     listeners: list[socket.socket]
+    gate_fd: int | None = None
     child: dict[str, Any] | None = None  # from the supervisor, when this is one of its children
 
     @property
     def fds(self) -> list[int]:
         """The descriptors of all of it."""
         own = [one.fileno() for one in self.listeners]
-        return own if self.notify_fd is None else [*own, self.notify_fd]
+        return [*own, *(fd for fd in (self.notify_fd, self.gate_fd) if fd is not None)]
 
 
 def main() -> int:
@@ -105,16 +116,19 @@ def read_inputs() -> Inputs:
             f"{HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program"
         )
     try:
-        config = HostConfig.from_json(json.loads(text))
+        options = json.loads(os.environ.get(HOST_OPTIONS_VARIABLE) or "{}")
+        config = HostConfig.from_json({**json.loads(text), **options})
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
-    del os.environ[HOST_CONFIG_VARIABLE]  # what the environment starts must not be told the token
+    # What the environment starts must not be told the token.
+    del os.environ[HOST_CONFIG_VARIABLE]
+    os.environ.pop(HOST_OPTIONS_VARIABLE, None)
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if child is not None:
-        return Inputs(config, None, [], json.loads(child))
-    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _listeners())
+        return Inputs(config, None, [], child=json.loads(child))
+    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _listeners(), _fd(GATE_FD_VARIABLE))
     for fd in inputs.fds:  # what the environment starts must not keep our sockets open
         os.set_inheritable(fd, False)
     return inputs
@@ -125,7 +139,8 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     sys.path[:0] = config.import_paths
     notes = Notes(config.venv, config.import_paths)
     if config.venv is not None:
-        bytecode.write_below(str(Path(config.venv).parent))  # it may be laid over another one
+        # Another environment may lie below it.
+        bytecode.write_below(str(Path(config.venv).parent), _PACKAGE)
     if not (config.serve_as_is or gradio_stub.is_wanted() or notes.get(NEEDS_GRADIO)):
         gradio_stub.keep_out()
     definition, app = None, None
@@ -155,7 +170,7 @@ def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition |
         return definition_of_class(config.env_class, config.name, config.import_paths), None
     from .environment.upstream_project import import_app, load_project
 
-    return (None, import_app(config)) if config.serve_as_is else load_project(config, note)
+    return (None, import_app(config, note)) if config.serve_as_is else load_project(config, note)
 
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
@@ -171,6 +186,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         headers=inputs.config.headers,
         max_message_bytes=inputs.config.max_message_bytes,
         on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
+        on_draining=notifier.draining,
     )
     run_loop(serving, _exit_soon)
 
@@ -178,7 +194,13 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes: Notes) -> None:
     """Be the parent of the processes that serve."""
     from ..system.proc import raise_fd_limit
-    from .environment.plan import note_on_hooks, plan_of, supports_concurrency, this_machine
+    from .environment.plan import (
+        note_on_hooks,
+        partial_messages_bytes,
+        plan_of,
+        supports_concurrency,
+        this_machine,
+    )
     from .shard import isolated_session, shard  # noqa: F401  before a fork, so that children share it
     from .shared_state.process import shares_state
     from .startup import fd_limit
@@ -197,6 +219,8 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
         class_name=class_name,
         has_own_hooks=definition.has_own_hooks,
     )
+    plan = replace(plan, partial_messages_bytes=partial_messages_bytes(machine, plan.shards))
+    _ = definition.may_change_threads  # found out once, before shards are forked
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
     if config.max_sessions is not None:
@@ -206,7 +230,9 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
         sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
 
     shared_class = definition.env_class if shares_state(definition.env_class) else None
-    Supervisor(config, plan, inputs.listeners, notifier, serve, max_fds, shared_class).run()
+    Supervisor(
+        config, plan, inputs.listeners, notifier, serve, max_fds, shared_class, inputs.gate_fd
+    ).run()
 
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
@@ -281,8 +307,10 @@ async def _run_child(
             manifest=config.manifest,
             step_timeout_seconds=config.step_timeout_seconds,
             max_message_bytes=config.max_message_bytes,
+            partial_messages_bytes=own.partial_messages_bytes,
             scoreboard=scoreboard,
             siblings=siblings,
+            drain_secret=config.drain_secret,
         )
         return Server(app, Access.of(config), headers=config.headers, runs_hooks=own.is_home)
 
@@ -305,15 +333,17 @@ async def _run_child(
 
 
 def _listeners() -> list[socket.socket]:
-    """Return the inherited sockets; when started by hand, of a free port on loopback."""
+    """Return the inherited sockets, or those of an address; by default, a port on loopback."""
     text = os.environ.get(LISTEN_FD_VARIABLE)
     if text:
         try:
             return sockets_of(text)
         except (ValueError, OSError) as exc:
             raise ConfigError(f"{LISTEN_FD_VARIABLE}={text!r} names no sockets: {exc}") from exc
-    listeners = open_listening_sockets("127.0.0.1", int(os.environ.get("PORT", "0")))
-    log.warning("listening on http://127.0.0.1:%d", listeners[0].getsockname()[1])
+    address = os.environ.get(LISTEN_ADDRESS_VARIABLE) or f"{LOOPBACK}:{os.environ.get('PORT', 0)}"
+    host, _, port = address.rpartition(":")
+    listeners = open_listening_sockets(host, int(port))
+    log.warning("listening on http://%s:%d", host, listeners[0].getsockname()[1])
     return listeners
 
 
@@ -333,6 +363,7 @@ def _start_again_with_gradio(inputs: Inputs) -> None:
         os.set_inheritable(fd, True)
     os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
     os.environ[HOST_CONFIG_VARIABLE] = json.dumps(inputs.config.to_json())
+    os.environ[LISTEN_FD_VARIABLE] = descriptors_text(one.fileno() for one in inputs.listeners)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again
 
 

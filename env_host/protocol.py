@@ -3,11 +3,11 @@
 
 The shim sets environment variables, and reads the *notify pipe*, one JSON object a line:
 
-    {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions are accepted
+    {"ready": true, "max_sessions": 64, "serving": "sessions",   once, when sessions can be accepted
      "shards": 4, "isolate": false, "notes": ["…"]}
     {"sessions_fail": "ImportError: …"}                          creating an environment has failed,
                                                                  also before ready; null: one was
-    {"sessions": 3}                                              whenever the number has changed
+    {"sessions": 3, "lost_sessions": 0}                          whenever a number has changed
     {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
      "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
      "isolated_session_bytes"}}        the last: once it could be measured
@@ -18,10 +18,15 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
                                                                  a child has exited; with
      "shared_state": true and no shard: the process that held the shared state
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
+    {"draining": true}                                           once, when it begins no session any
+                                                                 more, as it was asked
+    {"sleeps": true}                                             once, before it exits since nobody
+                                                                 uses it
 
 `serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is`: there
 are no shards then). `notes`, if any, are for its user. `sessions` of a `shard_exit`: how many ended
-with it. Error codes: `errors.py`.
+with it. `lost_sessions`: that were ended for their clients, and have not returned. Error codes:
+`errors.py`.
 """
 
 from __future__ import annotations
@@ -35,15 +40,31 @@ from ..system.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas
-LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"  # how many ended with its predecessors
+LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"  # of its predecessors, not returned yet
+# The reading end of the gate, if there is one: connections are accepted when it has been closed.
+GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
+# In containers, whose image has the configuration: the fields that one replica changes, as JSON,
+# and the address to listen on, `HOST:PORT`.
+HOST_OPTIONS_VARIABLE = "OPENENVD_HOST_OPTIONS"
+LISTEN_ADDRESS_VARIABLE = "OPENENVD_LISTEN"
+CONTAINER_PORT = 8000  # upstream's images listen there, too
 
 # Headers of every answer, handshakes included: whose it is. A client that connects again asks
 # whether it is still the same environment, and the same launch of it.
 ENVIRONMENT_HEADER = "OpenEnvd-Environment"
 GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
 REPLICA_HEADER = "OpenEnvd-Replica"
+
+# Between a gateway and replicas (`websocket/another_replica.py`).
+RETRY_HEADER = "OpenEnvd-Retry"  # of an answer: nothing was begun, another replica may
+ATTEMPTS_HEADER = "OpenEnvd-Attempts"  # of a handshake: how many replicas may be asked
+ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # which of them this is
+
+# Drains a replica that no signal can be sent to: POST with the secret of its `HostConfig`.
+DRAIN_ROUTE = "/openenvd/drain"
+DRAIN_HEADER = "OpenEnvd-Drain"
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
@@ -52,6 +73,11 @@ LOOPBACK = "127.0.0.1"
 DEFAULT_MESSAGE_MB = 100  # one WebSocket message; what upstream's client accepts itself
 MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_MB * MB
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
+
+
+def door_path(prefix: str, replica: int) -> str:
+    """Return the path of a replica's door (`ipc/replica_doors.py`)."""
+    return f"{prefix}{replica}.door"
 
 
 class Serving(StrEnum):
@@ -85,7 +111,7 @@ class ServeOptions:
         5.0, "How long a client waits for a session when all are taken.", least=0
     )
     step_timeout_seconds: float | None = option(
-        None, "Time limit of a reset or step; past it the client gets an error.", above=0
+        None, "Time limit of a reset, step or tool; past it the client gets an error.", above=0
     )
     reset_first: bool | None = option(
         None, "Refuse steps before a session's reset; by default only after sessions were lost."
@@ -150,12 +176,14 @@ class HostConfig(ServeOptions):
     venv: str | None = None  # made for this project: its byte code and notes are kept there
     idle_timeout_seconds: float | None = None
     replica: int = 0  # the number of this one
-    door_folder: str = ""  # of the doors of all replicas, where there are several
-    doors: tuple[str, ...] = ()  # their file names, by the replicas' numbers
+    doors: str = ""  # how the paths of all replicas' doors begin; empty: it has none
+    shares_address: bool = False  # all replicas accept from the same sockets
     manifest: dict[str, Any] = field(default_factory=dict)  # openenv.yaml, for /metadata
     memory_bytes: int | None = None  # what all of it may use, where it is known
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
+    sleep_after_seconds: float | None = None  # without a connection; None: only when asked to
+    drain_secret: str | None = None  # what `DRAIN_ROUTE` wants; None: there is no such route
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which `from_json` reads."""
@@ -165,6 +193,6 @@ class HostConfig(ServeOptions):
     def from_json(cls, data: dict[str, Any]) -> HostConfig:
         """Read the configuration that `to_json` wrote."""
         values = dict(data)
-        for key in ("app_candidates", "app_fallbacks", "import_paths", "doors"):
+        for key in ("app_candidates", "app_fallbacks", "import_paths"):
             values[key] = tuple(values.get(key, ()))
         return cls(**values)

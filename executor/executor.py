@@ -233,11 +233,13 @@ class BurstableExecutor:
         with self._pools.lock:
             workers = [worker.status() for worker in self._pools.workers()]
         free = self.free_memory(LONG)
+        supervisor = self._supervisor
         return ExecutorStatus(
-            [_with_memory(worker) for worker in workers],
+            [_with_memory(worker, self._plan) for worker in workers],
             self._plan.to_json(),
             free.burst_bytes,
             free.available_bytes,
+            None if supervisor is None else supervisor.lifecycle.starter.zygote_pid,
         )
 
     def stop(self, grace_seconds: float = 5.0) -> None:
@@ -261,8 +263,9 @@ class BurstableExecutor:
         return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
 
 
-def _with_memory(worker: WorkerStatus) -> WorkerStatus:
-    """The status with what is resident now; as it is when the worker is gone meanwhile."""
+def _with_memory(worker: WorkerStatus, plan: Plan) -> WorkerStatus:
+    """The status with its cap and what is resident now, unless the worker is gone meanwhile."""
+    worker = replace(worker, cap_bytes=worker.cap_bytes or plan.worker_bytes)
     try:
         with open(f"/proc/{worker.pid}/statm", "rb") as file:
             pages = int(file.read().split()[1])

@@ -130,6 +130,7 @@ class WorkerStatus:
     guaranteed: bool
     task_id: str | None = None
     label: str = ""
+    cap_bytes: int | None = None  # of what it runs, or of the plan; None: no cap
     rss_bytes: int | None = None
     tasks_run: int = 0
 
@@ -142,3 +143,4 @@ class ExecutorStatus:
     plan: dict[str, Any] = field(default_factory=dict)
     free_burst_bytes: int = 0  # by what tasks are expected to need
     available_bytes: int = 0  # by what the machine has left, less the reserve
+    zygote_pid: int | None = None

@@ -55,7 +55,7 @@ def start_shim(
     listen_fds: Sequence[int] = (),
     python: str = sys.executable,
 ) -> None:
-    """Write the run file, then start a shim that outlives this process.
+    """Write the run file, and start a shim that outlives this process.
 
     On return its control socket accepts connections, although the shim itself may still be
     starting: the socket is made here and passed on, so no caller waits for a file to appear.
@@ -67,8 +67,13 @@ def start_shim(
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(str(folder / RUN_FILE_NAME), run_file, sync=True)
+    # The socket first: whoever finds the run file and cannot connect takes the shim for dead.
     with open_control_socket(run_file["socket_path"]) as control:
+        try:
+            write_json(str(folder / RUN_FILE_NAME), run_file, sync=True)
+        except BaseException:
+            Path(run_file["socket_path"]).unlink(missing_ok=True)
+            raise
         fork_server = run_file.get("fork_server")
         if fork_server and fork_shim(
             fork_server,
@@ -248,6 +253,9 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
+    if "agent" in status or run.get("provider", "local") != "local":
+        _unlink_sockets(run)
+        return []  # an engine's: no process of it is ours to end
     ended: list[int] = []
     shim = status.get("shim") or run.get("shim") or status.get("keeper")  # of run files' version 1
     if shim:
@@ -262,10 +270,14 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
+    _unlink_sockets(run)
+    return ended
+
+
+def _unlink_sockets(run: Json) -> None:
     for key in ("socket_path", "door_path"):
         if run.get(key):
             Path(run[key]).unlink(missing_ok=True)
-    return ended
 
 
 def end_group(cgroup: Cgroup) -> None:

@@ -3,17 +3,26 @@
 
 Shim to client, on connecting and on every change:
 
-    {"event": "status", "replica_id", "state": "starting|ready|exited|stopping|stopped",
-     "pid", "pid_started_at", "generation", "restarts", "ready_at", "host", "port", "sessions",
+    {"event": "status", "replica_id",
+     "state": "starting|ready|draining|exited|asleep|stopping|stopped",
+     "pid", "pid_started_at", "generation", "restarts", "wakes", "ready_at", "host", "port",
+     "sessions",
      "info": {ready line}, "capacity": {as the server reported last}, "sessions_fail": str or null,
      "exit": ExitReason, "last_exit": ExitReason, "failed": str, "log_tail": [only when exited],
-     "oom_kills": n, "shim": {pid, started_at}, "cgroup",
+     "oom_kills": n, "is_draining": since it was asked to, also when it has ended, "held": bool,
+     "shim": {pid, started_at}, "cgroup",
      "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
 
-`exit` is of the server of this generation, null while it runs; `last_exit` stays. Client to shim:
+`exit` is of the server of this generation, null while it runs or is asleep; `last_exit` stays. A
+server that is `held` gets ready, and accepts no connection before `serve`. Client to shim:
 
     {"op": "start"}                          start the server again; ignored while one runs
     {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit
+    {"op": "drain", "timeout_seconds": 300}  let the sessions end and begin none, then as "stop";
+                                             also when the time is over. A second one can only
+                                             shorten it
+    {"op": "leave", "timeout_seconds": 300}  the same, and its address is others' from now on
+    {"op": "serve"}                          let a server accept that the run file holds back
     {"op": "listeners"}                      answered {"event": "listeners"} with the descriptors
     anything else                            answered {"event": "error", "message"}
 
@@ -32,22 +41,28 @@ from ..system.descriptors import rights
 from ..system.json_lines import LineBuffer, decode_line, encode_line
 
 DEFAULT_GRACE_SECONDS = 5.0
+DEFAULT_DRAIN_SECONDS = 300.0
 MAX_LINE_BYTES = 64 * 1024
 MAX_REPLIES = 64  # unread ones; a client that asks on without reading is dropped
 
 
 def read_operation(line: bytes) -> tuple[object, float]:
-    """Return the operation that a client asks for, and the grace that a stop would give.
+    """Return the operation that a client asks for, and how long it is to take at most.
+
+    That is the grace of a stop, or the time-out of a drain.
 
     Raises:
         ValueError: when it is no message.
     """
     message = decode_line(line)
+    key, default = "grace_seconds", DEFAULT_GRACE_SECONDS
+    if message.get("op") in ("drain", "leave"):
+        key, default = "timeout_seconds", DEFAULT_DRAIN_SECONDS
     try:
-        grace_seconds = float(message.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+        seconds = float(message.get(key, default))
     except (TypeError, OverflowError) as exc:
-        raise ValueError(f"grace_seconds: {exc}") from exc
-    return message.get("op"), grace_seconds
+        raise ValueError(f"{key}: {exc}") from exc
+    return message.get("op"), seconds
 
 
 def error_line(message: str) -> bytes:

@@ -28,8 +28,16 @@ What happens when
     a client leaves         in mid line or not, its half line is dropped with it
     a client does not read  statuses are whole, so only the newest is kept for it
     two clients             both receive every status; either may send requests
+    drain                   SIGUSR1 to the server, which exits when its last session has ended, or
+                            is stopped when the time is over; it is not started again. It says
+                            when it begins none any more ("draining"). One that is starting and
+                            has no client yet ends at once; without a server: as "stop"
     stop twice              the earlier deadline wins; a stopped shim is gone
     start while running     nothing
+    nobody uses the server  it says so and exits ("asleep"); its memory is free. When a client
+                            connects, or at "start", the next server is started, which accepts what
+                            waits in the kernel's queue; a client that connects while it exits too
+    we are killed then      a new shim starts its server at once
     two shims               the second finds the lock of the run directory held, and exits
     SIGTERM                 as `stop`; SIGINT and SIGHUP are a terminal's, and ignored
 
@@ -55,8 +63,10 @@ from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,
+    LOST_FILE_NAME,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
+    NumberFile,
     inherited_sockets,
     is_missing,
     lock,
@@ -123,8 +133,15 @@ class Shim:
         name = self._run.get("cgroups") or GROUPS_NAME  # its home's
         self._group = enter_shims_group(name)  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
+        self._lost = NumberFile(f"{run_dir}/{LOST_FILE_NAME}")
         self._server = ServerStateMachine(
-            self._run, groups, self._selector, self._on_change, is_forked=is_forked
+            self._run,
+            groups,
+            self._selector,
+            self._on_change,
+            self._start_anew,
+            is_forked=is_forked,
+            lost_sessions=self._lost.value,
         )
         self._status_is_written = True
         self._run_dir_watch = RunDirectoryWatch()
@@ -136,10 +153,8 @@ class Shim:
         """Run until the server has been stopped for good."""
         # Before there is anything to be left behind: were we killed before the first status.json,
         # this is what is known of us.
-        group = None if self._group is None else self._group[0].group(self._run["replica_id"])
-        known = {"shim": self._identity, "cgroup": None if group is None else group.to_json()}
         with contextlib.suppress(OSError):  # status.json says it too
-            write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | known, sync=True)
+            self._write_run_file()
         self._start()
         while not self._server.is_over:
             self._handle_events(self._seconds_to_wait())
@@ -172,6 +187,24 @@ class Shim:
         self._look()
         self._on_change(True)
 
+    def _start_anew(self) -> None:
+        """Start the server again, when there is none."""
+        if self._server.may_start:
+            self._read_run_file()
+            self._start()
+
+    def _serve(self) -> None:
+        """Let the server accept connections; also of the next shim, whatever ends this one."""
+        if self._server.serve():
+            with contextlib.suppress(OSError):  # the daemon says it again to the next shim
+                self._write_run_file()
+            self._on_change(True)
+
+    def _read_run_file(self) -> None:
+        """Read how to start the server by now: its share of the sessions may be another."""
+        with contextlib.suppress(OSError, ValueError):
+            self._run.update(read_run_file(self._run_dir))
+
     def _look(self) -> None:
         """Look at the server; retry the status file; stop when the run directory was removed."""
         seconds = self._server.look()
@@ -193,6 +226,11 @@ class Shim:
         leave_shims_group(self._group)
         self._group = None
 
+    def _write_run_file(self) -> None:
+        group = None if self._group is None else self._group[0].group(self._run["replica_id"])
+        known = {"shim": self._identity, "cgroup": None if group is None else group.to_json()}
+        write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | known, sync=True)
+
     # Events
 
     def _on_signal(self) -> None:
@@ -204,16 +242,19 @@ class Shim:
 
     def _answer(self, client: Connection, line: bytes) -> None:
         try:
-            op, grace_seconds = read_operation(line)
+            op, seconds = read_operation(line)
         except ValueError as exc:
             client.queue_reply(error_line(f"not a message: {exc}"))
             return
         match op:
             case "start":
-                if self._server.may_start:
-                    self._start()
+                self._start_anew()
+            case "serve":
+                self._serve()
             case "stop":
-                self._server.stop(grace_seconds)
+                self._server.stop(seconds)
+            case "drain" | "leave":
+                self._server.drain(seconds, is_replaced=op == "leave")
             case "listeners":
                 client.queue_reply(encode_line({"event": "listeners"}), self._server.listener_fds)
             case _:
@@ -225,6 +266,7 @@ class Shim:
         """Send every client the status; what is durable is written to disk first."""
         if self._server.is_over:  # first: a client that reads of it finds nothing of us
             self._clean_up()
+        self._lost.write(self._server.lost_sessions)
         if is_durable:
             self._write_status()
         self._clients.send_status()

@@ -3,6 +3,7 @@
 
     prepare    its sockets (kept open across restarts) and a fresh cgroup
     start      forked, with the sockets and the writing end of its notify pipe
+    drain      SIGUSR1 to it alone; SIGUSR2 when an update has replaced it
     terminate  SIGTERM to its group
     kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
     reap       all children that have exited
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterator
 
 from ..system.cgroups import Cgroup, CgroupManager
 from ..system.json_lines import Json, LineBuffer, decode_line
-from ..system.listening_sockets import descriptors_text, open_listening_sockets
+from ..system.listening_sockets import descriptors_text, listening, open_listening_sockets
 from ..system.proc import children_of
 from ..system.process_identity import ProcessIdentity
 from .files import (
+    GATE_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     LOST_SESSIONS_VARIABLE,
     NOTIFY_FD_VARIABLE,
@@ -35,6 +37,7 @@ from .files import (
 )
 from .server_child import ForkInto, spawn
 
+_ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
 _READ_BYTES = 65536
 
@@ -50,8 +53,10 @@ class ServerProcess:
         self.pid: int | None = None
         self._started_at: float | None = None
         self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
+        self._is_draining = False
         self.cgroup: Cgroup | None = None
         self._listeners: list[socket.socket] = []
+        self._gate_fd: int | None = None  # the writing end; open while the server is to wait
 
     @property
     def runs(self) -> bool:
@@ -62,6 +67,11 @@ class ServerProcess:
     def listener_fds(self) -> tuple[int, ...]:
         """The listening sockets; none when they could not be opened yet."""
         return tuple(one.fileno() for one in self._listeners)
+
+    @property
+    def listening_fds(self) -> tuple[int, ...]:
+        """Of these, those that a client's connection makes readable: not what guards the port."""
+        return tuple(one.fileno() for one in listening(self._listeners))
 
     def to_json(self) -> Json:
         """Return its part of the status that clients are sent (`connections.py`)."""
@@ -74,6 +84,7 @@ class ServerProcess:
             "host": host,
             "port": port,
             "cgroup": None if self.cgroup is None else self.cgroup.to_json(),
+            "held": self.is_held,
         }
 
     # Starting
@@ -107,35 +118,55 @@ class ServerProcess:
         Raises:
             OSError: when it could not be started.
         """
-        log_fd = open_log(self._run["log_path"])
-        try:
+        with contextlib.ExitStack() as passed:  # descriptors that are the server's alone
+            log_fd = open_log(self._run["log_path"])
+            passed.callback(os.close, log_fd)
             reading, writing = os.pipe()
+            passed.callback(os.close, writing)
             try:
-                self.pid = self._spawn(log_fd, writing, lost_sessions)
+                self.pid = self._spawn(log_fd, writing, self._make_gate(passed), lost_sessions)
             except OSError:
                 os.close(reading)
                 raise
-            finally:
-                os.close(writing)
-        finally:
-            os.close(log_fd)
         self._started_at = ProcessIdentity.of(self.pid).started_at
         return reading
 
-    def _spawn(self, log_fd: int, notify_fd: int, lost_sessions: int) -> int:
+    def _make_gate(self, passed: contextlib.ExitStack) -> dict[str, int]:
+        """Return the variable with the reading end of a new gate; none for a server that serves."""
+        if not self.is_held:
+            return {}
+        self._close_gate()
+        reading, self._gate_fd = os.pipe()
+        passed.callback(os.close, reading)
+        return {GATE_FD_VARIABLE: reading}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the server is to accept no connection yet."""
+        return bool(self._run.get("held"))
+
+    def serve(self) -> None:
+        """Let the server accept connections, and every later one."""
+        self._run["held"] = False
+        self._close_gate()
+
+    def _close_gate(self) -> None:
+        if self._gate_fd is not None:
+            os.close(self._gate_fd)
+            self._gate_fd = None
+
+    def _spawn(self, log_fd: int, notify_fd: int, gate: dict[str, int], lost_sessions: int) -> int:
         assert self._listeners  # prepared
         listen_fds = self.listener_fds
+        variables = {NOTIFY_FD_VARIABLE: notify_fd, LOST_SESSIONS_VARIABLE: lost_sessions, **gate}
         return spawn(
             self._run["argv"],
             self._run["env"]
-            | {
-                LISTEN_FD_VARIABLE: descriptors_text(listen_fds),
-                NOTIFY_FD_VARIABLE: str(notify_fd),
-                LOST_SESSIONS_VARIABLE: str(lost_sessions),
-            },
+            | {LISTEN_FD_VARIABLE: descriptors_text(listen_fds)}
+            | {name: str(value) for name, value in variables.items()},
             cwd=self._run.get("cwd"),
             log_fd=log_fd,
-            keep_fds=(*listen_fds, notify_fd),
+            keep_fds=(*listen_fds, notify_fd, *gate.values()),
             cgroup=self.cgroup,
             oom_score_adj=self._run.get("oom_score_adj"),
             fork_into=self._fork_into(),
@@ -149,6 +180,26 @@ class ServerProcess:
         return ForkInto(entry, f"openenvd: host {self._run['replica_id']}")
 
     # Ending
+
+    @property
+    def has_exited_in_order(self) -> bool:
+        """Whether it has exited, with code 0."""
+        return self.ended is not None and self.ended[0] == 0
+
+    @property
+    def has_drained(self) -> bool:
+        """Whether it was asked to let its sessions end, and has exited in order.
+
+        The signal itself ends one that has not begun to accept connections.
+        """
+        return self._is_draining and self.ended is not None and self.ended[0] in _ENDS_OF_DRAINED
+
+    def drain(self, *, is_replaced: bool) -> None:
+        """Ask it to begin no session, and to exit when the last has ended."""
+        self._is_draining = True
+        if self.runs:
+            assert self.pid is not None
+            os.kill(self.pid, signal.SIGUSR2 if is_replaced else signal.SIGUSR1)
 
     def terminate(self) -> None:
         """Ask it to end; it leads a process group."""

@@ -4,9 +4,17 @@
     from             to        when
     starting         ready     the server reports it
     starting, ready  exited    it exits, or could not be started
-    starting, ready  stopping  its stop is requested
-    exited           starting  its start is requested
-    stopping, exited stopped   nothing of it is left, and its stop was requested: the shim exits
+    starting, ready  draining  it says that it begins no session any more, as it was asked
+    starting, ready, stopping  its stop is requested, or the time of its sessions is over
+      draining
+    ready            asleep    it exits, having said that nobody uses it
+    exited, asleep   starting  its start is requested, or a client connects to one that is asleep
+    stopping, exited stopped   nothing of it is left, and that was requested: the shim exits
+      draining, asleep
+
+While it is asleep, the listening sockets are watched here: a client that connects waits in the
+kernel's queue for the next server, which is started at once. Its sleep is no exit: it is neither
+counted nor explained. Should that server not start, it has exited, as any other.
 
 Whatever way it ends, all that it left behind is killed and reaped first (`reap`), and only then
 its exit is reported (`_settle`). When to end it is decided in `shutdown_policy.py`; what is done to
@@ -24,7 +32,7 @@ from ..system.json_lines import Json
 from ..system.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
 from .server_exit import ExitEvidence, exit_without_start, why_no_server
 from .server_process import NotifyPipe, ServerProcess
-from .shutdown_policy import ShutdownPolicy, ShutdownStep
+from .shutdown_policy import LEFT_GRACE_SECONDS, ShutdownPolicy, ShutdownStep
 
 LOG_TAIL_LINES = 20
 
@@ -32,14 +40,17 @@ LOG_TAIL_LINES = 20
 class ServerStatus:
     """What is known of one server at a time, counted through its generations. No effects."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost_sessions: int = 0) -> None:
+        """Begin with the sessions that were lost with an earlier shim's server."""
         self.state = "starting"
         self.failed: str | None = None  # why the server gave up, in its own words
         self.last_exit: Json | None = None
+        self.sleeps = False  # it is about to exit, or has, since nobody uses it
         self._generation = 0
+        self._wakes = 0
         self._ready_at: float | None = None
         self._sessions = 0
-        self.lost_sessions = 0  # that ended with servers and their children, ever
+        self._lost_sessions = lost_sessions  # ended for their clients, which are not back yet
         self._capacity: Json | None = None
         self._info: Json | None = None
         self._sessions_fail: str | None = None  # why no environment could be created
@@ -48,9 +59,16 @@ class ServerStatus:
         self._shard_exits = 0
         self._last_shard_exit: Json | None = None
 
+    @property
+    def lost_sessions(self) -> int:
+        """How many sessions are lost if the server ends now, with those that were lost before."""
+        return self._lost_sessions + self._sessions
+
     def begin(self) -> None:
         """Begin the next generation; what the last one reported goes, `last_exit` stays."""
+        self._wakes += self.state == "asleep"
         self.state = "starting"
+        self.sleeps = False
         self._generation += 1
         self._ready_at = self._info = self.failed = self._exit = self._log_tail = None
         self._capacity = self._sessions_fail = None
@@ -63,8 +81,12 @@ class ServerStatus:
             self._ready_at = now
             if self.state == "starting":
                 self.state = "ready"
+        if message.get("draining") and self.state in ("starting", "ready"):
+            self.state = "draining"
+        self.sleeps |= bool(message.get("sleeps"))
         if "sessions" in message:
             self._sessions = message["sessions"]
+            self._lost_sessions = message.get("lost_sessions", self._lost_sessions)
         if "failed" in message:
             self.failed = str(message["failed"])
         if "sessions_fail" in message:
@@ -76,14 +98,19 @@ class ServerStatus:
         """Note that the server lost a child of its own, and goes on."""
         self._shard_exits += 1
         self._last_shard_exit = report
-        self.lost_sessions += report.get("sessions") or 0
 
     def end(self, reason: Json, log_tail: list[str]) -> None:
         """Note that the server of this generation is gone, with its sessions."""
         self.state = "exited"
         self._exit = self.last_exit = reason
         self._log_tail = log_tail
-        self.lost_sessions += self._sessions
+        self._lost_sessions = self.lost_sessions
+        self._sessions = 0
+        self._capacity = self._sessions_fail = None
+
+    def fall_asleep(self) -> None:
+        """Note that the server has exited since nobody used it."""
+        self.state = "asleep"
         self._sessions = 0
         self._capacity = self._sessions_fail = None
 
@@ -92,7 +119,8 @@ class ServerStatus:
         status: Json = {
             "state": self.state,
             "generation": self._generation,
-            "restarts": max(0, self._generation - 1),
+            "restarts": max(0, self._generation - 1 - self._wakes),
+            "wakes": self._wakes,
             "ready_at": self._ready_at,
             "sessions": self._sessions,
             "info": self._info,
@@ -116,20 +144,26 @@ class ServerStateMachine:
         groups: CgroupManager | None,
         selector: selectors.BaseSelector,
         changed: Callable[[bool], None],
+        wake: Callable[[], None],
         *,
         is_forked: bool,
+        lost_sessions: int,
     ) -> None:
-        """Make one without a server yet.
+        """Make one without a server yet; `lost_sessions` are those of an earlier shim's.
 
-        `changed` is called after every change, with whether it must be written to disk.
+        `changed` is called after every change, with whether it must be written to disk; `wake` when
+        a client connects while the server is asleep.
         """
         self._changed = changed
+        self._wake = wake
+        self._selector = selector
+        self._watched: tuple[int, ...] = ()  # listening sockets, while it is asleep
         self._log_path = run["log_path"]
         self._log = BoundedLog(run["log_path"], run["max_log_bytes"])
         self._server = ServerProcess(run, groups, is_forked=is_forked)
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
-        self._status = ServerStatus()
+        self._status = ServerStatus(lost_sessions)
         self._shutdown = ShutdownPolicy()
 
     @property
@@ -145,7 +179,7 @@ class ServerStateMachine:
     @property
     def may_start(self) -> bool:
         """Whether there is no server, and one may be started."""
-        return self._status.state == "exited" and not self._shutdown.is_requested
+        return self._status.state in ("exited", "asleep") and not self._shutdown.is_ending
 
     @property
     def deadline(self) -> float | None:
@@ -157,18 +191,25 @@ class ServerStateMachine:
         """The sockets on which the server listens; none when they could not be opened yet."""
         return self._server.listener_fds
 
+    @property
+    def lost_sessions(self) -> int:
+        """How many sessions are lost if this process ends now, with those lost before."""
+        return self._status.lost_sessions
+
     def to_json(self) -> Json:
         """Return the status that clients are sent, but for whose it is."""
         return {
             **self._server.to_json(),
             **self._status.to_json(),
             "oom_kills": self._evidence.oom_kills,
+            "is_draining": self._shutdown.is_draining,
         }
 
     # Starting
 
     def start(self) -> None:
         """Start a new generation. `changed` is not called: the caller looks at the server first."""
+        self._watch_listeners(())
         self._status.begin()
         try:
             self._server.prepare()
@@ -182,6 +223,12 @@ class ServerStateMachine:
             self._status.end(exit_without_start(failed), self._log_tail())
 
     # Running
+
+    def serve(self) -> bool:
+        """Let the server accept connections; whether it had been held."""
+        was_held = self._server.is_held
+        self._server.serve()
+        return was_held
 
     def look(self) -> float:
         """Bound the log and count kills for memory; returns when to look again, in seconds."""
@@ -206,6 +253,20 @@ class ServerStateMachine:
 
     # Stopping
 
+    def drain(self, timeout_seconds: float, *, is_replaced: bool = False) -> None:
+        """Let the sessions end, begin none, then stop; after the time-out in any case.
+
+        Of a server that `is_replaced`, others have the address from now on. One that is starting
+        ends at once, unless clients wait for it.
+        """
+        if not self._shutdown.drain(time.monotonic(), timeout_seconds):
+            return
+        if self._status.state not in ("starting", "ready"):
+            self.stop(LEFT_GRACE_SECONDS)
+            return
+        self._server.drain(is_replaced=is_replaced)
+        self._changed(True)
+
     def stop(self, grace_seconds: float) -> None:
         """Send SIGTERM now, SIGKILL at the deadline; a second call can only shorten the grace."""
         if not self._shutdown.request(time.monotonic(), grace_seconds):
@@ -220,7 +281,9 @@ class ServerStateMachine:
     def act_on_deadline(self) -> None:
         """Kill after the grace; or stop waiting for the killed."""
         step = self._shutdown.step(time.monotonic())
-        if step is ShutdownStep.KILL:
+        if step is ShutdownStep.STOP:
+            self.stop(LEFT_GRACE_SECONDS)
+        elif step is ShutdownStep.KILL:
             self._kill_all()
         elif step is ShutdownStep.GIVE_UP:
             self._settle()
@@ -246,19 +309,40 @@ class ServerStateMachine:
         if self._server.pid is not None:
             self._read_messages()
             self._notify.close()
-            reason = self._evidence.explain(
-                self._server.pid,
-                self._server.ended,
-                stopped_by_us=self._shutdown.is_requested,
-                failed=self._status.failed,
-            )
             self._log.bound()  # it is not looked at again
-            self._status.end(reason, self._log_tail())
+            self._end_generation(self._server.pid)
             self._server.forget()
-        if self._shutdown.is_requested:
+        if self._shutdown.is_ending:
             self._status.state = "stopped"
+            self._watch_listeners(())
             self._server.remove_cgroup()
         self._changed(True)
+
+    def _end_generation(self, pid: int) -> None:
+        if self._status.sleeps and self._server.has_exited_in_order:
+            self._status.fall_asleep()
+            self._server.remove_cgroup()
+            self._watch_listeners(self._server.listening_fds)
+            return
+        reason = self._evidence.explain(
+            pid,
+            self._server.ended,
+            stopped_by_us=self._shutdown.is_requested or self._server.has_drained,
+            failed=self._status.failed,
+        )
+        self._status.end(reason, self._log_tail())
+
+    def _watch_listeners(self, fds: tuple[int, ...]) -> None:
+        """Call `wake` when a client connects to one of these; those watched so far no more."""
+        for fd in self._watched:
+            self._selector.unregister(fd)
+        for fd in fds:
+            self._selector.register(fd, selectors.EVENT_READ, self._on_client)
+        self._watched = fds
+
+    def _on_client(self) -> None:
+        if self._watched:  # or another socket was first, in this very round
+            self._wake()
 
     def _log_tail(self) -> list[str]:
         return last_lines(self._log_path, LOG_TAIL_LINES)

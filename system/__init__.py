@@ -8,8 +8,10 @@ comes by.
     processes      process_identity.py, proc.py
     forks          forking.py, page_sharing.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
+    memory         memory_left.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
     HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
+    files          file_locks.py
     logs           log_files.py, terminal_text.py (foreign text), hidden_values.py (secrets)
     time           backoff.py, loop_lag.py, futures.py
     metrics        prometheus.py

@@ -93,6 +93,12 @@ def read_keyed(path: str, key: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
+def level_number(level: Location, name: str) -> int | None:
+    """Return the number in a group's file; None when it is missing, or says `max` or -1."""
+    text = (read_text(f"{level.directory}/{name}") or "").strip()
+    return int(text) if text.isdigit() else None
+
+
 def join(directory: str, path: str) -> str:
     """`directory` and an absolute `path` below it."""
     return directory.rstrip("/") + path.rstrip("/") or "/"

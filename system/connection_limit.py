@@ -151,12 +151,13 @@ class Listener:
             accepted.close()
 
 
-def closing_answer(status: HTTPStatus, detail: str | None = None) -> bytes:
+def closing_answer(status: HTTPStatus, detail: str | None = None, *, headers: str = "") -> bytes:
     """Return an HTTP answer that closes; 503 says when to try again.
 
     Args:
         status: The status.
         detail: A sentence for people; by default the status in words.
+        headers: Further ones, each with the end of its line.
     """
     body = json.dumps({"detail": detail or status.phrase})
     retry = ""
@@ -164,7 +165,7 @@ def closing_answer(status: HTTPStatus, detail: str | None = None) -> bytes:
         retry = f"Retry-After: {RETRY_AFTER_SECONDS}\r\n"
     return (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n{body}"
+        f"Content-Length: {len(body)}\r\n{retry}{headers}Connection: close\r\n\r\n{body}"
     ).encode()
 
 

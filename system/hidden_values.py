@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 REDACTED = "***"
@@ -19,6 +21,18 @@ _URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
 _URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@")
 # Where no `@` follows, the pattern above would read to the end for each `://`.
 _UP_TO_LAST_AT = re.compile(r"(?<!\S)\S+@")
+# `NAME=value`, `"NAME": "value"`; `--name value`.
+_VALUE = r"""(?P<value>"[^"\n]{0,4096}"|'[^'\n]{0,4096}'|[^\s,;'"]+)"""
+_ASSIGNED = re.compile(rf"""(?P<name>[A-Za-z_][\w-]{{0,63}})(?P<sign>["']?\s*[=:]\s*){_VALUE}""")
+_OPTION = re.compile(rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}")
+_BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+# What well-known services give as tokens, and JSON web tokens.
+_KNOWN_TOKEN = re.compile(
+    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-)[\w-]{8,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+)
+_COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
+_LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
 
 
 def hide_credentials(value: Any) -> Any:
@@ -42,3 +56,95 @@ def _without_secret(parameter: re.Match[str]) -> str:
 def is_secret(name: str, value: str) -> bool:
     """Return whether a variable's value is to be hidden."""
     return bool(_SECRET_NAME.search(name)) or hide_credentials(value) != value
+
+
+def secret_values(payload: Mapping[str, Any]) -> list[str]:
+    """Return a payload's token, and the values of its variables that look secret."""
+    env = payload.get("env")
+    found = [v for k, v in env.items() if is_secret(k, v)] if isinstance(env, dict) else []
+    return [*found, payload["token"]] if payload.get("token") else found
+
+
+def hide_values(value: Any, secrets: Collection[str]) -> Any:
+    """Hide texts wherever they stand in a JSON value: the longest first, and no short ones."""
+    known = sorted({s for s in secrets if _is_hidden_anywhere(s)}, key=len, reverse=True)
+    return _with_each(value, lambda text: _without(text, known)) if known else value
+
+
+def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
+    """Hide in a text all that is, or looks like, a secret: for what is shown to strangers.
+
+    Args:
+        text: Such as a log.
+        secrets: Values that are known to be secret.
+    """
+    hidden: str = hide_values(text, secrets)
+    hidden = _KNOWN_TOKEN.sub(REDACTED, _BEARER.sub(rf"\1{REDACTED}", hidden))
+    hidden = str(hide_credentials(hidden))
+    return _OPTION.sub(_without_named, _ASSIGNED.sub(_without_named, hidden))
+
+
+def _is_hidden_anywhere(secret: str) -> bool:
+    is_word = secret.lower() in _COMMON_WORDS or (secret.isdecimal() and len(secret) < 6)
+    return len(secret) >= _LEAST_CHARACTERS and not is_word
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return text
+
+
+def _without_named(found: re.Match[str]) -> str:
+    is_word = found["value"].lower() in _COMMON_WORDS
+    if is_word or not _SECRET_NAME.search(found["name"]):
+        return found[0]
+    quote = found["value"][0] if found["value"][0] in "\"'" else ""
+    return f"{found['name']}{found['sign']}{quote}{REDACTED}{quote}"
+
+
+def _with_each(value: Any, change: Callable[[str], str]) -> Any:
+    """Change each text of a JSON value, but the names of its fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_with_each(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_each(item, change) for key, item in value.items()}
+    return value
+
+
+def redact(payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload with its tokens hidden, and the values of variables that look secret."""
+    shown = {name: hide_credentials(value) for name, value in payload.items()}
+    if shown.get("token") is not None:
+        shown["token"] = REDACTED
+    if isinstance(env := shown.get("env"), dict):
+        shown["env"] = {k: REDACTED if is_secret(k, v) else v for k, v in env.items()}
+    if options := shown.get("engine_options"):
+        shown["engine_options"] = [_option_shown(text) for text in options]
+    return shown
+
+
+def _option_shown(text: str) -> str:
+    """Hide the variables in an option of an engine that is JSON: a patch of a whole pod."""
+    name, equals, value = text.partition("=")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return text
+    return (
+        name + equals + json.dumps(_without_variables(found)) if isinstance(found, dict) else text
+    )
+
+
+def _without_variables(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_variables(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {key: _without_variables(item) for key, item in value.items()}
+    variable, text = shown.get("name"), shown.get("value")
+    if isinstance(variable, str) and isinstance(text, str) and is_secret(variable, text):
+        shown["value"] = REDACTED
+    return shown

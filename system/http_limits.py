@@ -2,7 +2,8 @@
 """Bounds of what one HTTP connection may send, and of how long it may take: around uvicorn's own.
 
     bytes ─▶ HttpLimits.data_received ─▶ uvicorn's protocol ─▶ BodyLimit ─▶ the application
-             head: bytes (431), time (408)                     body: announced or counted (413)
+             head: bytes (431), time (408)                     body: announced or counted (413),
+                                                               all together (503)
              body: progress (408)
              response: progress of its reader (cut)
 
@@ -19,6 +20,7 @@ looks at what its two implementations share: `cycle`, `flow`, `transport`.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,6 +31,9 @@ from .units import MB
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_BODY_BYTES = 100 * MB  # of a request, unless a setting says otherwise
+SHORT_BODY_BYTES = 64 * 1024  # are received before they are asked for, and not counted
+BODIES_AT_ONCE = 4  # of the greatest length may have arrived in part
+WAIT_SECONDS = 30.0  # of a body for others to become whole
 MAX_PIPELINED = 64  # requests of one connection behind the one that is being answered
 
 Message = dict[str, Any]
@@ -249,20 +254,32 @@ class HttpLimits:
 
 
 class BodyLimit:
-    """ASGI middleware: refuses a body by its announced length, and a chunked one by what comes."""
+    """ASGI middleware: bounds each body, and all that have arrived in part together.
 
-    def __init__(self, app: Any, most_bytes: int = MAX_BODY_BYTES) -> None:
+    A body that is too long is refused by its announced length, a chunked one by what comes. Once
+    the unfinished bodies take as much as `BODIES_AT_ONCE` of the longest, only the oldest of them
+    is read; the others wait for that, at most `wait_seconds`, and are refused then (503).
+    """
+
+    def __init__(
+        self, app: Any, most_bytes: int = MAX_BODY_BYTES, *, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
         self._app = app
         self._most_bytes = most_bytes
+        self._wait_seconds = wait_seconds
+        self._unfinished: dict[object, int] = {}  # bytes received of each, the oldest first
+        self._total = 0
+        self._fewer = asyncio.Event()  # a new one each time there are fewer
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 413."""
+        """Pass the request on, or answer 413 or 503."""
         if scope["type"] == "http":
             for name, value in scope["headers"]:
-                if name == b"content-length" and int(value) > self._most_bytes:
+                size = int(value) if name == b"content-length" else 0
+                if size > self._most_bytes:
                     await self._refuse(send)
                     return
-                if name == b"transfer-encoding":
+                if size > SHORT_BODY_BYTES or name == b"transfer-encoding":
                     await self._count(scope, receive, send)
                     return
         await self._app(scope, receive, send)
@@ -270,16 +287,21 @@ class BodyLimit:
     async def _count(self, scope: Any, receive: Receive, send: Send) -> None:
         received_bytes = 0
         is_started = is_over = False
+        body = object()
 
         async def receive_some() -> Message:
             nonlocal received_bytes, is_over
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            if received_bytes <= self._most_bytes:
-                return message
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            if not received_bytes or await self._has_room(body):
+                message = await receive()
+                received_bytes += len(message.get("body", b""))
+                self._note(body, received_bytes if message.get("more_body") else 0)
+                if received_bytes <= self._most_bytes:
+                    return message
+                status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             if not is_over and not is_started:
                 is_over = True
-                await self._refuse(send)
+                await self._refuse(send, status)
             is_over = True
             return {"type": "http.disconnect"}
 
@@ -289,15 +311,44 @@ class BodyLimit:
             if not is_over:
                 await send(message)
 
-        await self._app(scope, receive_some, send_unless_over)
+        try:
+            await self._app(scope, receive_some, send_unless_over)
+        finally:
+            self._note(body, 0)
 
-    async def _refuse(self, send: Send) -> None:
-        body = b'{"detail":"A body may have at most %d bytes"}' % self._most_bytes
+    def _note(self, body: object, size: int) -> None:
+        """Take note of how much of a body has arrived; 0: it is whole, or given up."""
+        self._total += size - self._unfinished.get(body, 0)
+        if size:
+            self._unfinished[body] = size
+        elif self._unfinished.pop(body, 0):
+            fewer, self._fewer = self._fewer, asyncio.Event()
+            fewer.set()
+
+    async def _has_room(self, body: object) -> bool:
+        """Wait until more of a body may be read; False: that took too long."""
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while self._total > BODIES_AT_ONCE * self._most_bytes:
+                    if next(iter(self._unfinished)) is body:
+                        break
+                    await self._fewer.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _refuse(
+        self, send: Send, status: HTTPStatus = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    ) -> None:
+        detail = f"A body may have at most {self._most_bytes} bytes"
+        if status is HTTPStatus.SERVICE_UNAVAILABLE:
+            detail = "The bodies of other requests take all room; try again later"
+        body = json.dumps({"detail": detail}).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.start", "status": status.value, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 

@@ -14,6 +14,8 @@ passed a part of the connections. It is kept from that:
               conflicts with whoever binds the address later
 
 Where the kernel lets a stranger in all the same, or is not Linux, the first socket is all there is.
+So it is for `::`: to keep strangers out takes a moment at another address of the port, and all of
+them, of both families, are that one's.
 Light: a shim imports it.
 """
 

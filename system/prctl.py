@@ -21,9 +21,12 @@ _NAME_BYTES = 15  # the kernel keeps no more
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGKILL to this process when `parent`, which forked it, has died."""
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when `parent`, which forked it, has died.
+
+    It has, for the kernel, when the thread has ended that forked it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(number))
     if sys.platform == "linux" and os.getppid() != parent:
         os._exit(127)  # the parent died before the line above took effect
 

@@ -137,6 +137,14 @@ class ProcessIdentity(NamedTuple):
         return False
 
 
+def boot_seconds() -> float:
+    """Return the seconds of this boot; a clock step does not move them.
+
+    Two such numbers are seconds apart when they are of one boot, and years otherwise.
+    """
+    return _boot_tag() + time.monotonic()
+
+
 _boot_tag_cache: float | None = None
 
 

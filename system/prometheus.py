@@ -14,8 +14,13 @@ Sample = tuple[Mapping[str, Any], float]  # labels and value
 def metric_family(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
     """Render one metric with its help text and all its samples; `kind` is its type."""
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    lines += [f"{name}{_labels(labels)} {float(value):g}" for labels, value in samples]
+    lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    """Write a value with all its digits: a counter of millions counts on by one."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _labels(labels: Mapping[str, Any]) -> str:

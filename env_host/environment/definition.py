@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import SchemaValidator
 
 from ..errors import LoadError
-from . import interfaces
+from . import interfaces, thread_affinity
 from .factory_class import class_made_by
 from .mcp_types import McpTypes, upstream_mcp_types
 from .observation_form import ObservationForm, installed_form
@@ -91,8 +91,16 @@ class Definition:
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether calls may run on any thread, so that sessions can share a pool."""
+        """Whether calls may run on any thread, so that sessions can share threads."""
         return bool(getattr(self.made_class, "THREAD_SAFE", False))
+
+    @property
+    def may_change_threads(self) -> bool:
+        """Whether each call of an environment may run on another thread, for all we know."""
+        if self.shares_one_thread or self.is_thread_safe:
+            return not self.shares_one_thread
+        factory = self.factory  # one that is no class may hand out what is bound to a thread
+        return inspect.isclass(factory) and not thread_affinity.is_bound_to_thread(factory)
 
     def is_own(self, path: str) -> bool:
         """Tell whether requests for a path must be answered by the home shard."""

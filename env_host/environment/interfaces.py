@@ -67,13 +67,13 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
     The types of action, observation and state are taken from the class's own type arguments:
     `class Echo(Environment[EchoAction, EchoObservation, State])`.
 
-    Synchronous methods run on a thread that belongs to the session; an environment that overrides
-    `reset_async` and `step_async` runs on the event loop.
+    Synchronous methods run on a thread that belongs to the session, unless they are quick and may
+    run on any; an environment that overrides `reset_async` and `step_async` runs on the event loop.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False  # all sessions share one thread
-    THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread: sessions share a pool
+    THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread, one at a time
     RESET_FIRST: ClassVar[bool | None] = None  # a session's first step must follow a reset
 
     @abstractmethod

@@ -11,8 +11,9 @@ import logging
 import os
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...system.memory_left import free_memory_bytes
 from ...system.units import MB
 from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
@@ -27,6 +28,7 @@ ISOLATED_PER_CORE = 16  # most, by default
 MOST_CORES = 4096
 MOST_SHARDS = 256
 MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
+PARTIAL_SHARE = 0.125  # of the same, for messages that have not arrived whole
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -49,11 +51,19 @@ class ServingPlan:
     isolates: bool  # a process for each session
     exclusive: bool  # one session at a time in a process
     keeps_one: bool = False  # the first shard stays, whether or not anybody has connected
+    partial_messages_bytes: int = 0  # a process may keep of unfinished messages; 0: not known
 
     def share(self, index: int) -> int:
         """Return how many of the sessions are the shard's."""
         each, left = divmod(self.max_sessions, self.shards)
         return each + (index < left)
+
+    def with_sessions(self, asked: int, fds: int) -> ServingPlan:
+        """Return this plan for another number of sessions, in as many processes as before."""
+        if self.isolates:
+            return replace(self, max_sessions=asked)
+        most = 1 if self.exclusive else fitting_sessions(asked, fds, self.shards)
+        return replace(self, max_sessions=most)
 
 
 def plan_of(
@@ -119,21 +129,16 @@ def _isolated_sessions(config: HostConfig, machine: Machine) -> int:
     return max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
 
 
+def partial_messages_bytes(machine: Machine, shards: int) -> int:
+    """Return how much a process may keep of messages that have not arrived whole; 0: not known."""
+    return int((machine.memory_bytes or 0) * PARTIAL_SHARE) // shards
+
+
 def this_machine(config: HostConfig, fds: int) -> Machine:
     """Find what this process may use, where the configuration does not say."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = min(cores or 1, config.cores or MOST_CORES)
-    return Machine(cores, fds, config.memory_bytes or _free_bytes())
-
-
-def _free_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if free is None else int(free) * 1024
+    return Machine(cores, fds, config.memory_bytes or free_memory_bytes())
 
 
 def supports_concurrency(

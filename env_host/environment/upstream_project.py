@@ -35,8 +35,10 @@ _STATELESS = (UPSTREAM_SERVER, "openenv.core.env_server.route_config", "fastapi.
 log = logging.getLogger("openenvd.env_host")
 
 
-def import_app(config: HostConfig) -> Any:
+def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     """Import the app: the first candidate that imports; if none exists, the first fallback.
+
+    That it is a fallback is noted: the manifest names the app wrongly.
 
     Raises:
         LoadError: none imports. Its cause is the most telling failure: that of a candidate which
@@ -50,7 +52,7 @@ def import_app(config: HostConfig) -> Any:
             failures[candidate] = exc
             continue
         if failures and candidate in config.app_fallbacks:
-            log.warning("%s; serving %s instead", _misnamed(config, failures), candidate)
+            note(f"{_misnamed(config, failures)}; serving {candidate} instead")
         return app
     absent = [exc for exc in failures.values() if _is_absence(exc, failures)]
     cause = next((exc for exc in failures.values() if exc not in absent), None)
@@ -80,7 +82,7 @@ def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Defin
         LoadError: the project does not import.
     """
     with _noted_servers() as servers:
-        app = import_app(config)
+        app = import_app(config, note)
     # Otherwise the app was wrapped, or mounted into another.
     last = servers[-1] if servers else None
     noted = next((each for each in reversed(servers) if each[1] is app), last)

@@ -35,6 +35,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     return {
         "sessions": _total(shards, Field.SESSIONS),
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
+        "draining": any(counters[Field.DRAINING] for counters in shards),
         "waiting": _total(shards, Field.WAITING),
         "longest_wait_seconds": max(
             (waited_seconds(counters, now) for counters in shards), default=0.0
@@ -111,6 +112,17 @@ def state_of(counters: Counters, now: int) -> str:
     if now - counters[Field.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
         return "unresponsive"
     return _LOOP_STATES[counters[Field.LOOP_STATE]].value
+
+
+def note_awake(counters: Counters, now: int) -> None:
+    """Write that a shard has something to do again.
+
+    What its watchdog said last is as old as the shard's idleness. Until the watchdog reports again,
+    it would be taken for a loop that has been blocked since then.
+    """
+    counters[Field.HEARTBEAT] = counters[Field.WATCHDOG] = now
+    counters[Field.LOOP_STATE] = _LOOP_STATES.index(LoopState.ALIVE)
+    counters[Field.IDLE] = 0  # last: until then, nothing else is read
 
 
 def blocked_seconds(scoreboard: Scoreboard, now: int) -> float | None:

@@ -28,6 +28,8 @@ class ChildConfig:
     connection_fd: int | None = None  # an isolated session's
     state_address: str | None = None  # of the state process, if sessions share a state
     since: int = 0  # when the connection began to wait, on the scoreboard's clock
+    partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
+    accepted: list[list[str]] | None = None  # its handshake, by the middleware, with these headers
 
     @property
     def is_home(self) -> bool:

@@ -34,6 +34,7 @@ from ...system.descriptors import (
 from ...system.json_lines import Json
 
 MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
+IS_USED = "is_used"  # in a question to a shard, and in its answer: whether it has a connection
 
 
 class MessageChannel:

@@ -19,7 +19,7 @@ class Notifier:
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self.reported = 0
+        self.reported = 0, 0
         self._notes: list[str] = []
         self._sessions_fail: str | None = None
 
@@ -37,6 +37,14 @@ class Notifier:
     def failed(self, message: str, log_tail: list[str]) -> None:
         """Report that the supervisor is about to exit by itself."""
         self._write({"failed": message, "log_tail": log_tail})
+
+    def draining(self) -> None:
+        """Report that no session begins here any more."""
+        self._write({"draining": True})
+
+    def sleeps(self) -> None:
+        """Report that the supervisor is about to exit since nobody uses it."""
+        self._write({"sleeps": True})
 
     def sessions_fail(self, cause: str | None) -> None:
         """Report that an environment could not be created, or that one could again."""
@@ -56,17 +64,18 @@ class Notifier:
         with contextlib.suppress(OSError):
             os.write(self.fd, encode_line({"capacity": summary}))  # whole or not at all
 
-    def sessions(self, count: int) -> None:
-        """Report the number of sessions, unless the pipe is full."""
-        if self.fd is not None and count != self.reported:
+    def sessions(self, count: int, lost: int) -> None:
+        """Report the number of sessions, and of those lost, unless the pipe is full."""
+        if self.fd is not None and (count, lost) != self.reported:
             os.set_blocking(self.fd, False)
+            line = encode_line({"sessions": count, "lost_sessions": lost})
             try:
-                os.write(self.fd, encode_line({"sessions": count}))  # whole or not at all
+                os.write(self.fd, line)  # whole or not at all
             except BlockingIOError:
                 return
             except OSError:  # the shim is gone; the sessions need not be
                 self.fd = None
-        self.reported = count
+        self.reported = count, lost
 
     def silence(self) -> None:
         """Write nothing from now on: this process is not the supervisor any more."""

@@ -3,9 +3,14 @@
 
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
-(`shard/request_head.py`), and each replica has a *door*, a Unix socket in a private folder:
+(`shard/request_head.py`), and each replica has a *door*, a Unix socket in a private folder, which
+is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ door of b ──▶ lobby of b
+    whoever scales ──how many sessions are its share──▶ door of b
+
+An update starts replicas beside those that it replaces: their numbers differ, and they know the
+doors of these, whose sessions go on while no connection is accepted there any more.
 
     b has exited or is starting    nothing listens at its door: its sessions are unknown
     b exits before it has looked   the connection is reset
@@ -16,29 +21,30 @@ accepted by a replica that does not have it. A session's id names its replica
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...system.descriptors import Message, close_all, send_message
+from ..protocol import door_path
 from .fd_messages import connection_message
 
 RETRY_SECONDS = 0.005  # until a message that did not fit is sent again
 
 
 class ReplicaDoors:
-    """The doors of all replicas of one address; none where there is one replica."""
+    """The doors of all replicas of one address; none of a server that nobody launched."""
 
-    def __init__(self, folder: str, names: Sequence[str], own: int) -> None:
-        self._paths = [Path(folder) / name for name in names]
+    def __init__(self, prefix: str, own: int) -> None:
+        self._prefix = prefix
         self._own = own
 
     def open(self) -> socket.socket | None:
         """Open the door of this replica; None when it needs none. Raises `OSError`."""
-        if not self._paths:
+        if not self._prefix:
             return None
-        path = self._paths[self._own]
+        path = Path(door_path(self._prefix, self._own))
         path.unlink(missing_ok=True)  # of a server that was killed
         door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         door.bind(os.fspath(path))
@@ -48,12 +54,18 @@ class ReplicaDoors:
 
     def has(self, replica: int) -> bool:
         """Tell whether another replica can be passed a connection."""
-        if replica == self._own or replica >= len(self._paths):
+        if replica == self._own or not self._prefix:
             return False
         end = self._connect(replica)
         if end is not None:
             end.close()
         return end is not None
+
+    def are_several(self) -> bool:
+        """Tell whether this address has, or had until now, other replicas."""
+        prefix = Path(self._prefix)
+        found = prefix.parent.glob(f"{prefix.name}*.door")
+        return len(list(itertools.islice(found, 2))) > 1
 
     def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"") -> None:
         """Pass a connection to another replica, and close it here. Within a running loop.
@@ -82,7 +94,7 @@ class ReplicaDoors:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         end.setblocking(False)
         try:
-            end.connect(os.fspath(self._paths[replica]))
+            end.connect(door_path(self._prefix, replica))
         except OSError:
             end.close()
             return None

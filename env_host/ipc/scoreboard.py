@@ -56,9 +56,10 @@ class Field(IntEnum):
     PARKED = 26  # 1: it is not wanted now; its process, if any, is about to be stopped
     LOST = 27  # sessions that were ended for their clients, ever, with all processes of the row
     RETURNED = 28  # sessions refused a step since one of those may be behind it, ever
+    DRAINING = 29  # since when no new session is answered; 0: they are
 
 
-_OF_THE_ROW = (Field.GENERATION, Field.LOST, Field.RETURNED)
+_OF_THE_ROW = (Field.GENERATION, Field.LOST, Field.RETURNED, Field.DRAINING)
 _FIELDS = 32  # room for more without a new layout
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
 
@@ -98,9 +99,13 @@ class Counters:
 
     @property
     def load(self) -> int:
-        """Sessions that the shard has, has promised, or may get from connections it is reading."""
+        """Sessions that the shard has, has promised, or may get from connections it is reading.
+
+        Read in the order in which a connection becomes a session, and written the other way round:
+        one that changes meanwhile counts twice rather than not at all.
+        """
         values = self._values
-        load: int = values[Field.SESSIONS] + values[Field.PROMISED] + values[Field.ARRIVING]
+        load: int = values[Field.ARRIVING] + values[Field.PROMISED] + values[Field.SESSIONS]
         return load
 
     @property
@@ -154,6 +159,11 @@ class Scoreboard:
     def others(self, index: int) -> list[Counters]:
         """Return the counters of all shards but one."""
         return [counters for counters in self.shard_counters() if counters.index != index]
+
+
+def sessions_to_return(scoreboard: Scoreboard) -> int:
+    """Count the sessions that were ended for their clients, and may be behind a new one's step."""
+    return max(0, sum(row[Field.LOST] - row[Field.RETURNED] for row in scoreboard))
 
 
 def now_microseconds() -> int:

@@ -5,6 +5,7 @@
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
                  or of another's (`sessions/routing.py`); DELETE ends one
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
+DRAIN_ROUTE      ours, where the replica has a secret for it
 everything else  the project's own app (`own_routes.py`); or `HttpRoutes` when there is none
 """
 
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import Any
 
+from ...system.access_tokens import is_token
 from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
 from ..ipc.capacity import capacity_of
 from ..ipc.scoreboard import Scoreboard, now_microseconds
-from ..protocol import MAX_MESSAGE_BYTES
+from ..protocol import DRAIN_HEADER, DRAIN_ROUTE, MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..websocket.handshake import Upgrade
@@ -44,8 +48,10 @@ class HostApp:
         manifest: dict[str, Any],
         step_timeout_seconds: float | None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        partial_messages_bytes: int = 0,
         scoreboard: Scoreboard | None = None,
         siblings: Siblings | None = None,
+        drain_secret: str | None = None,
     ) -> None:
         self.home: Home | None = None
         if siblings is not None and siblings.to_home is not None:
@@ -57,7 +63,9 @@ class HostApp:
         self._table = table
         self._step_timeout_seconds = step_timeout_seconds
         self._scoreboard = scoreboard
+        self._drain_secret = drain_secret
         self.max_message_bytes = max_message_bytes
+        self._partial_messages_bytes = partial_messages_bytes
         self._mcp = Mcp(table, siblings, version=str(manifest.get("version", "1.0.0")))
         self._mcp_http = McpHttp(self._mcp)
         self._routes = HttpRoutes(definition, table, manifest)
@@ -72,7 +80,7 @@ class HostApp:
             self._mcp.answer,
             self._step_timeout_seconds,
             loop,
-            PartialMessages(self.max_message_bytes),
+            PartialMessages(self.max_message_bytes, self._partial_messages_bytes),
             self._is_asked and self._definition.checks_handshakes,
         )
 
@@ -100,6 +108,8 @@ class HostApp:
                 await send({"type": "websocket.close"})
             case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
                 await _answer(send, self._gauges(self._scoreboard, path))
+            case "http", path if path == DRAIN_ROUTE and self._drain_secret:
+                await _answer(send, _drain(self._drain_secret, scope))
             case "http", "/mcp" if scope["method"] == "POST" or _ends_session(scope):
                 if is_outside and self._is_asked and self._definition.middleware is not None:
                     scope = answered_by(self._answer_mcp, scope)
@@ -118,7 +128,7 @@ class HostApp:
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
-            return Reply(capacity)
+            return Reply(capacity | {"loop_tasks": len(asyncio.all_tasks())})
         return EncodedReply(metrics.render(self._definition.name, capacity).encode(), CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -129,6 +139,15 @@ class HostApp:
             await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
+
+
+def _drain(secret: str, scope: dict[str, Any]) -> Reply:
+    """Have the supervisor, this process's parent, drain the replica."""
+    sent = dict(scope["headers"]).get(DRAIN_HEADER.lower().encode())
+    if scope["method"] != "POST" or not is_token(sent, secret):
+        return Reply({"detail": f"this takes POST with the secret in {DRAIN_HEADER}"}, 403)
+    os.kill(os.getppid(), signal.SIGUSR1)
+    return Reply({"is_draining": True})
 
 
 def _ends_session(scope: dict[str, Any]) -> bool:

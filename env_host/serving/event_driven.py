@@ -25,6 +25,8 @@ from ...system.http_limits import BodyLimit, HttpTiming, limited
 if TYPE_CHECKING:
     from uvicorn.config import Config
 
+DRAIN_LOOK_SECONDS = 0.1  # between two looks whether the last connection has ended
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -35,6 +37,7 @@ class DatedState(ServerState):
         self.http_limit = ConnectionLimit(max_connections)  # of connections that others accepted
         self._config = config
         self._headers: Headers = []
+        self._closes_after_answers = False
         self._second = 0
         super().__init__()
 
@@ -46,11 +49,18 @@ class DatedState(ServerState):
             self._second = now
             date = [(b"date", formatdate(now, usegmt=True).encode())]
             self._headers = date + self._config.encoded_headers
+            if self._closes_after_answers:
+                self._headers.append((b"connection", b"close"))
         return self._headers
 
     @default_headers.setter
     def default_headers(self, headers: Headers) -> None:
         """Ignore uvicorn's own: it sets none without its ticks but the empty list at first."""
+
+    def close_after_answers(self) -> None:
+        """Tell the client of each answer that its connection ends with it."""
+        self._closes_after_answers = True
+        self._second = 0
 
 
 class EventDrivenServer(Server):
@@ -70,7 +80,7 @@ class EventDrivenServer(Server):
         self._max_body_bytes = max_body_bytes
         self._timing = timing
         self._listeners: list[Listener] = []
-        self.server_state = DatedState(config, max_connections)
+        self.server_state = self._shared = DatedState(config, max_connections)
         self._exit = asyncio.Event()
 
     @contextlib.contextmanager
@@ -113,6 +123,24 @@ class EventDrivenServer(Server):
     async def main_loop(self) -> None:
         """Wait until `request_exit` was called."""
         await self._exit.wait()
+
+    def close_after_answers(self) -> None:
+        """Close each HTTP connection with its next answer."""
+        self._shared.close_after_answers()
+
+    def drain(self) -> None:
+        """Listen no more; exit when the last connection has ended."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self.close_after_answers()
+        self._exit_if_drained()
+
+    def _exit_if_drained(self) -> None:
+        if self.server_state.connections:
+            asyncio.get_running_loop().call_later(DRAIN_LOOK_SECONDS, self._exit_if_drained)
+        else:
+            self.request_exit()
 
     def request_exit(self) -> None:
         """Let `serve` shut down and return."""

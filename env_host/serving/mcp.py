@@ -90,7 +90,8 @@ class Mcp:
         if request.method == mcp_lifecycle.PING:
             return {}
         if session is not None:
-            return await self._ask(session, request)
+            asking = self._ask(session, request)
+            return await self._table.within_limit(session, request.method, asking)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
     async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> Give | None:

@@ -73,6 +73,7 @@ def _health(shards: list[tuple[Json, Json]]) -> list[str]:
                     ("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"),
                 )
             ],
+            "summary",
         ),
         metric_family(
             "openenvd_shard_longest_wait_seconds",

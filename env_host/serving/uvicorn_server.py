@@ -161,8 +161,20 @@ async def serve(
     headers: Mapping[str, str],
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     on_ready: Callable[[], None],
+    on_draining: Callable[[], None],
 ) -> None:
-    """Serve a project's own app as it is, until SIGTERM or SIGINT."""
+    """Serve a project's own app as it is, until SIGTERM or SIGINT.
+
+    At SIGUSR1 and SIGUSR2 it is drained: the sockets are closed, and it ends with the last
+    connection.
+    """
+
+    def drain() -> None:
+        server.drain()
+        for listener in listeners:
+            listener.close()
+        on_draining()
+
     server = HostServer(
         app,
         None,
@@ -173,6 +185,8 @@ async def serve(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        asyncio.get_running_loop().add_signal_handler(number, drain)
     await server.serve(sockets=listeners)
 
 

@@ -232,7 +232,7 @@ class SessionSocket(WebSocketProtocol):
         self._waiting.append(payload)
         if not self._is_full and _is_too_much(self._waiting):
             self._is_full = True
-            self.transport.pause_reading()
+            self.hold_reading()
 
     def binary_received(self) -> None:
         """End the session, as upstream does."""
@@ -256,7 +256,7 @@ class SessionSocket(WebSocketProtocol):
             payload = waiting.popleft()
             if self._is_full and not _is_too_much(waiting):
                 self._is_full = False
-                self.transport.resume_reading()
+                self.resume_reading()
             self._take(payload)
 
     def _take(self, payload: bytes) -> None:
@@ -489,8 +489,9 @@ class SessionSocket(WebSocketProtocol):
             return
         self._is_over = True
         self._waiting = None
-        if self._is_full and not self.transport.is_closing():
-            self.transport.resume_reading()  # the close has to be seen
+        if self._is_full:
+            self._is_full = False
+            self.resume_reading()  # the close has to be seen
         ending = self._release(self._forget_call())
         if ending is None:
             self._close_with(last_frame, code)

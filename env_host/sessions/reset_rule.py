@@ -10,12 +10,15 @@ session that begins with a step, wherever it arrives:
     idle sessions are ended ─────────▶ shard: LOST += 1 of its own row ──┼▶ scoreboard
     a step before a reset is refused ▶ shard: RETURNED += 1 of its row ──┘   (LOST > RETURNED?)
 
+How many have not returned is reported to the shim, which tells the next server (row 0 begins with
+them and with the sessions that the last one had), and writes it down for the shim after it.
+
 Why not otherwise: `docs/decisions/0024-step-before-reset.md`.
 """
 
 from __future__ import annotations
 
-from ..ipc.scoreboard import Counters, Field, Scoreboard
+from ..ipc.scoreboard import Counters, Field, Scoreboard, sessions_to_return
 
 
 class ResetRule:
@@ -35,7 +38,7 @@ class ResetRule:
         """Tell whether a session must not begin with the step that it got; asked once for each."""
         if self._wanted is not None:
             return self._wanted
-        if sum(row[Field.LOST] - row[Field.RETURNED] for row in self._scoreboard) <= 0:
+        if not sessions_to_return(self._scoreboard):
             return False
         self._own.add(Field.RETURNED)
         return True

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
+from .shared_thread import CallSharing, SharingRunner
 from .threads import Runner, SessionThread, ThreadPool, plain_error
 
 if TYPE_CHECKING:
@@ -51,11 +52,22 @@ class Threads:
 
     def __init__(self, definition: Definition) -> None:
         self.shared: Runner | None = None  # for all sessions
+        self._sharing: CallSharing | None = None
+        self._make_own: Callable[[], Runner] = SessionThread
         if definition.shares_one_thread:
             self.shared = ThreadPool("sessions", 1)
         elif definition.is_thread_safe:
-            self.shared = ThreadPool("sessions")
+            pool = ThreadPool("sessions")
+            self._make_own = lambda: pool
+        if definition.may_change_threads:
+            self._sharing = CallSharing()
         self.spare = ThreadPool("closing", 4)  # for `close` of asynchronous environments
+
+    def for_session(self) -> Runner:
+        """Return what the calls of one session run on."""
+        if self._sharing is not None:
+            return SharingRunner(self._sharing, self._make_own)
+        return self._make_own()
 
 
 class Session:
@@ -121,7 +133,7 @@ class Session:
     def thread(self) -> Runner:
         """Where the session's synchronous calls run."""
         if self._thread is None:
-            self._thread = SessionThread()
+            self._thread = self._threads.for_session()
         return self._thread
 
     @property

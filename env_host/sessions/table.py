@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...system.websocket import INTERNAL_ERROR_CLOSE
 from ..environment.instances import Calls, Factory
 from ..errors import CallTimedOut, CapacityReached, SessionEnded, UnknownSession
 from .session import Session, Threads
@@ -201,7 +202,7 @@ class SessionTable:
         self,
         session: Session,
         *,
-        after: asyncio.Future[None] | None = None,
+        after: asyncio.Future[Any] | None = None,
         abandoned: bool = False,
     ) -> asyncio.Future[None] | None:
         """End a session; its slot is free at once, save of a class for one session at a time.
@@ -266,6 +267,27 @@ class SessionTable:
                 if is_over:
                     await asyncio.wait({ending})
 
+    async def within_limit(self, session: Session, what: str, call: Coroutine[Any, Any, _T]) -> _T:
+        """Await a call that MCP makes of a session, within the time limit.
+
+        Raises:
+            CallTimedOut: The call took too long; the session ends, as on a WebSocket.
+        """
+        if not self._step_timeout_seconds:
+            return await call
+        calling = asyncio.get_running_loop().create_task(call)
+        try:
+            await asyncio.wait({calling}, timeout=self._step_timeout_seconds)
+            if calling.done():
+                return calling.result()
+        finally:
+            calling.cancel()
+        error = self._timed_out(session, what)
+        if session.socket is not None:
+            session.socket.end(SessionEnded(str(error), INTERNAL_ERROR_CLOSE))
+        self.release(session, after=calling)  # where it has not ended with its WebSocket
+        raise error
+
     async def stop(self, reason: SessionEnded) -> None:
         """Refuse new sessions and end all others; returns when no session is left."""
         self._stopping = reason
@@ -313,7 +335,7 @@ class SessionTable:
         return session
 
     async def _end(
-        self, session: Session, after: asyncio.Future[None] | None, abandoned: bool
+        self, session: Session, after: asyncio.Future[Any] | None, abandoned: bool
     ) -> None:
         if after is not None:
             await asyncio.wait({after}, timeout=CLOSE_SECONDS)

@@ -2,8 +2,9 @@
 """Where synchronous calls run: on one thread of the session's own, or on a pool that many share.
 
 SQLite connections, Playwright and greenlets are bound to the thread that made them, so the
-factory, every call and `close` of one environment share a thread, unless its class says
-`THREAD_SAFE = True`: then `ThreadPool` bounds how many threads there are.
+factory, every call and `close` of one environment share a thread, unless they may run on any: then
+`shared_thread.py` runs quick ones, and the class may say `THREAD_SAFE = True`, so that `ThreadPool`
+bounds how many threads there are for others.
 
     event loop ──(settle, call)──▶ SimpleQueue ──▶ the thread, or a free one of the pool
         ▲                                            │
@@ -74,8 +75,8 @@ class SessionThread(Runner):
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
         """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
         if not self._started:
+            start_thread(self._work)
             self._started = True
-            _start(self._work)
         self._jobs.put((settle, call, args))
 
     def stop(self) -> None:
@@ -143,7 +144,8 @@ def _do(
     futures.tell_loop(loop, settle, result, error)
 
 
-def _start(work: Callable[[], None]) -> None:
+def start_thread(work: Callable[[], None]) -> None:
+    """Start a thread without `threading.Thread`."""
     before = threading.stack_size(STACK_BYTES)
     try:
         _thread.start_new_thread(work, ())

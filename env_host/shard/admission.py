@@ -95,18 +95,26 @@ class Admission:
             self._publish()
 
     def changed(self) -> None:
-        """Look again soon: a slot may have become free."""
+        """Publish a promise that was taken, now that its session counts; look again soon.
+
+        A slot may have become free, too.
+        """
+        self._publish()
         if self._waiting or self._local:
             self._check_in(0.0)
 
     # After the handshake
 
     def take_promise(self) -> bool:
-        """Take the slot that the next session was promised; False when it was promised none."""
+        """Take the slot that the next session was promised; False when it was promised none.
+
+        It counts as promised until the session counts (`changed`): between the two the supervisor
+        would see room that there is not.
+        """
         self._drop_stale_tickets()
         if not self._tickets or self._tickets[0].rest_seconds is not None:
             return False
-        self._take_ticket()
+        self._tickets.popleft()
         return True
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
@@ -115,13 +123,25 @@ class Admission:
         if rest is None:
             return has_room()
         deadline = self._loop.time() + rest
-        while not self._stopped and not (has_room() and self._counters.room):
+        while not self._has_ended and not (has_room() and self._counters.room):
             if self._loop.time() >= deadline:
                 break
             await self._wait_locally(deadline)
-        is_let_in = has_room() and self._counters.room > 0
+        is_let_in = has_room() and self._counters.room > 0 and not self._counters[Field.DRAINING]
         self._counters.add(Field.REFUSED, not is_let_in)
         return is_let_in
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopped or bool(self._counters[Field.DRAINING])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no shard has room, not even one that is yet to be started."""
+        return all(
+            counters[Field.SESSIONS] + counters[Field.PROMISED] >= counters[Field.MAX_SESSIONS]
+            for counters in self._scoreboard.shard_counters()
+        )
 
     @property
     def totals(self) -> tuple[int, int]:

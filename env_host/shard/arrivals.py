@@ -69,7 +69,7 @@ class Arrival(asyncio.Protocol):
         """Wait for the head of the request, unless another process has read it."""
         self.transport = transport
         if self.is_read:
-            self._arrivals.on_head(self)
+            self._route()
 
     def data_received(self, data: bytes) -> None:
         """Collect the head of the request, then route the connection."""
@@ -78,10 +78,14 @@ class Arrival(asyncio.Protocol):
             if len(self.data) > MAX_HEAD_BYTES:
                 self.transport.pause_reading()  # until it is answered
         elif END_OF_HEAD in self.data[: MAX_HEAD_BYTES + len(END_OF_HEAD)]:
-            self._arrivals.settle(self)
-            self._arrivals.on_head(self)
+            self.is_read = True
+            self._route()
         elif len(self.data) > MAX_HEAD_BYTES:
             self.refuse(TOO_LONG)
+
+    def _route(self) -> None:
+        self._arrivals.on_head(self)
+        self._arrivals.settle(self)  # last: it counts as arriving until it has a slot
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the loss, unless the connection was given away."""
@@ -153,11 +157,10 @@ class Arrivals:
     ) -> asyncio.Task[Arrival]:
         """Open a connection that has waited since then, of which `data` has been read."""
         arrival = Arrival(self, data, since, accepted)
-        if not data:
-            self._silent[arrival] = self._loop.time()
-            self._counters[Field.ARRIVING] = len(self._silent)
-            if self._timer is None:
-                self._time_out_later()
+        self._silent[arrival] = self._loop.time()
+        self._counters[Field.ARRIVING] = len(self._silent)
+        if self._timer is None:
+            self._time_out_later()
         task = self._loop.create_task(self._open(arrival, fd))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -196,3 +199,17 @@ class Arrivals:
             arrival.refuse(TOO_SLOW)
         if self._silent:
             self._time_out_later()
+
+
+def accepted_as_text(headers: Headers | None) -> list[list[str]] | None:
+    """Write the headers of an accepted handshake into a message; None: it was not asked for."""
+    if headers is None:
+        return None
+    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+
+
+def accepted_as_bytes(headers: list[list[str]] | None) -> Headers | None:
+    """Read what `accepted_as_text` wrote."""
+    if headers is None:
+        return None
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

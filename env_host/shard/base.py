@@ -25,10 +25,11 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system.connection_limit import closing_answer, full_answer
+from ...system.connection_limit import closing_answer
 from ...system.descriptors import Message
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
+from ..ipc.capacity import note_awake
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel
 from ..ipc.replica_doors import ReplicaDoors
@@ -38,6 +39,7 @@ from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
 from ..startup.fd_limit import sessions_of_process
+from ..websocket.another_replica import may_ask_another, try_another
 from .admission import Admission
 from .arrivals import Arrival, Arrivals, Headers
 from .connection_registry import ConnectionRegistry
@@ -52,6 +54,7 @@ HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
 _STOPPING = "The environment is stopping."
+_DRAINING = "This replica is being drained: it begins no session any more."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 log = logging.getLogger("openenvd.env_host")
@@ -78,6 +81,9 @@ class ConnectionServer(Protocol):
     @property
     def open_connections(self) -> int:
         """How many connections it answers."""
+
+    def close_after_answers(self) -> None:
+        """Close each HTTP connection with its next answer."""
 
     async def stop(self) -> None:
         """Finish the requests under way, and stop the application."""
@@ -118,7 +124,7 @@ class ServingProcess:
             hand_over=self._hand_over,
         )
         owner = Owner(own.index, own.generation, config.replica)
-        self.doors = ReplicaDoors(config.door_folder, config.doors, config.replica)
+        self.doors = ReplicaDoors(config.doors, config.replica)
         self._replica = config.replica
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         self.table = SessionTable(
@@ -205,19 +211,22 @@ class ServingProcess:
     def wake(self) -> None:
         """Begin to report, until there is nothing to do."""
         if self._counters[Field.IDLE] or not self._counters[Field.HEARTBEAT]:
-            self._counters[Field.IDLE] = 0
+            note_awake(self._counters, now_microseconds())
             self._woke()
             self._beat()
 
     def _beat(self) -> None:
         """Write the counters that change all the time, as long as there is anything to do."""
         counters, table = self._counters, self.table
+        self._read_share()
         counters[Field.HEARTBEAT] = now_microseconds()
         counters[Field.BUSY] = sum(session.busy for session in table)
         counters[Field.BEGUN] = table.counts.begun
         counters[Field.STEPS] = table.counts.steps
         counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
         self._report_failure()
+        if counters[Field.DRAINING]:
+            self.server.close_after_answers()
         self._count_connections()
         self.arrivals.make_room(counters[Field.OPEN] - self._most_connections)
         if counters[Field.OPEN] or counters.load or counters[Field.WAITING]:
@@ -225,6 +234,12 @@ class ServingProcess:
         else:
             counters[Field.IDLE] = 1
             self._fell_idle()
+
+    def _read_share(self) -> None:
+        """Read how many sessions this process may have: the supervisor may share them out anew."""
+        own = self._own
+        if not (own.isolates or own.exclusive or own.connection_fd is not None):
+            self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
 
     def _report_failure(self) -> None:
         """Tell the supervisor whether environments can be created, when that has changed."""
@@ -239,6 +254,13 @@ class ServingProcess:
             + len(self._checking)
             + len(self.admission)
         )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a connection or a session here, which may be about to begin."""
+        self._count_connections()
+        counters = self._counters
+        return bool(counters[Field.OPEN] or counters.load or counters[Field.WAITING])
 
     def _woke(self) -> None:
         """Called when there is something to do again."""
@@ -259,11 +281,12 @@ class ServingProcess:
         self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
     ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
-        self.wake()
+        self._read_share()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
         self.arrivals.open(fd, since, data, accepted)
+        self.wake()  # last: without anything to do it would be idle again
 
     def _route(self, arrival: Arrival) -> None:
         head = read_head(arrival.data)
@@ -287,7 +310,7 @@ class ServingProcess:
             self._serve(arrival)
             return
         if self._counters[Field.OPEN] > self._most_connections:
-            arrival.refuse(full_answer())
+            arrival.refuse(try_another())
             return
         self._checking.add(arrival)
         try:
@@ -314,8 +337,12 @@ class ServingProcess:
             if (fd := arrival.take_descriptor()) is not None:
                 self.doors.pass_on(replica, fd, arrival.since, bytes(arrival.data))
         elif is_session and self._begins_session(head) and self.server.permits(arrival.data):
-            if self._counters[Field.OPEN] > self._most_connections:
-                arrival.refuse(full_answer())  # the descriptors that are left are for HTTP
+            if 0 < self._counters[Field.DRAINING] < arrival.since:
+                arrival.refuse(try_another(_DRAINING))
+            elif self.admission.is_full and may_ask_another(arrival.data):
+                arrival.refuse(try_another())
+            elif self._counters[Field.OPEN] > self._most_connections:
+                arrival.refuse(try_another())  # the descriptors that are left are for HTTP
             else:
                 self.admission.consider(arrival)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from ...system.descriptors import Message
+from .arrivals import accepted_as_bytes
 from .base import ServingProcess
 
 LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone
@@ -24,7 +25,8 @@ class IsolatedSession(ServingProcess):
         await self.start()
         fd = self._own.connection_fd
         assert fd is not None
-        arrival = await self.arrivals.open(fd, self._own.since, head)
+        accepted = accepted_as_bytes(self._own.accepted)
+        arrival = await self.arrivals.open(fd, self._own.since, head, accepted)
         watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
         stopping = asyncio.create_task(self._stopping.wait(), name="wait-for-signal")
         await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +50,8 @@ class IsolatedSession(ServingProcess):
         """Take over a connection for the session that the front has accepted."""
         if not message.fds:
             return
-        self._take_connection(message.fds[0], message.head["since"], message.body)
+        accepted = accepted_as_bytes(message.head.get("accepted"))
+        self._take_connection(message.fds[0], message.head["since"], message.body, accepted)
 
     def _other_owner(self, session_id: str) -> int:
         return 0

@@ -26,6 +26,7 @@ from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import (
+    IS_USED,
     MOST_CARRIED_BYTES,
     MessageChannel,
     carried_bytes,
@@ -33,7 +34,7 @@ from ..ipc.fd_messages import (
 )
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Give, Siblings
-from .arrivals import Arrival, Headers
+from .arrivals import Arrival, Headers, accepted_as_bytes, accepted_as_text
 from .base import MakeServer, ServingProcess
 
 if TYPE_CHECKING:
@@ -93,10 +94,11 @@ class Shard(ServingProcess):
         accepted: Headers | None = None,
     ) -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
+        text = accepted_as_text(accepted)
         if index >= len(self._inboxes):
-            self.link.send(Message({"for": index, "since": since}, body, (fd,)))
+            self.link.send(Message({"for": index, "since": since, "accepted": text}, body, (fd,)))
             return
-        head = {"since": [since], "accepted": _as_text(accepted)}
+        head = {"since": [since], "accepted": text}
         try:
             message = connection_message(head, (fd,), body)
         except OSError as exc:
@@ -163,12 +165,11 @@ class Shard(ServingProcess):
 
     def _take_connections(self, message: Message) -> None:
         """Take connections from the lobby, or one from another shard."""
-        self.wake()
-        if placed := message.head.get("placed", 0):
-            self._counters.add(Field.CONNECTIONS, placed)
         data, accepted = carried_bytes(message), message.head.get("accepted")
         for fd, since in zip(message.fds, message.head["since"], strict=False):
-            self._take_connection(fd, since, data, _as_bytes(accepted))
+            self._take_connection(fd, since, data, accepted_as_bytes(accepted))
+        if placed := message.head.get("placed", 0):  # last: by now they count as arriving
+            self._counters.add(Field.CONNECTIONS, placed)
 
     def _woke(self) -> None:
         self._lag.resume()
@@ -188,10 +189,14 @@ class Shard(ServingProcess):
             return
         self._isolated += 1
         self._count()
-        head = {"isolate": True, "since": arrival.since}
+        accepted = accepted_as_text(arrival.accepted)
+        head = {"isolate": True, "since": arrival.since, "accepted": accepted}
         self.link.send(Message(head, bytes(arrival.data), (fd,)))
 
     def _on_link(self, message: Message) -> None:
+        if IS_USED in message.head:
+            self.link.send(Message({IS_USED: self.is_used}))
+            return
         self._isolated -= message.head.get("isolated_ended", 0)
         self._count()
 
@@ -203,15 +208,3 @@ class Shard(ServingProcess):
         counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
         counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
         counters[Field.LOOP_STATE] = _LOOP_STATES.index(lag.state)
-
-
-def _as_text(headers: Headers | None) -> list[list[str]] | None:
-    if headers is None:
-        return None
-    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
-
-
-def _as_bytes(headers: list[list[str]] | None) -> Headers | None:
-    if headers is None:
-        return None
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

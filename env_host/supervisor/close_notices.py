@@ -22,6 +22,7 @@ from ...system.connection_limit import full_answer
 from ...system.descriptors import Message
 from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
 from ..errors import WSErrorCode
+from ..websocket.another_replica import try_another
 from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000
@@ -99,13 +100,13 @@ def close_session(fd: int, path: str, text: str) -> None:
 
 def refuse(fd: int, text: str) -> None:
     """Answer 503 to a client whose handshake has not been answered; closes the descriptor."""
-    send_refusal(fd, text)
+    _write(fd, full_answer(text))
     os.close(fd)
 
 
 def send_refusal(fd: int, text: str) -> None:
-    """Answer 503, with when to try again, and end our side of the connection."""
-    _write(fd, full_answer(text))
+    """Answer 503 to a client that nobody has read from, and end our side of the connection."""
+    _write(fd, try_another(text))
 
 
 def close_unread(fd: int) -> None:

@@ -35,6 +35,11 @@ def rows_for(sessions: int) -> int:
     return 2 * sessions + LINGERING
 
 
+def sessions_in(rows: int) -> int:
+    """Return how many sessions there are rows for: the inverse of `rows_for`, and of the front."""
+    return (rows - 1 - LINGERING) // 2
+
+
 class IsolatedSessions:
     """Starts the processes of isolated sessions, and tells the front how many sessions are over."""
 

@@ -150,13 +150,14 @@ class Lobby:
 
     # Accepting
 
-    def accept(self) -> None:
-        """Accept all connections in the kernel's queues."""
+    def accept(self, most: int | None = None) -> None:
+        """Accept the connections in the kernel's queues: all, or at most so many."""
         since = now_microseconds()
-        most = self._at_once // len(self.listeners)
+        of_each = self._at_once // len(self.listeners)
         accepted = 0
         for listener in self.listeners:
-            for fd in self._accept_from(listener, most):
+            left = of_each if most is None else min(of_each, most - accepted)
+            for fd in self._accept_from(listener, left):
                 accepted += 1
                 self.take(Waiting(since, fd))
         self.is_crowd_arriving = accepted >= CROWD

@@ -60,7 +60,7 @@ class Spawner:
         returns the supervisor's descriptors, then `serve`.
         """
         self._config = config
-        self._plan = plan
+        self.plan = plan
         self._scoreboard = scoreboard
         self._serve = serve
         self._leave_supervisor = leave_supervisor
@@ -100,10 +100,10 @@ class Spawner:
         return self._start(
             self._scoreboard[index],
             b"",
-            max_sessions=self._plan.share(index),
+            max_sessions=self.plan.share(index),
             inbox_fd=self.inboxes[index][0].fileno(),
             inbox_fds=tuple(writing.fileno() for _, writing in self.inboxes),
-            isolates=self._plan.isolates,
+            isolates=self.plan.isolates,
             isolated=isolated,
         )
 
@@ -124,6 +124,7 @@ class Spawner:
                 max_sessions=1,
                 connection_fd=fd,
                 since=message.head["since"],
+                accepted=message.head.get("accepted"),
             )
         except OSError:
             counters.clear()
@@ -139,12 +140,13 @@ class Spawner:
         config = ChildConfig(
             index=counters.index,
             generation=counters[Field.GENERATION],
-            shards=self._plan.shards,
+            shards=self.plan.shards,
             rows=len(self._scoreboard),
-            exclusive=self._plan.exclusive,
+            exclusive=self.plan.exclusive,
             scoreboard_fd=self._scoreboard.fd,
             link_fd=childs_link.fileno(),
             state_address=self.state_address,
+            partial_messages_bytes=self.plan.partial_messages_bytes,
             **place,
         )
         new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
@@ -184,7 +186,7 @@ class Spawner:
         return process.pid
 
     def _open_groups(self) -> None:
-        if not (self._plan.isolates and self._config.session_memory_bytes):
+        if not (self.plan.isolates and self._config.session_memory_bytes):
             return
         self._groups = SessionGroups()
         if not self._groups.available:

@@ -23,11 +23,25 @@ What happens when
     a shard never starts  the supervisor fails with the shard's error
     the supervisor exits  the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM               children are asked to exit, then killed; exit code 0
+    SIGUSR1               drained: what was accepted is served to its end, also when it waits for
+                          the first shard, and no session begins after it; it says so, and when
+                          the last has ended, as SIGTERM. Other replicas listen
+                          at the same address: the listening sockets are closed here. An address
+                          of its own goes on accepting, for HTTP sessions, and answers 503 to
+                          clients that want a new one
+    SIGUSR2               the same, and the address is others' from now on: an update has replaced
+                          this replica
+    nobody connects       it says so and exits, if it is to (`sleep_after_seconds`) and no other
+                          replica has its address, or is asked to through its door. What connects
+                          then is left in the kernel's queue, which is the shim's to watch. With a
+                          connection it goes on (`idleness.py`)
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes.
                           They take seconds to start: all shards come with the replica then
     few descriptors       copies of sockets are not kept: such clients see only the end of the
                           connection when their shard exits
+    no room for sessions  what arrives is left in the kernel's queues for the other replicas of
+                          the address, for a moment, before it is let wait here
     no room for a process a shard is tried again later; a session's client is refused
 """
 
@@ -49,16 +63,17 @@ from ...system.scheduling import run_soon_after_waking
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
-from ..ipc.fd_messages import carried_bytes
+from ..ipc.fd_messages import IS_USED, carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
-from ..ipc.scoreboard import Counters, Field, Scoreboard
+from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
 from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
 from ..shared_state.process import start_state_process
 from ..startup.fd_limit import SPARE_FDS
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
 from .exits import ChildExit, exit_of, facts_of_state
-from .isolated_sessions import IsolatedSessions, rows_for
+from .idleness import Idleness, has_sessions
+from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
 from .lobby import Lobby, Waiting, most_at_once
 from .restart_backoff import RestartSchedule
 from .session_memory import MemoryWatchdog
@@ -75,6 +90,11 @@ if TYPE_CHECKING:
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
 QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back as the last
 RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
+TURN_SECONDS = 0.25  # for other replicas to accept what this one has no room for
+LOOK_SECONDS = 0.03  # between two looks meanwhile whether it has
+SIBLINGS_SECONDS = 1.0  # between two looks whether there are others
+TAKEN_WHEN_FULL = 8  # connections after each such turn
+DRAIN_LOOK_SECONDS = 0.1  # between two looks whether all that is drained has ended
 PARK_SECONDS = 0.2  # for connections that are on their way to a shard that is to be stopped
 _STOPPING = "The environment is stopping."
 
@@ -93,15 +113,18 @@ class Supervisor:
         serve: Serve,
         max_fds: int,
         shared_class: type | None = None,
+        gate_fd: int | None = None,
     ) -> None:
         """Prepare; no process is started before `run`.
 
         `serve` is called in each forked child; the sessions of a `shared_class` share a state.
+        Nothing is accepted before the other end of `gate_fd`, a pipe, is closed.
         """
         self._config = config
         self._shared_class = shared_class
         self._state: StateProcess | None = None
         self._plan = plan
+        self._max_fds = max_fds
         self._notifier = notifier
         self._notify_fd = notifier.fd
         extra = rows_for(plan.max_sessions) if plan.isolates else 0
@@ -121,23 +144,34 @@ class Supervisor:
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
         self._restarts = RestartSchedule()
-        self._door = ReplicaDoors(config.door_folder, config.doors, config.replica).open()
+        self._doors = ReplicaDoors(config.doors, config.replica)
+        self._door = self._doors.open()
         self._reporter = StatusReporter(self._scoreboard, notifier)
         self._memory = MemoryWatchdog(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
+        self._gate_fd = gate_fd
         self._is_listening = False
+        self._is_draining = False
+        self._idleness = Idleness(config.sleep_after_seconds)
         self._stop_by: float | None = None
+        self._turn_until = 0.0  # what arrives is left to other replicas; on the monotonic clock
+        self._left_since = 0.0  # since when it is
+        self._are_several = False  # replicas at this address, when last looked
+        self._siblings_until = 0.0  # not to be looked at again; on the monotonic clock
 
     # The agenda
 
     def run(self) -> None:
         """Serve until asked to stop; raises `ShardFailed` if one fails before any served."""
-        self._signals = SignalPipe(forking.TAKEN_OVER)
+        # Children keep the last handler, which does nothing: it is not theirs to be drained.
+        self._signals = SignalPipe((*forking.TAKEN_OVER, signal.SIGUSR1, signal.SIGUSR2))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
         if (door := self._door) is not None:
             self._selector.register(door, selectors.EVENT_READ, lambda: self._on_door(door))
+        if self._gate_fd is not None:
+            self._selector.register(self._gate_fd, selectors.EVENT_READ, self._open_gate)
         run_soon_after_waking()  # to accept before the kernel's queue is full
         if not self._spawner.can_fork:
             self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
@@ -169,6 +203,8 @@ class Supervisor:
             if self._is_ready:
                 self._reporter.report()
             self._memory.check(self._children)
+            self._stop_if_drained()
+            self._sleep_if_unused()
             self._act_on_deadline()
 
     def _seconds_to_wait(self) -> float | None:
@@ -182,7 +218,10 @@ class Supervisor:
             self._demand.due() if self._is_placing else None,
             self._children.next_retirement() if self._is_placing else None,
             now + RETRY_SECONDS if self._isolated.must_notify else None,
+            now + DRAIN_LOOK_SECONDS if self._is_draining and not self._is_stopping else None,
             self._memory.due(self._children),
+            self._idleness.due() if self._may_sleep else None,
+            self._turn_until if self._turn_until > now else None,
         )
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
@@ -191,7 +230,7 @@ class Supervisor:
 
     def _watch_listener(self) -> None:
         """Wait for connections while they can be accepted."""
-        is_wanted = self._lobby.is_open and not self._is_stopping
+        is_wanted = self._may_accept
         if is_wanted == self._is_listening:
             return
         self._is_listening = is_wanted
@@ -201,9 +240,61 @@ class Supervisor:
             else:
                 self._selector.unregister(listener)
 
+    def _open_gate(self) -> None:
+        """Accept from now on: the other end of the gate has been closed."""
+        if self._gate_fd is not None:
+            self._selector.unregister(self._gate_fd)
+            os.close(self._gate_fd)
+            self._gate_fd = None
+            self._idleness.note_use(time.monotonic())
+
     def _accept(self) -> None:
-        if self._lobby.is_open and not self._is_stopping:
+        if not self._may_accept:
+            return
+        self._idleness.note_use(now := time.monotonic())
+        if not self._has_siblings(now):
             self._lobby.accept()
+        elif (room := self._room(now)) > 0:
+            self._lobby.accept(room)
+        else:
+            self._accept_when_full(now)
+
+    def _has_siblings(self, now: float) -> bool:
+        """Whether other replicas accept from the same sockets, or did a moment ago."""
+        if self._config.shares_address and now >= self._siblings_until:
+            self._siblings_until = now + SIBLINGS_SECONDS
+            self._are_several = self._doors.are_several()
+        return self._are_several
+
+    def _accept_when_full(self, now: float) -> None:
+        """Leave what has arrived to the other replicas for a while, then let some of it wait here.
+
+        The latter is for when they have no room either, and for HTTP requests. Meanwhile there may
+        be room here again: what is on its way to a session counts twice for a moment.
+        """
+        if now >= self._turn_until + LOOK_SECONDS:  # nothing had been left when last looked
+            self._left_since = now
+        self._turn_until = now + LOOK_SECONDS
+        if now - self._left_since >= TURN_SECONDS:
+            self._left_since = now
+            self._lobby.accept(TAKEN_WHEN_FULL)
+
+    def _room(self, now: float) -> int:
+        """Return how many more sessions there may be than the connections that are here.
+
+        Never too many: what is on its way from the lobby to a session counts all the time.
+        """
+        self._lobby.look(now)  # first, as connections go
+        rows = self._scoreboard.shard_counters()
+        waiting = self._lobby.load + sum(row[Field.WAITING] for row in rows)
+        return sum(max(0, row[Field.MAX_SESSIONS] - row.load) for row in rows) - waiting
+
+    @property
+    def _may_accept(self) -> bool:
+        is_here = bool(self._sockets) and self._gate_fd is None
+        is_our_turn = time.monotonic() >= self._turn_until
+        is_kept_out = self._is_stopping or self._idleness.is_asking
+        return is_here and is_our_turn and self._lobby.is_open and not is_kept_out
 
     @property
     def _is_placing(self) -> bool:
@@ -253,12 +344,28 @@ class Supervisor:
                 child.retire_if_due(now)
 
     def _on_door(self, door: socket.socket) -> None:
-        """Take the connections that other replicas have passed on."""
+        """Take the connections that other replicas have passed on, and another share."""
         # One that arrives without its descriptor, since there was none left, is lost to its client.
         with contextlib.suppress(EOFError, OSError, ValueError, LookupError):
             while (message := receive_message(door)) is not None:
+                if "max_sessions" in message.head:
+                    self._share_out(int(message.head["max_sessions"]))
+                    continue
+                if "sleep" in message.head:
+                    self._consider_sleep()
+                    continue
                 data = carried_bytes(message)
+                self._idleness.note_use(time.monotonic())
                 self._lobby.take(Waiting(message.head["since"], message.fds[0], data))
+
+    def _share_out(self, max_sessions: int) -> None:
+        """Have so many sessions from now on; those beyond it go on."""
+        if self._plan.isolates:
+            max_sessions = min(max_sessions, sessions_in(len(self._scoreboard)))
+        self._plan = self._spawner.plan = self._plan.with_sessions(max_sessions, self._max_fds)
+        for row in self._scoreboard.shard_counters():
+            row[Field.MAX_SESSIONS] = self._plan.share(row.index)
+        self._reporter.report_at_once()
 
     def _close_door(self) -> None:
         if self._door is not None:
@@ -316,8 +423,7 @@ class Supervisor:
         fds = [*self._signals.fds, self._selector.fileno(), *self._spawner.fds]
         fds += [*self._children.fds, *self._isolated.fds, *self._lobby.fds]
         fds += [one.fileno() for one in self._sockets]
-        if self._notify_fd is not None:
-            fds.append(self._notify_fd)
+        fds += [fd for fd in (self._notify_fd, self._gate_fd) if fd is not None]
         if self._door is not None:
             fds.append(self._door.fileno())
         if self._state is not None:
@@ -347,11 +453,8 @@ class Supervisor:
 
     def _handle(self, child: Child, message: Message) -> None:
         head = message.head
-        if "isolate" in head and self._is_stopping:
-            for fd in message.fds:
-                refuse(fd, _STOPPING)
-        elif "isolate" in head:
-            self._add(self._isolated.begin(message))
+        if "isolate" in head:
+            self._isolate(message)
         elif "for" in head:
             self._isolated.forward(message)
         elif "ready" in head:
@@ -359,6 +462,8 @@ class Supervisor:
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
                 self._demand.keep_one()  # the next session is not to wait for that again
             self._report_ready()
+        elif IS_USED in head:
+            self._idleness.note_answer(child, time.monotonic(), is_used=head[IS_USED])
         elif "sessions_fail" in head:
             self._notifier.sessions_fail(head["sessions_fail"])
         elif "failed" in head:
@@ -368,10 +473,18 @@ class Supervisor:
         if head.get("sessions") == 0:
             self._isolated.free_slot(child)
 
+    def _isolate(self, message: Message) -> None:
+        if self._is_stopping:
+            for fd in message.fds:
+                refuse(fd, _STOPPING)
+        else:
+            self._add(self._isolated.begin(message))
+
     def _report_ready(self) -> None:
         if self._is_ready or not self._children.are_ready:
             return
         self._is_ready = True
+        self._idleness.note_use(time.monotonic())
         self._notifier.ready(
             max_sessions=self._plan.max_sessions,
             serving=Serving.SESSIONS,
@@ -385,6 +498,8 @@ class Supervisor:
         numbers = self._signals.take()
         if numbers & {signal.SIGTERM, signal.SIGINT}:
             self._stop()
+        elif numbers & {signal.SIGUSR1, signal.SIGUSR2}:
+            self._drain(is_replaced=signal.SIGUSR2 in numbers)
         if signal.SIGCHLD in numbers:
             for child, status, peak_bytes in self._children.reap():
                 self._receive_last(child)
@@ -435,6 +550,7 @@ class Supervisor:
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)
         row = self._scoreboard[child.index]
+        self._idleness.note_shards([row])
         row.add(Field.LOST, 0 if exited.is_expected else exited.sessions)
         row.clear()
         if not child.is_isolated:
@@ -451,6 +567,69 @@ class Supervisor:
         if exited.wait_status == signal.SIGKILL:  # for memory? the shim finds out why we die of it
             os.kill(os.getpid(), signal.SIGKILL)
         raise exited.failure
+
+    # Draining
+
+    def _drain(self, *, is_replaced: bool) -> None:
+        """Serve what has been accepted to its end, and begin no session any more."""
+        if self._is_draining or self._is_stopping:
+            return
+        self._is_draining = True
+        now = now_microseconds()
+        for row in self._scoreboard:
+            row[Field.DRAINING] = now
+        if is_replaced or self._config.shares_address:  # it is the other replicas', too
+            self._close_listeners()
+        self._notifier.draining()
+
+    def _close_listeners(self) -> None:
+        """Leave what has not been accepted to the other replicas."""
+        sockets, self._sockets = self._sockets, ()
+        self._watch_listener()
+        self._lobby.listeners = ()
+        for one in sockets:
+            one.close()
+
+    def _stop_if_drained(self) -> None:
+        if not self._is_draining or self._lobby.load or self._isolated:
+            return
+        if not self._idleness.has_settled(time.monotonic()):
+            return
+        rows = self._scoreboard.shard_counters()
+        if all(row[Field.IDLE] or not row[Field.PID] for row in rows):
+            self._stop()
+
+    # Sleeping
+
+    @property
+    def _may_sleep(self) -> bool:
+        return self._is_placing and self._gate_fd is None and not self._is_draining
+
+    def _sleep_if_unused(self) -> None:
+        """End when nobody has used the replica for so long, if it is alone at its address."""
+        now = time.monotonic()
+        if not self._may_sleep:
+            self._idleness.give_up(now)
+        elif self._idleness.is_due(now) and not self._idleness.is_asking:
+            if self._has_siblings(now):
+                self._idleness.note_use(now)
+            else:
+                self._consider_sleep()
+        elif self._idleness.is_unused:
+            self._notifier.sleeps()
+            self._stop()
+        else:
+            self._idleness.give_up(now)
+
+    def _consider_sleep(self) -> None:
+        """Ask the shards whether they are used, unless it is known that the replica is."""
+        now, rows = time.monotonic(), self._scoreboard.shard_counters()
+        self._lobby.look(now)
+        self._idleness.note_shards(rows)
+        if self._lobby.load or self._isolated or any(map(has_sessions, rows)):
+            self._idleness.note_use(now)
+        elif self._may_sleep and self._idleness.has_settled(now):
+            self._idleness.ask(self._children, now)
 
     # Stopping
 

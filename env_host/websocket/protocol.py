@@ -52,6 +52,7 @@ class WebSocketProtocol(asyncio.Protocol):
     __slots__ = (
         "_closing",
         "_has_left",
+        "_holds",
         "_is_heard",
         "_is_pinged",
         "_loop",
@@ -70,6 +71,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parser: FrameParser | None = None  # while something has not arrived whole
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
+        self._holds = 0  # why the peer is not read now: how many reasons
         self._is_heard = True  # data has arrived since `check_liveness` was last called
         self._is_pinged = False  # it sent a ping then
         self._pong: bytes | None = None  # to be sent when the peer reads again
@@ -92,6 +94,19 @@ class WebSocketProtocol(asyncio.Protocol):
         """Send one message."""
         if self._closing is None and not self._has_left:
             self._write(TEXT, payload)
+
+    def hold_reading(self) -> None:
+        """Stop reading from the peer, until `resume_reading` has been called as often."""
+        self._holds += 1
+        if self._holds == 1:
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read from the peer again, unless there is another reason not to."""
+        self._holds -= 1
+        self._is_heard = True  # it could not be
+        if not self._holds and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def check_liveness(self) -> None:
         """Ping a peer that was silent since the last call; close if it was so twice."""
@@ -203,7 +218,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self.transport.close()
 
     def _check_liveness(self) -> None:
-        if self._is_heard or self._closing is not None or self._has_left:
+        is_over = self._closing is not None or self._has_left
+        if self._is_heard or is_over or self._partial.is_held(self):
             self._is_heard = self._is_pinged = False
         elif not self._is_pinged:
             self._is_pinged = True

@@ -85,6 +85,10 @@ SourceEvent = Forked | Refused | Exited | Ready | Unsafe
 class WorkerSource(Protocol):
     """A zygote, or its fallback."""
 
+    @property
+    def pid(self) -> int | None:
+        """Return the zygote's pid; None when there is none."""
+
     def fileno(self) -> int:
         """Return the descriptor that is readable when `read` has events."""
 

@@ -32,6 +32,11 @@ class SubprocessSource:
         self._wake_reading, self._wake_writing = socket.socketpair()
         self._wake_reading.setblocking(False)
 
+    @property
+    def pid(self) -> None:
+        """Return None: there is no zygote."""
+        return None
+
     def fileno(self) -> int:
         """Return the descriptor that is readable when `read` has events."""
         return self._wake_reading.fileno()

@@ -139,6 +139,7 @@ class PooledWorker:
             guaranteed=self.guaranteed,
             task_id=None if task is None else task.id,
             label="" if task is None else task.label,
+            cap_bytes=None if task is None else task.memory_bytes,
             tasks_run=self.tasks_run,
         )
 

@@ -9,8 +9,8 @@
                           ├ Unsafe ──▶ from then on workers are spawned
                           └ silence ──▶ as its end
 
-Used by the supervisor thread alone. What becomes of the workers of a lost source is decided in
-`lifecycle.py`.
+Used by the supervisor thread alone, but for `zygote_pid`. What becomes of the workers of a lost
+source is decided in `lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class WorkerStarter:
     _may_fork: bool = True
     _next_start: float = 0.0
     _answer_by: float = math.inf  # finite while the source owes an answer
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """The zygote's pid; None when there is none at the moment. Any thread."""
+        source = self._source
+        return None if source is None else source.pid
 
     def start(self) -> None:
         """Start a source.

@@ -12,6 +12,8 @@ A kill for memory is claimed in this order, and never on a bare SIGKILL (docs/de
     3. our watchdog ended it                                         certain
     4. SIGKILL not ours, and `/proc/vmstat oom_kill` moved           probable
     5. it raised `MemoryError`                                       certain
+
+What an engine ran (a container, a job) it explains itself: its word for it counts.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # we asked it to stop, and it did
     OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
     TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
-    LOST = "lost"  # gone while it was not watched; no details are known
+    LOST = "lost"  # gone while it was not watched; no details are known, or an engine's alone
 
 
 class Certainty(StrEnum):
@@ -43,18 +45,24 @@ class Certainty(StrEnum):
 
 
 class Detector(StrEnum):
-    """How it was found out that memory ran out."""
+    """How it was found out that memory ran out, or who ended it."""
 
     CGROUP = "cgroup"
     KERNEL_LOG = "kernel_log"
     WATCHDOG = "watchdog"
     VMSTAT = "vmstat"
     MEMORY_ERROR = "memory_error"
+    ENGINE = "engine"  # the engine that ran it says so
+    RAY = "ray"  # Ray's own memory monitor, which kills before the kernel would
+    SLURM = "slurm"  # Slurm's accounting, which looks now and then
 
 
 _KILLED_BY: dict[Detector | None, str] = {
     Detector.CGROUP: "was killed by the kernel",
     Detector.KERNEL_LOG: "was killed by the kernel",
+    Detector.ENGINE: "was killed by the kernel",
+    Detector.RAY: "was killed by Ray's memory monitor",
+    Detector.SLURM: "was killed by Slurm's accounting",
     Detector.WATCHDOG: "was ended by openenvd",
 }
 
@@ -103,15 +111,20 @@ class ExitReason:
                 return "was stopped"
             case ExitKind.OOM_KILLED:
                 return self._oom_sentence()
+            case ExitKind.TIMED_OUT if self.detector is Detector.ENGINE:
+                return f"was stopped at its time-out: {self.evidence}"
             case ExitKind.TIMED_OUT:
                 return "was stopped at its time-out"
+            case ExitKind.LOST if self.detector is Detector.ENGINE:
+                return f"was ended from outside: {self.evidence}"
             case ExitKind.LOST:
                 return "disappeared while it was not watched"
 
     def _oom_sentence(self) -> str:
         if self.detector is Detector.MEMORY_ERROR:
             return "ran out of memory (MemoryError)"
-        if self.detector is Detector.CGROUP and self.signal_number is None:  # it was another's end
+        counted = self.detector in (Detector.CGROUP, Detector.ENGINE)
+        if counted and self.signal_number is None:  # it was another's end
             text = "ran out of memory"
             if self.exit_code is not None:
                 text = f"exited with code {self.exit_code} after running out of memory"

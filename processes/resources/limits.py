@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...system.cgroup_tree import V1, Location, locate, read_keyed, read_text
+from ...system.cgroup_tree import V1, Location, level_number, locate, read_text
+from ...system.memory_left import (
+    LIMIT_FILES_V1,
+    LIMIT_FILES_V2,
+    UNLIMITED_BYTES,
+    left_in_groups,
+    machine_memory_bytes,
+)
 from .. import macos
-
-# v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
-_UNLIMITED_BYTES = 1 << 60
-# v2 slows a group down above `memory.high` until it hardly moves: a limit, for planning.
-_MEMORY_FILES_V2 = ("memory.max", "memory.high")
-_MEMORY_FILES_V1 = ("memory.limit_in_bytes",)
-_FILE_KEYS_V2 = ("active_file", "inactive_file")
 
 
 @dataclass(frozen=True)
@@ -86,32 +86,13 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     prefix = "" if root == Path("/") else str(root)
     own = locate("memory", prefix)
     levels = own.outside_ours().levels() if own is not None else []
-    left = [left for level in levels if (left := _left_of(level)) is not None]
-    return min([_machine_memory_bytes(prefix, "MemAvailable"), *left])
-
-
-def _left_of(level: Location) -> int | None:
-    """What a group may still use; None when it has no limit."""
-    is_v1 = level.version == V1
-    limits = [
-        value
-        for name in (_MEMORY_FILES_V1 if is_v1 else _MEMORY_FILES_V2)
-        if (value := level_number(level, name)) is not None and 0 < value < _UNLIMITED_BYTES
-    ]
-    used = level_number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
-    if not limits or used is None:
-        return None
-    keys = ("total_active_file", "total_inactive_file") if is_v1 else _FILE_KEYS_V2
-    stat = f"{level.directory}/memory.stat"
-    cached = sum(read_keyed(stat, key) or 0 for key in keys)
-    return max(0, min(limits) - used + cached)
+    return min([_machine_memory_bytes(prefix, "MemAvailable"), *left_in_groups(levels)])
 
 
 def _machine_memory_bytes(prefix: str, key: str) -> int:
     """The machine's `MemTotal` or `MemAvailable`."""
-    for line in (read_text(f"{prefix}/proc/meminfo") or "").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
+    if (found := machine_memory_bytes(key, prefix)) is not None:
+        return found
     total, available = macos.machine_memory_bytes()
     return total if key == "MemTotal" else available
 
@@ -162,9 +143,9 @@ def _memory_limits(prefix: str) -> Iterator[_Found]:
     own = locate("memory", prefix)
     # A worker stands in a group whose cap is our own doing, and no limit of the system's.
     for level in own.outside_ours().levels() if own is not None else ():
-        for name in _MEMORY_FILES_V1 if level.version == V1 else _MEMORY_FILES_V2:
+        for name in LIMIT_FILES_V1 if level.version == V1 else LIMIT_FILES_V2:
             value = level_number(level, name)
-            if value is not None and 0 < value < _UNLIMITED_BYTES:
+            if value is not None and 0 < value < UNLIMITED_BYTES:
                 yield _Found(value, level_source(level, name))
 
 
@@ -181,12 +162,6 @@ def own_process_limit() -> int | None:
     """How many threads of this user there may be; the kernel does not hold root to it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
-
-
-def level_number(level: Location, name: str) -> int | None:
-    """The file's number; None when it is missing, or says `max` or -1."""
-    text = (read_text(f"{level.directory}/{name}") or "").strip()
-    return int(text) if text.isdigit() else None
 
 
 def level_source(level: Location, name: str) -> str:

@@ -28,9 +28,9 @@ def replica_bytes(status: dict[str, Any]) -> int | None:
     """Return what a replica holds, by its shim's status: shim, server and all below it.
 
     Pages that it shares with other replicas of the same fork server are not its own: another
-    replica would not need them again. None when it has no server.
+    replica would not need them again. None when it has no server, or is an engine's.
     """
-    if status.get("pid") is None:
+    if status.get("pid") is None or "shim" not in status:
         return None
     cgroup = status.get("cgroup")
     held = Cgroup.from_json(cgroup).held_bytes() if cgroup else None

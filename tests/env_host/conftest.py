@@ -13,7 +13,7 @@ import pytest
 from openenvd.env_host.protocol import HostConfig
 
 from .hosts import Host, wait_until_exited
-from .samples import SAMPLES, THREADED
+from .samples import PLAIN, SAMPLES, THREADED
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
 
@@ -27,6 +27,7 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     hosts: list[Host] = []
     (tmp_path / "samples.py").write_text(SAMPLES)
     (tmp_path / "threaded.py").write_text(THREADED)
+    (tmp_path / "plain.py").write_text(PLAIN)
 
     def start_host(
         what: str | None = "Counter", *, env: dict[str, str] | None = None, **config: Any
@@ -36,7 +37,8 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
             "name": "sample", "env_class": reference, "import_paths": (str(tmp_path),),
             "shards": 1, "admission_timeout_seconds": 0.0,
         }  # fmt: skip
-        host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env)
+        where = {key: config.pop(key) for key in ("listener", "gate_fd") if key in config}
+        host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env, **where)
         hosts.append(host)
         return host
 

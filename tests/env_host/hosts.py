@@ -21,6 +21,7 @@ import psutil
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.env_host.protocol import (
+    GATE_FD_VARIABLE,
     HOST_CONFIG_VARIABLE,
     LISTEN_FD_VARIABLE,
     NOTIFY_FD_VARIABLE,
@@ -43,18 +44,22 @@ class Host:
         *,
         python: str = sys.executable,
         env: Mapping[str, str] | None = None,
+        listener: socket.socket | None = None,
+        gate_fd: int | None = None,
     ) -> None:
         self.log = folder / "host.log"
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0)) if listener is None else listener
         self.port: int = self._listener.getsockname()[1]
         self._notify, writing = os.pipe()
         self._buffer = b""
-        fds = (self._listener.fileno(), writing)
+        fds: tuple[int, ...] = (self._listener.fileno(), writing)
         doors = {
             HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
             LISTEN_FD_VARIABLE: str(fds[0]),
             NOTIFY_FD_VARIABLE: str(writing),
         }
+        if gate_fd is not None:
+            fds, doors[GATE_FD_VARIABLE] = (*fds, gate_fd), str(gate_fd)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [python, "-P", str(PROGRAM)],

@@ -256,3 +256,75 @@ threading.Thread(target=threading.Event().wait, name="ticker", daemon=True).star
 class Threaded(Counter):
     pass
 """
+
+# Environments with tools, each session with its own server.
+TOOLS = """
+from types import SimpleNamespace as Tool
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+class Server:
+    def __init__(self):
+        self.count = 0
+    def functions(self):
+        def count():
+            self.count += 1
+            return {"count": self.count}
+        def greet(name):
+            return f"hello {name}"
+        def fail():
+            raise ValueError("as asked")
+        return count, greet, fail
+    async def get_tools(self):
+        return {
+            f.__name__: Tool(name=f.__name__, description="", parameters={}, fn=f)
+            for f in self.functions()
+        }
+
+class Plain(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        return Observation()
+    def step(self, action, timeout_s=None, **kwargs):
+        return Observation()
+    @property
+    def state(self):
+        return State()
+
+class Tools(Plain):
+    def __init__(self):
+        self.mcp_server = Server()
+"""
+
+PLAIN = '''
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+class Do(Action):
+    gate: str = ""
+
+class Seen(Observation):
+    steps: int = 0
+
+class Plain(Environment[Do, Seen, State]):
+    """Nothing in its code is bound to a thread."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        self._state = State()
+
+    def reset(self, **kwargs):
+        return Seen()
+
+    def step(self, action):
+        self._state.step_count += 1
+        if action.gate:
+            with open(action.gate + ".in", "w"):
+                pass
+            with open(action.gate + ".out") as gate:
+                gate.read()
+        return Seen(steps=self._state.step_count)
+
+    @property
+    def state(self):
+        return self._state
+'''

@@ -16,6 +16,7 @@ import pytest
 from openenvd.env_host.ipc.capacity import (
     blocked_seconds,
     capacity_of,
+    note_awake,
     shard_of,
     state_of,
     summary_of,
@@ -25,6 +26,7 @@ from openenvd.env_host.serving.metrics import render
 from openenvd.env_host.startup.gpus import device_of
 from openenvd.system.loop_lag import LoopState
 
+from ..prometheus_rules import lint
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 
@@ -66,6 +68,18 @@ def test_the_state_of_a_shard_is_one_word(
     assert state_of(serving(scoreboard[0], **words), NOW) == state
 
 
+def test_a_shard_that_awakes_is_not_taken_for_one_that_was_blocked_meanwhile(
+    scoreboard: Scoreboard,
+) -> None:
+    wedged = list(LoopState).index(LoopState.WEDGED)
+    asleep = NOW - 60 * MICROSECONDS
+    counters = serving(scoreboard[0], IDLE=1, WATCHDOG=asleep, HEARTBEAT=asleep, LOOP_STATE=wedged)
+    note_awake(counters, NOW)
+    assert not counters[Field.IDLE]
+    assert state_of(counters, NOW) == "alive"
+    assert blocked_seconds(scoreboard, NOW) is None
+
+
 def test_totals_are_of_all_shards(scoreboard: Scoreboard) -> None:
     serving(scoreboard[0], SESSIONS=3, WAITING=1, OLDEST_WAIT=NOW - MICROSECONDS)
     serving(scoreboard[1], SESSIONS=4, WAITING=2, OLDEST_WAIT=NOW - 3 * MICROSECONDS)
@@ -94,6 +108,7 @@ def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scorebo
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
     assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
+    assert lint(page) == []
 
 
 @pytest.mark.parametrize(

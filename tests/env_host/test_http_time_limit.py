@@ -14,6 +14,7 @@ from .test_sessions import Gate
 
 SLOTS = 2
 LIMITS: dict[str, Any] = {"step_timeout_seconds": 0.2, "env": {"ONE_SHOT": str(SLOTS)}}
+LIST_TOOLS = {"jsonrpc": "2.0", "method": "tools/list", "id": 7}
 
 
 def until_exists(host: Host, path: Path) -> None:
@@ -67,12 +68,39 @@ def test_an_asynchronous_step_that_hangs_is_cancelled(start: StartHost, tmp_path
 def test_tools_that_hang_are_answered_with_an_error_of_json_rpc(start: StartHost) -> None:
     host = start("SlowTools", **LIMITS)
     host.ready()
-    request = {"jsonrpc": "2.0", "method": "tools/list", "id": 7}
     for _ in range(SLOTS + 1):
-        status, answer = host.http("POST", "/mcp", request)
+        status, answer = host.http("POST", "/mcp", LIST_TOOLS)
         assert (status, answer["id"], answer["error"]["code"]) == (200, 7, -32000)
         assert "tools/list did not finish within 0.2 s" in answer["error"]["message"]
     assert step(host, "count")[0] == 200
+
+
+def test_a_session_whose_tools_hang_ends(start: StartHost) -> None:
+    host = start("SlowTools", **LIMITS)
+    host.ready()
+    create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
+    session_id = host.http("POST", "/mcp", create)[1]["result"]["session_id"]
+    request = {**LIST_TOOLS, "params": {"session_id": session_id}}
+    _, answer = host.http("POST", "/mcp", request)
+    assert (answer["id"], answer["error"]["code"]) == (7, -32000)
+    assert "tools/list did not finish within 0.2 s" in answer["error"]["message"]
+    host.emptied()
+    assert "Unknown session_id" in host.http("POST", "/mcp", request)[1]["error"]["message"]
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_websocket_session_whose_tools_hang_ends(start: StartHost, is_attached: bool) -> None:
+    host = start("SlowTools", **LIMITS)
+    host.ready()
+    path = "/ws"
+    if is_attached:
+        create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
+        path += f"?session_id={host.http('POST', '/mcp', create)[1]['result']['session_id']}"
+    with host.open(path) as client:
+        answer = client.ask("mcp", LIST_TOOLS)
+        assert answer["data"]["code"] == "SESSION_ERROR"
+        assert "tools/list did not finish within 0.2 s" in answer["data"]["message"]
+        host.emptied()
 
 
 @pytest.mark.parametrize("what", ["cancel", "exit"])

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-import select
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ from openenvd.system.units import MB
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
-from .raw import frame, opened
+from .raw import Raw, frame, opened
 
 ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
 FEW_FDS, SOME_FDS = 300, 600
@@ -40,8 +40,8 @@ async def upload(request: Request) -> int:
 
 @pytest.fixture
 def host(start: StartHost) -> Host:
-    """An env host that takes messages and bodies of 2 MB."""
-    started = start(ECHO, max_message_mb=2)
+    """An env host that takes messages and bodies of 2 MB, and has memory for few at once."""
+    started = start(ECHO, max_message_mb=2, memory_bytes=64 * MB)
     started.ready()
     return started
 
@@ -59,6 +59,12 @@ def head_of(request: str, **headers: str) -> bytes:
     headers = {"Host": "localhost", "Content-Type": "application/json", **headers}
     lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+def long_step(most_mb: int) -> bytes:
+    """A step's frame, whose message is hardly shorter than so many MB."""
+    message = {"type": "step", "data": {"message": "a" * (most_mb * MB - 5000)}}
+    return frame(Opcode.TEXT, json.dumps(message).encode())
 
 
 def resident_bytes(host: Host) -> int:
@@ -135,28 +141,109 @@ def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Hos
     assert closed.value.rcvd.code == 1009
 
 
-def test_unfinished_messages_of_all_clients_are_bounded_together(host: Host) -> None:
-    """The one of which most has come is closed; the others are answered when theirs are whole."""
-    message = json.dumps({"type": "step", "data": {"message": "a" * (2 * MB - 5000)}}).encode()
-    sent = frame(Opcode.TEXT, message)
+def test_a_crowd_that_sends_long_messages_in_one_instant_is_answered(host: Host) -> None:
+    """They are more than may be kept of unfinished messages; some are read later than others."""
+    sent = long_step(2)
+    cut = len(sent) * 9 // 10
+
+    def send_in_parts(client: Raw, all_have_begun: threading.Barrier) -> None:
+        with contextlib.suppress(OSError):
+            client.send(sent[: cut // 2])
+            all_have_begun.wait(WAIT_SECONDS)
+            client.send(sent[cut // 2 : cut])
+            client.send(sent[cut:])
+
     with contextlib.ExitStack() as stack:
-        long = [stack.enter_context(opened(host)) for _ in range(4)]
+        crowd = [stack.enter_context(opened(host)) for _ in range(24)]
+        barrier = threading.Barrier(len(crowd))
+        senders = [threading.Thread(target=send_in_parts, args=(each, barrier)) for each in crowd]
+        for sender in senders:
+            sender.start()
+        for each in crowd:
+            assert each.answer()["type"] == "observation"
+        for sender in senders:
+            sender.join(WAIT_SECONDS)
+
+
+def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(host: Host) -> None:
+    """Nor is one of these closed for it: each is answered when it goes on at last."""
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(opened(host)) for _ in range(4)]
+        crowd = [stack.enter_context(opened(host)) for _ in range(12)]
+        for client in slow:
+            client.send(sent[:-200_000])
+        senders = [threading.Thread(target=each.send, args=(sent,)) for each in crowd]
+        for sender in senders:
+            sender.start()
+        for each in crowd:
+            assert each.answer()["type"] == "observation"
+        for sender in senders:
+            sender.join(WAIT_SECONDS)
+        for client in slow:
+            client.send(sent[-200_000:])
+            assert client.answer()["type"] == "observation"
+
+
+def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
+    start: StartHost,
+) -> None:
+    host = start(ECHO, max_message_mb=8, memory_bytes=64 * MB)
+    host.ready()
+    sent = long_step(8)
+    rest = len(sent) - 2000
+    is_over = threading.Event()
+
+    def drip(client: Raw) -> None:
+        at = rest
+        while at < len(sent):
+            end = len(sent) if is_over.wait(0.1) else at + 1
+            client.send(sent[at:end])
+            at = end
+
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(opened(host)) for _ in range(4)]
         short, last = stack.enter_context(opened(host)), stack.enter_context(opened(host))
-        for client in long:
-            client.send(sent[:-2000])
-        last.send(sent[: MB // 2])
-        closing = select.select([each.connection for each in (*long, last)], [], [], WAIT_SECONDS)
-        (closed,) = [each for each in long if each.connection in closing[0]]
-        opcode, payload = closed.receive()
-        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
+        for client in slow:
+            client.send(sent[:rest])
+        drips = [threading.Thread(target=drip, args=(client,)) for client in slow]
+        for each in drips:
+            each.start()
+        last.send(sent)
+        assert last.answer()["type"] == "observation"
         short.text('{"type":"state"}')
         assert short.answer()["type"] == "state"
-        for client in long:
-            if client is not closed:
-                client.send(sent[-2000:])
-                assert client.answer()["type"] == "observation"
-        last.send(sent[MB // 2 :])
-        assert last.answer()["type"] == "observation"
+        is_over.set()
+        for client in slow:
+            assert client.answer()["type"] == "observation"
+        for each in drips:
+            each.join(WAIT_SECONDS)
+
+
+def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: StartHost) -> None:
+    host = start(ECHO, max_message_mb=2, memory_bytes=64 * MB)
+    host.ready()
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        largest = stack.enter_context(opened(host))
+        largest.send(sent[:-10])
+        for _ in range(250):
+            stack.enter_context(opened(host)).send(sent[:200_000])
+        opcode, payload = largest.receive()
+        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
+
+
+def test_with_memory_for_them_more_unfinished_messages_are_kept(start: StartHost) -> None:
+    host = start(ECHO, max_message_mb=2, memory_bytes=1000 * MB)
+    host.ready()
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(opened(host)) for _ in range(30)]
+        for client in crowd:
+            client.send(sent[:-10])
+        for client in crowd:
+            client.send(sent[-10:])
+            assert client.answer()["type"] == "observation"
 
 
 def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:

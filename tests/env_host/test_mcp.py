@@ -23,44 +23,11 @@ from openenvd.env_host.protocol import HostConfig
 from .conformance_project import write_project
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
+from .samples import TOOLS
 
 PYTHON_VARIABLE = "OPENENVD_UPSTREAM_PYTHON"
 CLIENT_VARIABLE = "OPENENVD_MCP_PYTHON"
 NEWEST = "2025-11-25"
-
-TOOLS = """
-from types import SimpleNamespace as Tool
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
-
-class Server:
-    def __init__(self):
-        self.count = 0
-    def tool(self, function):
-        return Tool(name=function.__name__, description="", parameters={}, fn=function)
-    async def get_tools(self):
-        def count():
-            self.count += 1
-            return {"count": self.count}
-        def greet(name):
-            return f"hello {name}"
-        def fail():
-            raise ValueError("as asked")
-        return {f.__name__: self.tool(f) for f in (count, greet, fail)}
-
-class Plain(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        return Observation()
-    def step(self, action, timeout_s=None, **kwargs):
-        return Observation()
-    @property
-    def state(self):
-        return State()
-
-class Tools(Plain):
-    def __init__(self):
-        self.mcp_server = Server()
-"""
 
 
 class McpClient:

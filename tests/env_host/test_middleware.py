@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.startup.fd_limit import sessions_of_process
@@ -255,6 +256,37 @@ def test_an_accepted_session_is_served(start: StartHost, write: Callable[[str], 
             assert answer["data"]["observation"]["text"] == "1"
 
 
+COUNTS = """
+import os
+make = Counter.__init__
+
+def made(self, *args, **kwargs):
+    with open(os.environ["MADE"], "a") as file:
+        file.write("one ")
+    make(self, *args, **kwargs)
+
+Counter.__init__ = made
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_handshake_that_middleware_is_asked_about_makes_no_environment_of_its_own(
+    start: StartHost, write: Callable[[str], None], tmp_path: Path, isolate: bool
+) -> None:
+    write(CLOSES + COUNTS)
+    made = tmp_path / "made"
+    host = start(
+        None, app_candidates=("app:app",), isolate=isolate, max_sessions=2, env={"MADE": str(made)}
+    )
+    host.ready()
+    url = f"ws://127.0.0.1:{host.port}/ws"
+    for _ in range(2):
+        with connect(url, additional_headers={"x-token": "good"}) as socket:
+            socket.send(json.dumps({"type": "step", "data": {"what": "count"}}))
+            assert json.loads(socket.recv(WAIT_SECONDS))["type"] == "observation"
+    assert made.read_text().split() == ["one", "one"]
+
+
 def test_a_session_of_a_process_of_its_own_is_asked_about_too(
     start: StartHost, write: Callable[[str], None]
 ) -> None:
@@ -263,6 +295,24 @@ def test_a_session_of_a_process_of_its_own_is_asked_about_too(
     host.ready()
     assert handshake(host.port, "/ws", "bad")[0] == 403
     assert handshake(host.port, "/ws", "good")[0] == 101
+
+
+def test_what_middleware_adds_to_a_handshake_reaches_the_client_of_an_isolated_session(
+    start: StartHost, write: Callable[[str], None]
+) -> None:
+    chosen = 'message = {**message, "subprotocol": "b", "headers"'
+    write(ADDS.replace('message = {**message, "headers"', chosen))
+    host = start(None, app_candidates=("app:app",), isolate=True, max_sessions=2)
+    host.ready()
+    url = f"ws://127.0.0.1:{host.port}/ws"
+    protocols = [Subprotocol("a"), Subprotocol("b")]
+    with connect(url, subprotocols=protocols, open_timeout=WAIT_SECONDS) as opened:
+        assert opened.response is not None
+        assert opened.response.headers["x-seen"] == "yes"
+        assert opened.subprotocol == "b"
+        opened.send(json.dumps({"type": "step", "data": {"what": "count"}}))
+        answer = json.loads(opened.recv(WAIT_SECONDS))
+        assert answer["data"]["observation"]["text"] == "1"
 
 
 @pytest.mark.parametrize("token", ["419", "499", "520", "text"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -17,12 +18,16 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from openenvd.system.descriptors import MAX_PACKET_BYTES
+
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Client, Host
 from .raw import HEALTH, Raw
 from .upstream import write_upstream
 
 SHARDS = 3
+ANNOUNCED = b"POST /note HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
+LARGE = b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "%b"}}' % (b"x" * 3_000_000)
 
 PROJECT = """
 import os
@@ -118,11 +123,29 @@ class Kept:
         self.close = self._connection.close
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Any:
-        self._connection.request(method, path, body)
+        self._connection.request(method, path, body, {"content-type": "application/json"})
         response = self._connection.getresponse()
         assert response.status == 200
         assert self._connection.sock is self._socket, "it was not kept alive"
         return json.loads(response.read())
+
+    def send_what_fits(self, head: bytes) -> int:
+        """Send a head, and as much of a body as the kernel takes now."""
+        self._socket.sendall(head)
+        self._socket.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while sent < 2_000_000:
+                sent += self._socket.send(b"x" * 65536)
+        self._socket.settimeout(WAIT_SECONDS)
+        return sent
+
+    def is_refused(self) -> bool:
+        """Whether the connection is answered 503, or reset."""
+        try:
+            return self._socket.recv(1000).startswith(b"HTTP/1.1 503")
+        except ConnectionError:
+            return True
 
 
 @contextmanager
@@ -223,3 +246,24 @@ def test_hooks_of_libraries_are_not_the_projects(start: StartHost, project: Path
     host = start(None, app_candidates=("app:app",), shards=None, max_sessions=64, cores=None)
     host.ready()
     assert "hooks" not in host.log.read_text()
+
+
+@pytest.fixture
+def no_files(project: Path) -> None:
+    """The project of which no process can make temporary files."""
+    (project / "app.py").write_text(PROJECT + "import tempfile\ntempfile.tempdir = '/nowhere'\n")
+
+
+def test_a_connection_that_cannot_be_passed_on_is_ended(no_files: None, host: Host) -> None:
+    """What was read of it is too much for a message, and there is no place for a file."""
+    with kept(host) as connection:
+        connection.ask("POST", "/mcp", LARGE)  # the kernel gives it a larger buffer
+        other = connection.ask("GET", "/health")
+        os.kill(other, signal.SIGSTOP)  # so that much is read at once
+        try:
+            sent = connection.send_what_fits(ANNOUNCED)
+        finally:
+            os.kill(other, signal.SIGCONT)
+        assert sent > MAX_PACKET_BYTES
+        assert connection.is_refused()
+    assert "could not be passed to another process" in host.log.read_text()

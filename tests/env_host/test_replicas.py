@@ -19,7 +19,8 @@ import pytest
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
-from .test_mcp import TOOLS, McpClient
+from .samples import TOOLS
+from .test_mcp import McpClient
 
 Pair = tuple[Host, Host]
 
@@ -30,10 +31,7 @@ def replicas(
 ) -> Callable[..., Pair]:
     """Starts two replicas of an environment with tools."""
     (tmp_path / "tools.py").write_text(TOOLS)
-    doors: dict[str, Any] = {
-        "door_folder": str(tmp_path_factory.mktemp("d")),
-        "doors": ("0.door", "1.door"),
-    }
+    doors: dict[str, Any] = {"doors": f"{tmp_path_factory.mktemp('d')}/d-"}
 
     def start_pair(**config: Any) -> Pair:
         first, second = (start("tools:Tools", replica=n, **(doors | config)) for n in (0, 1))
@@ -95,10 +93,10 @@ def test_nothing_is_lost_while_the_replica_that_has_the_session_is_slow(
 def test_a_door_is_its_users_alone_and_one_that_was_left_is_replaced(
     replicas: Callable[..., Pair], tmp_path: Path
 ) -> None:
-    left = tmp_path / "1.door"
+    left = tmp_path / "d-1.door"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
         door.bind(str(left))
-    here, there = replicas(door_folder=str(tmp_path))
+    here, there = replicas(doors=f"{tmp_path}/d-")
     assert stat.S_IMODE(left.stat().st_mode) == 0o600
     session = rpc(there, "openenv/session/create")["result"]["session_id"]
     assert "result" in rpc(here, "tools/list", session_id=session)
@@ -121,3 +119,25 @@ def test_a_session_of_a_replica_that_has_exited_is_unknown(replicas: Callable[..
     assert "Unknown session_id" in rpc(second, "tools/list", session_id=session)["error"]["message"]
     with second.open(f"/ws?session_id={session}") as client:
         assert client.receive()["data"]["message"] == f"Unknown session_id: {session}"
+
+
+def test_another_share_of_the_sessions_holds_at_once(start: StartHost, tmp_path: Path) -> None:
+    host = start(doors=f"{tmp_path}/", max_sessions=2)
+    assert host.ready()["max_sessions"] == 2
+
+    def share(count: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.connect(f"{tmp_path}/0.door")
+            end.send(json.dumps({"max_sessions": count}).encode() + b"\n")
+        while host.note_that_has("capacity")["max_sessions"] != count:
+            pass
+
+    with host.open() as first, host.open() as second:
+        assert {each.ask("reset")["type"] for each in (first, second)} == {"observation"}
+        share(1)
+        assert {each.ask("state")["type"] for each in (first, second)} == {"state"}
+        with host.open() as third:
+            assert third.receive()["data"]["code"] == "CAPACITY_REACHED"
+        share(3)
+        with host.open() as third:
+            assert third.ask("reset")["type"] == "observation"

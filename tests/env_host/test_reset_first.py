@@ -89,6 +89,15 @@ def test_the_sessions_of_an_earlier_server_are_lost(start: StartHost) -> None:
     assert [first_step(host), first_step(host)] == ["SESSION_NOT_RESET", "observation"]
 
 
+def test_sessions_that_have_returned_are_reported(start: StartHost) -> None:
+    host = start(env={LOST_SESSIONS_VARIABLE: "2"})
+    host.ready()
+    assert first_step(host) == "SESSION_NOT_RESET"
+    host.note_that(sessions=0, lost_sessions=1)
+    lose_a_session(host)
+    host.note_that(sessions=0, lost_sessions=2)
+
+
 @pytest.mark.parametrize(
     ("name", "option", "answer"),
     [

@@ -22,21 +22,16 @@ from openenvd.env_host.sessions.routing import Siblings, body_of
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
+from .samples import TOOLS
 
 Json = dict[str, Any]
 JSON = {"content-type": "application/json"}
 
-TOOLS = """
+PROCESS_TOOLS = """
 import os
-from types import SimpleNamespace as Tool
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
-class Server:
-    def __init__(self):
-        self.count = 0
-    def tool(self, function):
-        return Tool(name=function.__name__, description="", parameters={}, fn=function)
-    async def get_tools(self):
+class ProcessServer(Server):
+    def functions(self):
         def count():
             self.count += 1
             return {"count": self.count, "pid": os.getpid()}
@@ -44,29 +39,21 @@ class Server:
             return len(text)
         def die():
             os._exit(5)
-        return {f.__name__: self.tool(f) for f in (count, length, die)}
+        return count, length, die
 
-class Tools(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
+class ProcessTools(Plain):
     def __init__(self):
-        self.mcp_server = Server()
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        return Observation()
-    def step(self, action, timeout_s=None, **kwargs):
-        return Observation()
-    @property
-    def state(self):
-        return State()
+        self.mcp_server = ProcessServer()
 """
 
 
 @pytest.fixture
 def host(start: StartHost, tmp_path: Path) -> Callable[..., Host]:
-    """Starts a host of `Tools`."""
-    (tmp_path / "tools.py").write_text(TOOLS)
+    """Starts a host of `ProcessTools`."""
+    (tmp_path / "tools.py").write_text(TOOLS + PROCESS_TOOLS)
 
     def start_tools(**config: Any) -> Host:
-        started = start("tools:Tools", **config)
+        started = start("tools:ProcessTools", **config)
         started.ready()
         return started
 

@@ -7,11 +7,12 @@ import json
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from .conftest import ECHO, StartHost
-from .hosts import Client
+from .hosts import Client, Host
 
 
 class Gate:
@@ -40,6 +41,11 @@ def step(client: Client, what: str, gate: str = "") -> str:
     assert answer["type"] == "observation", answer
     text: str = answer["data"]["observation"]["text"]
     return text
+
+
+def number_of_threads(host: Host) -> int:
+    server = psutil.Process(host.process.pid)
+    return sum(each.num_threads() for each in (server, *server.children(recursive=True)))
 
 
 def test_echo_answers_reset_step_and_state(start: StartHost) -> None:
@@ -164,6 +170,26 @@ def test_a_synchronous_environment_is_created_called_and_closed_on_its_own_threa
     host.emptied()
     assert host.stop() == 0
     assert "failed" not in host.log.read_text()
+
+
+def test_sessions_of_plain_code_share_a_thread_unless_a_step_blocks(
+    start: StartHost, gate: Gate
+) -> None:
+    host = start("plain:Plain")
+    host.ready()
+    with host.open() as blocked, host.open() as other, host.open() as third:
+        assert blocked.ask("step", {})["data"]["observation"]["steps"] == 1
+        before = number_of_threads(host)
+        for client in (other, third):
+            assert client.ask("step", {})["data"]["observation"]["steps"] == 1
+        assert number_of_threads(host) == before
+        blocked.send("step", {"gate": gate.name})
+        gate.reached()
+        for client in (other, third):
+            assert client.ask("step", {})["data"]["observation"]["steps"] == 2
+        gate.open()
+        assert blocked.receive()["data"]["observation"]["steps"] == 2
+        assert blocked.ask("state")["data"]["step_count"] == 2
 
 
 def test_a_class_can_ask_for_one_thread_for_all_sessions(start: StartHost) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START
+from openenvd.env_host.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START, HostConfig
 
 from .conftest import ECHO, StartHost
 from .hosts import PROGRAM, WAIT_SECONDS, Host
+from .samples import SAMPLES
 
 UPSTREAM = '''
 class FastAPI:
@@ -195,13 +197,14 @@ ABSENT = {
 }
 
 
-def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is(
-    start: StartHost, upstream: Path
+@pytest.mark.parametrize("serve_as_is", [False, True])
+def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_said(
+    start: StartHost, upstream: Path, serve_as_is: bool
 ) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
-    host = start(None, **ABSENT)
-    host.ready()
+    host = start(None, serve_as_is=serve_as_is, **ABSENT)
     told = "/p/openenv.yaml, line 5: app: No module named 'envs'; serving app:app instead"
+    assert host.ready()["notes"] == [told]
     assert told in host.log.read_text()
 
 
@@ -322,6 +325,23 @@ def test_a_factory_that_had_to_be_called_is_not_called_at_the_next_launch(
     assert counts == [1, 0]
 
 
+def test_a_factory_that_failed_is_tried_again_at_the_next_launch_and_then_no_more(
+    start: StartHost, upstream: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (broken := tmp_path / "broken").touch()
+    body = 'assert not __import__("os").path.exists("broken")\n    return Counter()'
+    (upstream / "app.py").write_text(CALLED.replace("made = Counter()\n    return made", body))
+    counts = []
+    for _ in range(3):
+        host = start(None, app_candidates=("app:app",), venv=str(tmp_path / "venv"))
+        host.ready()
+        host.stop()
+        counts.append(host.log.read_text().count("the factory was called"))
+        broken.unlink(missing_ok=True)
+    assert counts == [1, 1, 0]
+
+
 def test_byte_code_is_written_for_what_is_imported_from_the_projects_venv_alone(
     start: StartHost, upstream: Path, tmp_path: Path
 ) -> None:
@@ -338,6 +358,35 @@ def test_byte_code_is_written_for_what_is_imported_from_the_projects_venv_alone(
         env={"PYTHONDONTWRITEBYTECODE": "1"},
     ).ready()
     assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["wanted"]
+
+
+def test_our_own_byte_code_is_written_for_the_pythons_of_projects(
+    upstream: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "openenvd"
+    for room in ("env_host", "system"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PROGRAM.parents[1] / room, package / room, ignore=ignored)
+    shutil.copy(PROGRAM.parents[1] / "__init__.py", package)
+    (upstream / "app.py").write_text(APP.format(name="Counter"))
+    (upstream / "samples.py").write_text(SAMPLES)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -P {package}/env_host/__main__.py\n")
+    python.chmod(0o700)
+    config = HostConfig(
+        name="mine",
+        app_candidates=("app:app",),
+        import_paths=(str(upstream),),
+        venv=str(tmp_path / "venvs" / "one"),
+    )
+    host = Host(config, tmp_path, python=str(python), env={"PYTHONDONTWRITEBYTECODE": "1"})
+    try:
+        host.ready()
+    finally:
+        host.close()
+    written = {path.name.partition(".")[0] for path in package.rglob("*.pyc")}
+    assert {"main", "protocol", "supervisor", "shard", "forking"} <= written
+    assert not (upstream / "__pycache__").exists()
 
 
 MCP_ENVIRONMENT = """

@@ -178,14 +178,15 @@ def test_a_client_that_does_not_read_is_answered_once_it_does(host: Host) -> Non
             assert client.answer()["data"]["observation"]["message_length"] == 100_000
 
 
-def test_sessions_of_a_thread_safe_class_share_a_pool(start: StartHost) -> None:
+def test_sessions_of_a_thread_safe_class_share_a_thread(start: StartHost) -> None:
     host = start("ThreadSafe")
     host.ready()
-    for _ in range(3):
+    names = set()
+    for _ in range(6):
         with host.open() as client:
             answer = client.ask("step", {"what": "thread_name"})
-            # Of the pool, whichever thread: one may be free only after its answer was sent.
-            assert answer["data"]["observation"]["text"].startswith("sessions-")
+            names.add(answer["data"]["observation"]["text"])
+    assert len(names) < 3  # on a busy machine a call may look as if it blocked
 
 
 def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:

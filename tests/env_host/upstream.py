@@ -28,6 +28,7 @@ class HTTPEnvServer:
         @app.websocket("/ws")
         async def websocket_endpoint(socket: WebSocket):
             await socket.accept()
+            self._env_factory().close()
             await socket.close()
 
 def create_app(env, action_cls, observation_cls, **named):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.processes.resources.limits import Limits, available_memory_bytes, read_limits
+from openenvd.system.memory_left import free_memory_bytes
 
 MB = 1 << 20
 GB = 1 << 30
@@ -192,3 +193,15 @@ def test_what_is_available_is_the_least_of_all_levels_of_a_v2_path(tmp_path: Pat
         f"{inner}/memory.current": str(100 * MB),
     }
     assert available_memory_bytes(_tree(tmp_path, files)) == 0
+
+
+def test_what_a_server_may_use_is_bounded_by_its_own_group_too(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/openenvd/echo"
+    files = {f"{group}/memory.max": str(400 * MB), f"{group}/memory.current": str(100 * MB)}
+    root = _tree(tmp_path, _v2("/openenvd/echo") | files)
+    assert free_memory_bytes(str(root)) == 300 * MB
+    assert available_memory_bytes(root) == 8 * GB  # to others: that limit is our own doing
+
+
+def test_where_nobody_says_it_is_not_known_what_a_server_may_use(tmp_path: Path) -> None:
+    assert free_memory_bytes(str(tmp_path)) is None

@@ -35,11 +35,14 @@ notify = int(os.environ["OPENENVD_NOTIFY_FD"])
 def report(**message):
     os.write(notify, json.dumps(message).encode() + b"\\n")
 commands = os.open(sys.argv[1], os.O_RDWR)
+signal.signal(signal.SIGUSR1, lambda *_: report(sessions=41, draining=True))
 print("server", os.getpid(), flush=True)
 if sys.argv[2:] == ["fail"]:
     print("ImportError: no such thing", flush=True)
     report(failed="ImportError: no such thing")
     sys.exit(3)
+while os.path.exists(sys.argv[1] + ".is_slow"):
+    time.sleep(0.01)
 report(ready=True, max_sessions=4)
 for line in open(commands):
     order, *words = line.split()
@@ -47,12 +50,19 @@ for line in open(commands):
         sys.exit(int(words[0]))
     elif order == "raise":
         os.kill(os.getpid(), int(words[0]))
+    elif order == "sleep":
+        report(sleeps=True)
+        sys.exit(int(words[0]))
     elif order == "sessions":
         report(sessions=int(words[0]))
     elif order == "print":
         print(*words, flush=True)
     elif order == "show":
         print(words[0], os.environ.get(words[0]), flush=True)
+    elif order == "gate":
+        import select
+        is_open = select.select([int(os.environ["OPENENVD_GATE_FD"])], [], [], 0)[0]
+        report(sessions=2 if is_open else 1)
     elif order == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report(sessions=99)
@@ -144,6 +154,18 @@ class Replica:
     def start(self) -> Replica:
         start_shim(self.run_dir, self.run_file, listen_fds=self.listen_fds)
         return self
+
+    def again(self) -> Replica:
+        """With a new shim in place of one that was killed."""
+        assert self._link is not None
+        self._link.close()
+        self._link = None
+        return self.ready()
+
+    def start_slowly(self, is_slow: bool) -> None:
+        """Have its next server not be ready until this is taken back."""
+        mark = self.commands.with_name(f"{self.commands.name}.is_slow")
+        mark.touch() if is_slow else mark.unlink()
 
     @property
     def link(self) -> ShimClient:

@@ -64,6 +64,7 @@ def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
     assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
     assert files.LOST_SESSIONS_VARIABLE == protocol.LOST_SESSIONS_VARIABLE
+    assert files.GATE_FD_VARIABLE == protocol.GATE_FD_VARIABLE
 
 
 def test_ready_status_carries_the_servers_message_and_identity(replica: Make) -> None:
@@ -87,12 +88,13 @@ WRITE_RUN_FILE = """
 import sys
 from openenvd.shim.client import start_shim
 
-start_shim(sys.argv[1], {"socket_path": sys.argv[1] + "/none/x.sock"})
+folder = sys.argv[1]
+start_shim(folder, {"socket_path": folder + "/x", "log_path": folder + "/replica.json/log"})
 """
 
 
 def test_a_run_file_is_synced_before_it_takes_its_name(tmp_path: Path) -> None:
-    """As the kernel sees it: the file, its name, the folder. No shim can be started here."""
+    """As the kernel sees it: the file, its name, the folder. No shim can be started after that."""
     trace = tmp_path / "trace"
     traced = "trace=fsync,rename,renameat,renameat2"
     strace = ["strace", "-f", "-y", "-e", traced, "-o", str(trace)]
@@ -103,7 +105,7 @@ def test_a_run_file_is_synced_before_it_takes_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-c", WRITE_RUN_FILE, str(folder)]
     failed = subprocess.run([*strace, *command], check=False, capture_output=True, text=True)
-    assert "No such file or directory" in failed.stderr
+    assert "FileExistsError" in failed.stderr
     calls = [line.split(None, 1)[1] for line in trace.read_text().splitlines() if "run" in line]
     kinds = [call.partition("(")[0] for call in calls]
     assert [kinds[0], kinds[1].rstrip("at2"), kinds[2]] == ["fsync", "rename", "fsync"]
@@ -111,10 +113,39 @@ def test_a_run_file_is_synced_before_it_takes_its_name(tmp_path: Path) -> None:
     assert f"<{folder}>" in calls[2]
 
 
+def test_no_socket_is_left_when_the_run_file_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    with pytest.raises(TypeError):
+        start_shim(tmp_path / "run", {"socket_path": str(path), "entry": object()})
+    assert not path.exists()
+
+
 def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
     one = replica().ready()
     for path in (one.run_dir / "replica.json", Path(one.run_file["socket_path"])):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_held_server_serves_when_it_is_told_and_from_then_on(replica: Make) -> None:
+    one = replica(held=True).ready()
+    assert one.link.status["held"]
+    one.tell("gate")
+    one.wait(lambda status: status["sessions"] == 1)  # its gate is closed
+    one.link.send("serve")
+    assert one.wait(lambda status: not status["held"])["state"] == "ready"
+    one.tell("gate")
+    one.wait(lambda status: status["sessions"] == 2)
+    run_file = read_run_file(one.run_dir)
+    assert run_file is not None
+    assert not run_file["held"]
+    one.tell("exit 0")
+    one.wait_state("exited")
+    one.link.send("start")
+    one.wait_state("ready", generation=2)
+    one.tell("show OPENENVD_GATE_FD")
+    one.tell("sessions 3")
+    one.wait(lambda status: status["sessions"] == 3)
+    assert "OPENENVD_GATE_FD None" in one.log()
 
 
 @pytest.mark.parametrize("code", [0, 7])
@@ -237,6 +268,49 @@ def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(replica: Ma
     assert after["last_exit"]["exit_code"] == 1
 
 
+def test_a_client_that_connects_wakes_a_server_that_sleeps(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("sleep 0")
+    status = one.wait_state("asleep")
+    assert (status["exit"], status["last_exit"], status["pid"]) == (None, None, None)
+    with pytest.raises(TimeoutError):  # and goes on to sleep
+        one.link.wait(lambda s: s["state"] != "asleep", timeout=0.2)
+    with socket.create_connection((status["host"], status["port"])):
+        status = one.wait_state("ready", generation=2)
+    assert (status["restarts"], status["wakes"]) == (0, 1)
+
+
+def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(replica: Make) -> None:
+    one = replica().ready()
+    with socket.create_connection((one.link.status["host"], one.link.status["port"])):
+        one.tell("sleep 0")
+        one.wait_state("ready", generation=2)
+
+
+def test_start_wakes_a_server_that_sleeps(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("sleep 0")
+    one.wait_state("asleep")
+    one.link.send("start")
+    assert one.wait_state("ready", generation=2)["restarts"] == 0
+
+
+def test_a_server_that_fails_while_it_falls_asleep_has_exited(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("sleep 1")
+    assert one.wait_state("exited")["exit"]["exit_code"] == 1
+
+
+@pytest.mark.parametrize("op", ["stop", "drain"])
+def test_a_shim_is_stopped_while_its_server_sleeps(replica: Make, op: str) -> None:
+    one = replica().ready()
+    one.tell("sleep 0")
+    one.wait_state("asleep")
+    one.link.send(op)
+    one.wait_state("stopped")
+    one.wait_for_end()
+
+
 def test_start_while_running_changes_nothing(replica: Make) -> None:
     one = replica().ready()
     pid = one.link.status["pid"]
@@ -286,6 +360,55 @@ def test_stop_of_an_exited_server_stops_the_shim(replica: Make) -> None:
     one.wait_state("stopped")
 
 
+def test_a_drained_server_is_not_started_again_when_its_sessions_have_ended(replica: Make) -> None:
+    one = replica().ready()
+    one.link.send("drain", timeout_seconds=3600.0)
+    status = one.wait(lambda s: s["sessions"] == 41)  # the signal's
+    assert (status["state"], status["is_draining"], status["exit"]) == ("draining", True, None)
+    one.link.send("start")
+    one.tell("exit 0")
+    status = one.wait_state("stopped")
+    assert (_exit_of(status).kind, status["is_draining"]) == (ExitKind.STOPPED, True)
+    one.wait_for_end()
+    assert not Path(one.run_file["socket_path"]).exists()
+
+
+def test_a_crash_while_draining_is_reported_and_not_repaired(replica: Make) -> None:
+    one = replica().ready()
+    one.link.send("drain", timeout_seconds=3600.0)
+    one.wait_state("draining")
+    one.tell("exit 7")
+    reason = _exit_of(one.wait_state("stopped"))
+    assert (reason.kind, reason.exit_code) == (ExitKind.EXITED, 7)
+
+
+def test_a_server_whose_sessions_do_not_end_in_time_is_stopped(replica: Make) -> None:
+    """A second drain can only shorten the time."""
+    one = replica().ready()
+    one.link.send("drain", timeout_seconds=3600.0)
+    one.wait_state("draining")
+    one.link.send("drain", timeout_seconds=7200.0)
+    one.link.send("drain", timeout_seconds=0.0)
+    assert _exit_of(one.wait_state("stopped")).signal_name == "SIGTERM"
+
+
+def test_a_stop_ends_a_drain(replica: Make) -> None:
+    one = replica().ready()
+    one.link.send("drain", timeout_seconds=3600.0)
+    one.wait_state("draining")
+    one.link.send("stop", grace_seconds=3600.0)
+    assert _exit_of(one.wait_state("stopped")).kind is ExitKind.STOPPED
+
+
+def test_a_server_that_is_not_ready_is_stopped_instead_of_drained(replica: Make) -> None:
+    """It could not know the signal yet, and be killed by it."""
+    one = replica().ready()
+    one.tell("exit 1")
+    one.wait_state("exited")
+    one.link.send("drain")
+    assert one.wait_state("stopped")["is_draining"]
+
+
 def test_orphans_of_the_server_are_killed_when_it_exits(replica: Make) -> None:
     """Even a grandchild in a session of its own, whose parent is long gone."""
     one = replica().ready()
@@ -316,6 +439,20 @@ def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replic
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
+
+
+def test_the_sessions_of_a_killed_shim_are_lost_to_the_server_of_the_next(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("sessions 3")
+    status = one.wait(lambda s: s["sessions"] == 3)
+    os.kill(status["shim"]["pid"], signal.SIGKILL)
+    one.wait_for_end()
+    clean_up_after_shim(one.run_dir, grace_seconds=0.0)
+    again = one.again()
+    again.tell("show OPENENVD_LOST_SESSIONS")
+    again.tell("sessions 1")
+    again.wait(lambda s: s["sessions"] == 1)
+    assert "OPENENVD_LOST_SESSIONS 3\n" in again.log()
 
 
 def test_after_an_orderly_stop_nothing_is_looked_for(replica: Make) -> None:

@@ -46,6 +46,30 @@ def test_a_second_stop_can_only_shorten_the_grace(second: float, ends_after: flo
     assert ending.deadline == NOW + ends_after
 
 
+def test_what_is_drained_is_stopped_when_its_time_is_over_and_may_be_stopped_before() -> None:
+    ending = ShutdownPolicy()
+    assert ending.drain(NOW, 60.0)
+    assert (ending.is_ending, ending.is_requested) == (True, False)
+    assert ending.step(NOW + 59.9) is ShutdownStep.WAIT
+    assert ending.step(NOW + 60.0) is ShutdownStep.STOP
+    assert ending.request(NOW + 1.0, 5.0)
+    assert ending.step(NOW + 6.0) is ShutdownStep.KILL
+
+
+@pytest.mark.parametrize(("second", "ends_after"), [(1.0, 1.0), (600.0, 60.0)])
+def test_a_second_drain_can_only_shorten_the_time(second: float, ends_after: float) -> None:
+    ending = ShutdownPolicy()
+    assert ending.drain(NOW, 60.0)
+    assert not ending.drain(NOW, second)
+    assert ending.deadline == NOW + ends_after
+
+
+def test_a_drain_changes_nothing_of_a_stop() -> None:
+    ending = asked(5.0)
+    assert not ending.drain(NOW, 1.0)
+    assert ending.step(NOW + 5.0) is ShutdownStep.KILL
+
+
 def test_the_killed_are_waited_for_and_not_for_ever() -> None:
     ending = asked(5.0)
     ending.note_kill(NOW + 5.0)

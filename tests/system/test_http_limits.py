@@ -21,6 +21,7 @@ from openenvd.system.connection_limit import Listener
 from openenvd.system.http_limits import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    SHORT_BODY_BYTES,
     BodyLimit,
     HttpTiming,
     limited,
@@ -42,6 +43,7 @@ class Application:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.received = 0
         self.may_read = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_read.set()
@@ -65,6 +67,7 @@ class Application:
                 self.seen.append("disconnect")
                 return
             size, more = size + len(message["body"]), message["more_body"]
+            self.received += len(message["body"])
         await self.may_answer.wait()
         body = b"%d" % size
         headers = [(b"content-length", b"%d" % len(body))]
@@ -107,11 +110,15 @@ def serve(request: pytest.FixtureRequest) -> Serve:
 
     @asynccontextmanager
     async def serving(
-        timing: HttpTiming = LATER, *, most: int = 100, most_body: int = 1_000_000
+        timing: HttpTiming = LATER,
+        *,
+        most: int = 100,
+        most_body: int = 1_000_000,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> AsyncIterator[Served]:
         app = Application()
         config = Config(
-            BodyLimit(app, most_body),
+            BodyLimit(app, most_body, wait_seconds=wait_seconds),
             http=limited(request.param, timing),
             ws="websockets-sansio",
             lifespan="off",
@@ -411,6 +418,43 @@ async def test_a_chunked_body_is_refused_when_it_has_become_too_long(serve: Serv
                 await peer[1].drain()
         assert (await answer(peer))[0] == 413
         await until(lambda: served.app.seen[-1] == "disconnect")
+
+
+MOST = 1_000_000
+ROOM = 4 * MOST + 8 * SHORT_BODY_BYTES + 300_000  # the bound, and a last receive of each
+
+
+async def halves(served: Served) -> list[Peer]:
+    """Clients that have sent most of a long body, until no more of it is read."""
+    peers = []
+    for count in range(1, 9):
+        peers.append(await served.connect())
+        peers[-1][1].write(post(b"b" * MOST)[:-100_000])
+        enough = min(count * 850_000, 4 * MOST)
+        while served.app.received <= enough:
+            await asyncio.sleep(0.01)
+    return peers
+
+
+async def test_bodies_that_have_arrived_in_part_are_bounded_together(serve: Serve) -> None:
+    async with serve(most_body=MOST) as served:
+        peers = await halves(served)
+        await asyncio.sleep(0.1)  # in which the others would be read
+        assert served.app.received <= ROOM
+        assert await ask(await served.connect(), post(b"short")) == (200, b"5")
+        for peer in peers:
+            peer[1].write(b"b" * 100_000)
+        for peer in peers:
+            assert await answer(peer) == (200, b"%d" % MOST)
+
+
+async def test_a_body_that_others_leave_no_room_for_is_refused(serve: Serve) -> None:
+    async with serve(most_body=MOST, wait_seconds=0.1) as served:
+        peers = await halves(served)
+        status, text = await answer(peers[-1])
+        assert (status, b"try again later" in text) == (503, True)
+        peers[0][1].write(b"b" * 100_000)  # the oldest is read
+        assert await answer(peers[0]) == (200, b"%d" % MOST)
 
 
 async def test_the_oldest_connection_without_a_request_makes_room(serve: Serve) -> None:

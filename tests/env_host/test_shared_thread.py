@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of many sessions on one thread, until one of them blocks: real threads, a real loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.sessions.shared_thread import CallSharing, SharingRunner, waited_seconds
+from openenvd.env_host.sessions.threads import SessionThread
+
+BLOCKED_SECONDS = 0.005
+WAIT_SECONDS = 30.0
+
+
+class NoThread(SessionThread):
+    """Of a process that may not start another thread."""
+
+    def submit(self, settle: Any, call: Callable[..., Any], *args: Any) -> None:
+        """Fail as `threading` does then."""
+        raise RuntimeError("can't start new thread")
+
+
+def runners(number: int) -> list[SharingRunner]:
+    sharing = CallSharing()
+    return [SharingRunner(sharing, SessionThread) for _ in range(number)]
+
+
+async def run_all(each: list[SharingRunner], call: Callable[[], Any]) -> list[Any]:
+    """Make one call of each session at once; returns the results."""
+    return await asyncio.gather(*(runner.run(call) for runner in each))
+
+
+async def test_quick_calls_of_all_sessions_run_on_one_thread_not_the_loops() -> None:
+    sessions = runners(20)
+    used = {thread for _ in range(5) for thread in await run_all(sessions, threading.get_ident)}
+    assert len(used) < 4  # a busy machine may look as if a call had blocked
+    assert threading.get_ident() not in used
+
+
+async def test_each_session_gets_its_own_outcome_also_of_what_must_not_end_the_thread() -> None:
+    sessions = runners(4)
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    errors = [ValueError("no"), SystemExit(3), StopIteration()]
+    asked = [one.run(fail, error) for one, error in zip(sessions[1:], errors, strict=True)]
+    found = await asyncio.gather(sessions[0].run(lambda: 1), *asked, return_exceptions=True)
+    assert [type(one) for one in found] == [int, ValueError, RuntimeError, RuntimeError]
+    assert await sessions[1].run(lambda: 2) == 2
+
+
+async def test_a_call_that_blocks_holds_no_other_session_up() -> None:
+    """Those that wait behind it, and those that come later."""
+    blocked, *others = runners(20)
+    is_let_go = threading.Event()
+    waiting = blocked.run(is_let_go.wait)
+    for _ in range(3):
+        assert await run_all(others, lambda: 1) == [1] * len(others)
+    assert not waiting.done()
+    is_let_go.set()
+    assert await waiting
+
+
+async def test_a_call_that_blocks_does_not_keep_the_outcomes_of_those_before_it() -> None:
+    before, blocked, behind = runners(3)
+    is_let_go = threading.Event()
+    done = before.run(lambda: 1)
+    waiting = blocked.run(is_let_go.wait)
+    assert (await done, await behind.run(lambda: 2)) == (1, 2)
+    assert not waiting.done()
+    is_let_go.set()
+    assert await waiting
+
+
+async def test_a_call_for_which_no_thread_can_be_started_fails_and_later_ones_do_not() -> None:
+    sharing = CallSharing()
+    one, other = SharingRunner(sharing, NoThread), SharingRunner(sharing, SessionThread)
+    sharing._apart_until = asyncio.get_running_loop().time() + WAIT_SECONDS  # each on its own
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await one.run(lambda: 1)
+    assert await other.run(lambda: 2) == 2
+
+
+async def test_calls_of_a_session_run_one_after_the_other_whatever_blocks() -> None:
+    blocked, other = runners(2)
+    is_let_go = threading.Event()
+    ran: list[int] = []
+    first = blocked.run(is_let_go.wait)
+    later = [blocked.run(ran.append, number) for number in range(3)]
+    await other.run(lambda: None)  # has moved to another thread
+    last = blocked.run(ran.append, 3)
+    assert ran == []
+    is_let_go.set()
+    await asyncio.gather(first, *later, last)
+    assert ran == [0, 1, 2, 3]
+
+
+async def test_sessions_whose_calls_wait_get_threads_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "openenvd.env_host")
+    sessions = runners(100)
+
+    def wait() -> None:
+        time.sleep(BLOCKED_SECONDS)
+
+    await run_all(sessions, wait)
+    assert "each session has its own thread" in caplog.text
+    used = await run_all(sessions, threading.get_ident)
+    assert len(set(used)) == len(sessions)
+    for session in sessions:
+        session.stop()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cpu_seconds", "waited"),
+    [(0.002, 0.002, 0.0), (0.01, 0.005, 0.0), (0.01, 0.019, 0.0), (0.01, 0.001, 0.01)],
+)
+def test_a_call_that_computes_does_not_wait(
+    seconds: float, cpu_seconds: float, waited: float
+) -> None:
+    assert waited_seconds(seconds, cpu_seconds) == waited
+
+
+async def test_a_cancelled_call_is_skipped() -> None:
+    blocked, other = runners(2)
+    ran: list[int] = []
+    is_let_go = threading.Event()
+    waiting = blocked.run(is_let_go.wait)
+    skipped = blocked.run(ran.append, 1)
+    skipped.cancel()
+    is_let_go.set()
+    await waiting
+    await other.run(lambda: None)
+    assert ran == []

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the code of an environment can notice on which thread it is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.environment.definition import AnyAction, Definition
+from openenvd.env_host.environment.thread_affinity import is_bound_to_thread
+
+CLASS = "\nclass Made:\n    def step(self, action):\n        {}\n"
+_numbers = count()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty package, whose modules are imported by the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / f"project_{next(_numbers)}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import threading\n")  # not a part of the class's code
+    yield folder
+    importlib.invalidate_caches()
+
+
+def made_by(package: Path, head: str, body: str = "return 1") -> type:
+    (package / "env.py").write_text(head + CLASS.format(body))
+    made: type = importlib.import_module(f"{package.name}.env").Made
+    return made
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "import json, random\nfrom uuid import uuid4",
+        "from pydantic import BaseModel",
+        "from openenvd.env_host.environment.interfaces import Environment",
+        "try:\n    from .models import Model\nexcept ImportError:\n    from models import Model",
+        "from . import models",
+        "from .models import Model\nfrom .circle import Other",
+        "try:\n    import a_module_that_is_not_there\nexcept ImportError:\n    pass",
+    ],
+)
+def test_plain_code_runs_on_any_thread(package: Path, head: str) -> None:
+    (package / "models.py").write_text("import math\nclass Model:\n    size = math.pi\n")
+    (package / "circle.py").write_text("from . import circle\nclass Other:\n    pass\n")
+    assert not is_bound_to_thread(made_by(package, head))
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("import sqlite3", "return 1"),
+        ("import threading as t", "return 1"),
+        ("from contextvars import ContextVar", "return 1"),
+        ("import json, asyncio", "return 1"),
+        ("", "import sqlite3"),
+        ("", "import a_module_that_may_come"),
+        ("", "return eval('1')"),
+        ("", "return __import__('threading')"),
+        ("from .models import Model", "return 1"),
+        ("from . import models", "return 1"),
+        ("from .models import *", "return 1"),
+        ("import _queue", "return 1"),
+    ],
+)
+def test_code_that_imports_what_may_be_bound_stays_on_its_thread(
+    package: Path, head: str, body: str
+) -> None:
+    (package / "models.py").write_text("import threading\nclass Model:\n    pass\n")
+    assert is_bound_to_thread(made_by(package, head, body))
+
+
+def test_the_modules_of_base_classes_count(package: Path) -> None:
+    (package / "base.py").write_text("import threading\nclass Base:\n    pass\n")
+    base = importlib.import_module(f"{package.name}.base").Base
+    made = made_by(package, "")
+    assert is_bound_to_thread(type("Both", (made, base), {"__module__": made.__module__}))
+
+
+def test_a_class_without_a_source_stays_on_its_thread() -> None:
+    assert is_bound_to_thread(type("Made", (), {"__module__": "nowhere"}))
+
+
+@pytest.mark.parametrize(
+    ("declared", "may_change"),
+    [
+        ({}, True),
+        ({"REQUIRES_SINGLE_THREAD_EXECUTOR": True}, False),
+        ({"REQUIRES_SINGLE_THREAD_EXECUTOR": True, "THREAD_SAFE": True}, False),
+        ({"THREAD_SAFE": True, "__module__": "nowhere"}, True),
+        ({"__module__": "nowhere"}, False),
+    ],
+)
+def test_what_a_class_declares_comes_first(declared: dict[str, object], may_change: bool) -> None:
+    made = type("Made", (), {"__module__": "uuid", **declared})
+    assert definition_with(made).may_change_threads is may_change
+
+
+def test_a_class_that_says_that_it_is_not_thread_safe_stays_on_its_thread(package: Path) -> None:
+    made = made_by(package, "")
+    assert not is_bound_to_thread(made)
+    assert is_bound_to_thread(type("Own", (made,), {"THREAD_SAFE": False}))
+
+
+def test_code_of_any_depth_can_be_read_and_of_any_length_counts_as_bound(package: Path) -> None:
+    branches = "".join(f"elif action == {n}: return {n}\n        " for n in range(1500))
+    made = made_by(package, "", f"if action is None: return 0\n        {branches}")
+    assert not is_bound_to_thread(made)
+    (package / "models.py").write_text(f"WORDS = {['word'] * 60_000}\nclass Model:\n    pass\n")
+    models = importlib.import_module(f"{package.name}.models")
+    assert is_bound_to_thread(models.Model)
+
+
+def test_a_factory_that_is_no_class_may_hand_out_what_is_bound() -> None:
+    assert not definition_with(lambda: object()).may_change_threads
+
+
+def definition_with(factory: Callable[[], Any]) -> Definition:
+    return Definition("made", factory, AnyAction, AnyAction, AnyAction, AnyAction)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a file is locked is told without getting into the way of others that ask."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+from openenvd.system.file_locks import is_locked
+
+
+def test_a_lock_that_is_held_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    with path.open("w") as held:
+        assert not is_locked(path)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert is_locked(path)
+    assert not is_locked(path)
+
+
+def test_one_that_asks_is_not_taken_for_a_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_locked` does for a moment
+        assert not is_locked(path)
