@@ -3,15 +3,24 @@
 
     sources/       from what a user wrote to a program that runs
     venv/          the virtual environments of projects
+    images/        container images of environments
     providers/     start replicas: as local processes
+    engines/       what else can run replicas, each behind a process of ours
     spec.py        what was asked for: options, name, source
     names.py       which names are valid
+    image_names.py which names images can have, and those that are built here
     layout.py      where files are kept below the daemon's home
     run_files.py   one file for each replica; stops and restarts replicas
+    strays.py      what runs and nobody has written down: shown, and stopped when asked
+    agent_client.py
+                   starts the agent of an engine, and asks it
     http_get.py    asks an environment over HTTP
     following.py   one launch of an environment, through its restarts
     restart_policy.py
                    when a replica that exited is started again
+    command_output.py
+                   runs a command, and passes its output on
+    gpus.py        the GPUs of this machine
     errors.py      what can go wrong
 
 This file imports nothing: the command line reads `spec`, the daemon's settings `layout`.

@@ -8,9 +8,12 @@
     ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
     ├── UnknownProvider          no such provider
     ├── InvalidSpec              the figures do not fit together
+    ├── NotRunning               it has no replicas, or not the one that is asked for
     ├── PreparationFailed        the project's dependencies cannot be installed: uv's last lines
+    ├── EngineFailed             an engine is missing, does not answer, or refuses: how to mend it
     ├── NoProcesses              the system allows too few: where that was found, what is left
     ├── PortInUse                by which pid, where that can be known
+    ├── GatewayFailed            Envoy is not installed, or cannot be started as it is set up
     ├── ReplicaFailed            it exited before it was ready: how, and its last lines
     ├── NotReady                 it did not get ready in time: how long, and its last lines
     └── NotAnswering             nothing answers at the environment's address
@@ -21,6 +24,7 @@ A message is one line; what a log said last follows it, indented.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +80,27 @@ class InvalidSpec(EnvironmentsError):
     """The requested options contradict each other."""
 
 
+class NotRunning(EnvironmentsError):
+    """The environment has no replicas that could be changed."""
+
+
 class PreparationFailed(EnvironmentsError):
     """A project's dependencies could not be installed."""
 
     kind = "operation_error"
+
+
+class EngineFailed(EnvironmentsError, OSError):
+    """An engine is not installed, does not answer, or refuses what was asked of it.
+
+    An `OSError`, too: the daemon tries again what fails of one.
+    """
+
+    kind = "operation_error"
+
+    def __str__(self) -> str:
+        """Return the message, which is no system call's."""
+        return self.message
 
 
 class NoProcesses(EnvironmentsError):
@@ -96,6 +117,12 @@ class PortInUse(EnvironmentsError):
     def __init__(self, message: str, hint: str | None = None, pid: int | None = None) -> None:
         super().__init__(message, hint)
         self.pid = pid
+
+
+class GatewayFailed(EnvironmentsError):
+    """The gateway cannot be started."""
+
+    kind = "operation_error"
 
 
 class ReplicaFailed(EnvironmentsError):
@@ -131,9 +158,21 @@ class NotReady(EnvironmentsError):
 
 
 class NotAnswering(EnvironmentsError):
-    """Nothing (or nothing sensible) answers at an environment's address."""
+    """Nothing (or nothing sensible) answers at an environment's address.
+
+    `status` is the HTTP status of an answer that was not 200.
+    """
 
     kind = "operation_error"
+
+    def __init__(self, message: str, hint: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may answer in a moment: it has not refused what was asked."""
+        return self.status is None or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def with_last_lines(message: str, lines: Iterable[str]) -> str:

@@ -6,21 +6,28 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, HOST_CONFIG_VARIABLE
+from ..env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    HOST_CONFIG_VARIABLE,
+    HOST_OPTIONS_VARIABLE,
+)
 from ..shim.client import read_status_file
 from ..system.access_tokens import with_token
 from ..system.process_identity import ProcessIdentity
 from . import run_files
 from .errors import NotAnswering
-from .run_files import RunFile
+from .run_files import RunFile, address_of, endpoint_of
 
 
 class FollowedEnvironment:
     """The launch that had an environment's name when this was made.
 
     Attributes:
+        name: The environment's.
         base_url: Where it answers, with its token.
         server: What its handshakes say: its name, and its launch.
+        engine: What it was launched on.
     """
 
     def __init__(self, runs: Path, name: str) -> None:
@@ -29,42 +36,76 @@ class FollowedEnvironment:
         Raises:
             NotAnswering: None of its replicas has been started here.
         """
-        found = run_files.of_environment(runs, name)
-        if not found:
+        found = run_files.that_serves(runs, name)
+        if found is None:
             hint = "openenv status shows what runs, openenv logs NAME what it printed"
             raise NotAnswering(f"{name} has no replica on this machine", hint)
         self._runs = runs
-        self._name = name
-        self._launch = found[0].request_id
-        self.base_url = with_token(found[0].address, found[0].token)
-        self.server = _server_of(found[0])
+        self.name = name
+        self._launch = found.request_id
+        self.base_url = with_token(found.address, found.token)
+        self.server = _server_of(found)
+        self.engine = found.engine
 
     def is_starting(self) -> bool:
-        """Whether none of its replicas is ready, and some are to become so. Reads some files.
+        """Whether none of its replicas takes sessions, and it has some still. Reads some files.
+
+        Those that are drained, since an update has replaced them, let their sessions go on.
 
         Raises:
-            NotAnswering: It was taken down, or given up.
+            NotAnswering: It was updated, taken down, or given up.
         """
-        found = run_files.of_environment(self._runs, self._name)
+        return not any(map(_is_ready, self._replicas()))
+
+    def replica_addresses(self) -> list[str]:
+        """Return where each of its replicas that take sessions is reached, past any gateway.
+
+        While all are asleep, that is its own address, which wakes one.
+
+        Raises:
+            NotAnswering: It was updated, taken down, or given up.
+        """
+        ready = [each for each in self._replicas() if _is_ready(each)]
+        awake = [each for each in ready if not _is_asleep(each)]
+        if ready and not awake:
+            return [self.base_url]
+        return [with_token(address_of(*endpoint_of(each)), each.token) for each in awake]
+
+    def _replicas(self) -> list[RunFile]:
+        found = run_files.of_environment(self._runs, self.name)
         own = [run_file for run_file in found if run_file.request_id == self._launch]
+        if not own and found:
+            raise NotAnswering(
+                f"{self.name} was updated before this had ended, and what it was has ended",
+                "what has finished is kept; the same command plays the rest with what serves now",
+            )
         if not own:
             raise NotAnswering(
-                f"{self._name} was taken down, or has failed for good, before this had ended",
-                f"what has finished is kept; launch {self._name}, and run the same command again",
+                f"{self.name} was taken down, or has failed for good, before this had ended",
+                f"what has finished is kept; launch {self.name}, and run the same command again",
             )
-        return not any(map(_is_ready, own))
+        return own
 
 
 def _server_of(run_file: RunFile) -> tuple[str | None, str | None]:
     """What its handshakes say; nothing where an earlier version started it."""
-    config = json.loads(run_file.data["env"][HOST_CONFIG_VARIABLE])
+    environ = run_file.data["env"]
+    config = json.loads(environ.get(HOST_OPTIONS_VARIABLE) or environ[HOST_CONFIG_VARIABLE])
     headers = config.get("headers", {})
     return headers.get(ENVIRONMENT_HEADER), headers.get(GENERATION_HEADER)
 
 
+def _is_asleep(run_file: RunFile) -> bool:
+    return (read_status_file(run_file.run_dir) or {}).get("state") == "asleep"
+
+
 def _is_ready(run_file: RunFile) -> bool:
     status = read_status_file(run_file.run_dir)
-    if status is None or status.get("state") != "ready":
+    if status is None or status.get("state") not in ("ready", "asleep"):
         return False
+    if status.get("is_draining"):
+        return False
+    if not run_file.is_local:
+        return True  # it does not end with its agent
     shim = status["shim"]
     return ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()

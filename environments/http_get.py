@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking an environment over HTTP: one GET, one JSON answer."""
+"""Asking an environment over HTTP: one request without a body, one JSON answer."""
 
 from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,8 +19,24 @@ from .errors import NotAnswering
 MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
 
 
-def ask(base_url: str, path: str, timeout_seconds: float) -> Any:
-    """The JSON that an environment answers to `GET path`.
+def ask(
+    base_url: str,
+    path: str,
+    timeout_seconds: float,
+    *,
+    host: str | None = None,
+    method: str = "GET",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """The JSON that an environment answers to a request.
+
+    Args:
+        base_url: The environment's, with its token, if it has one.
+        path: What is asked for.
+        timeout_seconds: For the answer.
+        host: The name that it is called by; None: that of the URL.
+        method: GET, or what else.
+        headers: Further ones.
 
     Raises:
         NotAnswering: it does not, or not with 200 and JSON.
@@ -28,8 +46,10 @@ def ask(base_url: str, path: str, timeout_seconds: float) -> Any:
     connection = http.client.HTTPConnection(
         parts.hostname or "127.0.0.1", parts.port, timeout=timeout_seconds
     )
+    named = {} if host is None else {"Host": host}
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=bearer_header(token))
+        url = f"{parts.path.rstrip('/')}{path}"
+        connection.request(method, url, headers={**bearer_header(token), **named, **headers})
         response = connection.getresponse()
         body = response.read(MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as exc:
@@ -38,7 +58,8 @@ def ask(base_url: str, path: str, timeout_seconds: float) -> Any:
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise NotAnswering(f"{address}{path} answers {response.status} {response.reason}", _HINT)
+        message = f"{address}{path} answers {response.status} {response.reason}"
+        raise NotAnswering(message, _HINT, response.status)
     try:
         return json.loads(body)
     except ValueError as exc:
@@ -51,10 +72,10 @@ def base_url_by_name(runs: Path, name: str) -> str:
     Raises:
         NotAnswering: none of its replicas has been started here.
     """
-    found = run_files.of_environment(runs, name)
-    if not found:
+    found = run_files.that_serves(runs, name)
+    if found is None:
         raise NotAnswering(f"{name} has no replica on this machine", _HINT)
-    return with_token(found[0].address, found[0].token)
+    return with_token(found.address, found.token)
 
 
 _HINT = "openenv status shows what runs, openenv logs NAME what it printed"

@@ -6,9 +6,13 @@
     home/logs/environments/<name>/         one log per replica; they outlive it
     home/sockets/<digest>.sock             the shim of one replica; all sockets lie elsewhere when
                                            the home's path is long (`Layout.sockets`)
-    home/sockets/<digest>.door             where one of several replicas is passed connections
+    home/sockets/<digest>-<number>.door    where a replica is passed connections by the others
     home/sockets/fork-<digest>.sock     what forks shims (the folder is its starter's lock)
     home/logs/fork-server.log                  what could not be imported there
+    home/sockets/agent-<key>.sock          the agent of an engine; its key: engine_address.py
+    home/engines/<key>/                    its address, its locks, and what it has seen last
+    home/home-id                           what this home is called on engines
+    home/logs/agent-<key>.log              what went wrong there
     home/venvs/<key>/                      the virtual environment of an upstream project
 
 `server.settings.Paths` adds what is the daemon's alone. Standard library alone: it is imported with
@@ -30,6 +34,7 @@ from typing import Any
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
 _LONGEST_SOCKET_NAME = 40
 _DIGEST_LENGTH = 12
+GATEWAY = "gateway"  # the folder of the home's gateway among those of replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,31 @@ class Layout:
         return f"replicas-{self._digest}"
 
     @property
+    def engines(self) -> Path:
+        """A folder for each engine that this home has used."""
+        return self.home / "engines"
+
+    def agent_socket(self, key: str) -> Path:
+        """The socket of an engine's agent."""
+        return self.sockets / f"agent-{key}.sock"
+
+    def agent_log(self, key: str) -> Path:
+        """The log of an engine's agent."""
+        return self.home / "logs" / f"agent-{key}.log"
+
+    @property
+    def home_label(self) -> str:
+        """Names this home on an engine, which other machines and users may use, too.
+
+        It is drawn when it is first asked for, and kept in the home: the names of machines, users
+        and folders change.
+        """
+        path = self.home / "home-id"
+        if not path.exists():
+            _write_once(path, os.urandom(_DIGEST_LENGTH // 2).hex())
+        return path.read_text()
+
+    @property
     def _digest(self) -> str:
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
 
@@ -88,8 +118,15 @@ class Layout:
 
     def replica_socket(self, replica_id: str) -> Path:
         """Named by a digest: a replica's id can be longer than a socket's path may be."""
-        digest = hashlib.sha256(replica_id.encode()).hexdigest()[:16]
-        return self.sockets / f"{digest}.sock"
+        return self.sockets / f"{_digest(replica_id)}.sock"
+
+    def doors(self, environment: str) -> str:
+        """How the paths of an environment's doors begin; a replica's number and `.door` follow."""
+        return f"{self.sockets}/{_digest(environment)}-"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def socket_folders_outside() -> list[Path]:
@@ -134,3 +171,17 @@ def check_private(folder: Path) -> None:
     is_own_folder = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own_folder or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} is not a folder that this user alone can write to")
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a file, unless another process is faster; it appears whole."""
+    descriptor, made = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        os.unlink(made)  # noqa: PTH108  at once

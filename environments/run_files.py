@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run files: each records one replica before it is started, so that every process finds it.
 
-One folder per local replica below `runs`, with the run file that its shim reads
-(`shim`). A replica exists as long as its folder does: stopping it removes the
-folder last, so that no crash in between can lose one.
+One folder per replica below `runs`, with the run file that its shim reads (`shim`), or the agent of
+its engine (`engines/`), which serves the same socket. A replica exists as long as its folder does:
+stopping it removes the folder last, so that no crash in between can lose one. What an engine has is
+stopped by that engine: while it is gone, the folder stays.
 
 Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
 must be: everything here tolerates that the other one was faster. Functions that block say so.
@@ -12,6 +13,8 @@ must be: everything here tolerates that the other one was faster. Functions that
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import shutil
 import time
 from collections.abc import Iterable
@@ -19,17 +22,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
-from ..shim.files import RUN_FILE_NAME
+from ..env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ..shim.client import (
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
+    read_run_file,
+    read_status_file,
+    start_shim,
+)
+from ..shim.files import RUN_FILE_NAME, STATUS_FILE_NAME
 from ..system.descriptors import close_all
 from ..system.listening_sockets import open_listening_sockets
+from .agent_client import ask_agent
+from .engine_address import EngineAddress
+from .errors import EngineFailed
+from .layout import Layout
+from .spec import GRACE_SECONDS
 
 Json = dict[str, Any]
+LOCAL = "local"  # the provider of replicas below a shim
 
 # What a server needs to be started again, its program and configuration, is of this version. Those
 # of earlier ones are adopted while they run, and stopped, but not started again.
-RUN_FILE_VERSION = 2
-GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
+RUN_FILE_VERSION = 3
+ENGINE_VARIABLES = "engine_variables"  # in a run file: which engine has the replica
+IS_ELSEWHERE = "is_elsewhere"  # in a run file: at no port of this machine
+ADDED_BY = "added_by"  # in a run file: the request that starts it and has not kept it yet
+# In a run file: what a restart has put it in place of, for the daemon to drain if the restart has
+# not: {"replica", "request_id", "drain_timeout_seconds"}.
+IN_PLACE_OF = "in_place_of"
+AGENT_PAUSE_SECONDS = 0.2  # before another agent is started or asked
 _MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
 
 
@@ -50,8 +73,25 @@ class RunFile:
 
     @property
     def address(self) -> str:
-        """What goes into upstream's `base_url`."""
-        return address_of(self.host, self.port)
+        """What goes into upstream's `base_url`: the gateway's, where there is one."""
+        if (address := self.data.get("address")) is not None:
+            return str(address)
+        return address_of(*(endpoint_of(self) if self.is_elsewhere else (self.host, self.port)))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is reached where its engine says alone, not at a port of this machine."""
+        return bool(self.data.get(IS_ELSEWHERE))
+
+    @property
+    def is_at_gateway(self) -> bool:
+        """Whether its clients come through the gateway."""
+        return self.data.get("address") is not None
+
+    @property
+    def number(self) -> int:
+        """What the ids of its sessions name it by: generations share the ordinals."""
+        return int(self.data.get("number", self.ordinal))
 
     @property
     def token(self) -> str | None:
@@ -59,9 +99,36 @@ class RunFile:
         return self.data.get("token")
 
     @property
+    def provider(self) -> str:
+        """What runs it: `local`, below a shim; or an engine, behind its agent."""
+        return str(self.data.get("provider") or LOCAL)
+
+    @property
+    def engine(self) -> EngineAddress:
+        """The engine that has it: the one that was used at its launch."""
+        return EngineAddress.of(self.provider, self.data.get(ENGINE_VARIABLES) or {})
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs below a shim."""
+        return self.provider == LOCAL
+
+    @property
+    def max_sessions(self) -> int | None:
+        """Its share of the environment's sessions; None: as many as it can have."""
+        text = self.data.get("env", {}).get(options_variable(self.data))
+        share: int | None = json.loads(text)["max_sessions"] if text else None
+        return share
+
+    @property
     def created_at(self) -> float:
         """When it was written: another attempt of the same launch writes another."""
         return float(self.data.get("created_at", 0.0))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it accepts no connection yet: an earlier generation serves."""
+        return bool(self.data.get("held"))
 
     @property
     def is_restartable(self) -> bool:
@@ -75,6 +142,21 @@ class RunFile:
         return cls(**{**fields, "run_dir": run_dir, "data": data})
 
 
+def endpoint_of(run_file: RunFile, status: Json | None = None) -> tuple[str, int]:
+    """Where the gateway reaches a replica: its status says so, by default that in its folder."""
+    if not run_file.is_local:
+        status = status or read_status_file(run_file.run_dir) or {}
+        if status.get("host"):
+            return status["host"], status["port"]
+    return run_file.host, run_file.port
+
+
+def options_variable(data: Json) -> str:
+    """The variable that tells a replica's server its options."""
+    is_local = (data.get("provider") or LOCAL) == LOCAL
+    return HOST_CONFIG_VARIABLE if is_local else HOST_OPTIONS_VARIABLE
+
+
 def read(run_dir: Path) -> RunFile | None:
     """The replica of a folder; None when there is none, or none that can be read."""
     data = read_run_file(run_dir)
@@ -86,6 +168,24 @@ def read(run_dir: Path) -> RunFile | None:
 def all_of(runs: Path) -> list[RunFile]:
     """Every replica below a folder, by environment and ordinal."""
     return _read_all(runs, "")
+
+
+def of_launch(runs: Path, name: str, request_id: str | None) -> list[RunFile]:
+    """The replicas that one launch of an environment has started, by ordinal."""
+    return [each for each in of_environment(runs, name) if each.request_id == request_id]
+
+
+def that_serves(runs: Path, name: str) -> RunFile | None:
+    """A replica whose address and token clients of an environment are to use; None: there is none.
+
+    During an update, one of what serves; then, of what has taken over.
+    """
+    return min(of_environment(runs, name), key=by_service, default=None)
+
+
+def by_service(run_file: RunFile) -> tuple[bool, float]:
+    """Sort first what serves an environment: the newest that is not held."""
+    return run_file.is_held, -run_file.created_at
 
 
 def of_environment(runs: Path, name: str) -> list[RunFile]:
@@ -105,9 +205,14 @@ def _read_all(runs: Path, prefix: str) -> list[RunFile]:
 
 def stop_environment(runs: Path, name: str, grace_seconds: float = GRACE_SECONDS) -> list[str]:
     """Stop all replicas of an environment, at once rather than in turn; their ids. Blocks."""
-    run_files = of_environment(runs, name)
-    stop_replicas([run_file.run_dir for run_file in run_files], grace_seconds)
-    return [run_file.replica_id for run_file in run_files]
+    return stop_all(of_environment(runs, name), grace_seconds)
+
+
+def stop_all(run_files: Iterable[RunFile], grace_seconds: float = GRACE_SECONDS) -> list[str]:
+    """Stop these replicas, at once rather than in turn; their ids. Blocks."""
+    run_dirs = {run_file.replica_id: run_file.run_dir for run_file in run_files}
+    stop_replicas(run_dirs.values(), grace_seconds)
+    return list(run_dirs)
 
 
 def stop_replica(run_dir: Path, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -116,34 +221,79 @@ def stop_replica(run_dir: Path, grace_seconds: float = GRACE_SECONDS) -> None:
 
 
 def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS) -> None:
-    """Stop replicas side by side. Stopping what is stopped already is fine. Blocks."""
-    asked = [(Path(run_dir), _ask_to_stop(Path(run_dir), grace_seconds)) for run_dir in run_dirs]
+    """Stop replicas side by side. Stopping what is stopped already is fine. Blocks.
+
+    Raises:
+        EngineFailed: An engine has not stopped its own: they have their folders still.
+    """
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    asked = [(run_dir, _ask_to_stop(run_dir, grace_seconds)) for run_dir in folders]
     deadline = time.monotonic() + grace_seconds + _MARGIN_SECONDS
+    left = []
     for run_dir, link in asked:
         if link is not None:
             _await_end(link, max(0.0, deadline - time.monotonic()))
+        # Its agent was killed on the way, or before it was asked: the next one goes on.
+        while is_left_on_engine(run_dir) and time.monotonic() < deadline:
+            link = _ask_to_stop(run_dir, grace_seconds)
+            if link is None:
+                time.sleep(AGENT_PAUSE_SECONDS)
+            else:
+                _await_end(link, max(0.0, deadline - time.monotonic()))
+        if is_left_on_engine(run_dir):
+            left.append(run_dir.name)
+            continue
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
         clean_up_after_shim(run_dir, grace_seconds=0.0)
         _remove(run_dir)
+    if left:
+        raise _still_there(left)
 
 
 def revive(run_file: RunFile) -> None:
     """A new shim in place of one that was killed, on the environment's own sockets. Blocks.
 
-    Without a sibling to get the sockets from, the address is bound again.
+    It serves at once: one whose launch is not through yet is not started again. Without a sibling
+    to get the sockets from, the address is bound again. For a replica of an engine: an agent that
+    serves it.
 
     Raises:
         OSError: it cannot be started; EADDRINUSE when another process has its port.
     """
+    if not run_file.is_local:
+        layout = Layout(run_file.run_dir.parent.parent)
+        ask_agent(layout, run_file.engine, "adopt", run_dir=str(run_file.run_dir))
+        return
     clean_up_after_shim(run_file.run_dir, grace_seconds=0.0)
-    listen_fds = _listeners_of_siblings(run_file)
+    run_file = read(run_file.run_dir) or run_file  # its share of the sessions may be another
+    siblings = of_environment(run_file.run_dir.parent, run_file.environment)
+    others = [each for each in siblings if each.replica_id != run_file.replica_id]
+    listen_fds = listeners_of(others, run_file.port)
     if not listen_fds:
         opened = open_listening_sockets(run_file.host, run_file.port)
         listen_fds = [listener.detach() for listener in opened]
     try:
-        start_shim(run_file.run_dir, run_file.data, listen_fds=listen_fds)
+        start_shim(run_file.run_dir, run_file.data | {"held": False}, listen_fds=listen_fds)
     finally:
         close_all(listen_fds)
+
+
+def goes_on(run_file: RunFile) -> bool:
+    """Whether a replica has not ended with what answered for it; then another agent does. Blocks.
+
+    Raises:
+        EngineFailed: Its engine cannot be asked.
+    """
+    if not is_left_on_engine(run_file.run_dir):
+        return False
+    time.sleep(AGENT_PAUSE_SECONDS)
+    try:
+        revive(run_file)
+    except EngineFailed:
+        if is_left_on_engine(run_file.run_dir):
+            raise
+        return False
+    return True
 
 
 def address_of(host: str, port: int) -> str:
@@ -154,13 +304,17 @@ def address_of(host: str, port: int) -> str:
 
 
 def _remove(run_dir: Path) -> None:
-    """Remove a replica's folder, its run file last: until then, everybody finds it."""
+    """Remove a replica's folder, its run file last: until then, everybody finds it.
+
+    Its status stays for as long: without one, an agent would start the replica anew.
+    """
     with contextlib.suppress(OSError):
         for path in run_dir.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != RUN_FILE_NAME:
+            elif path.name not in (RUN_FILE_NAME, STATUS_FILE_NAME):
                 path.unlink(missing_ok=True)
+        (run_dir / RUN_FILE_NAME).unlink(missing_ok=True)
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -169,8 +323,10 @@ def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:
     if run_file is None:
         return None
     try:
+        if is_left_on_engine(run_dir):
+            revive(run_file)  # whose agent may have been killed
         link = ShimClient.connect(run_file.socket_path)
-    except ShimGone:
+    except OSError:  # it is gone, its engine is, or no agent can be started: tried again
         return None
     try:
         link.send("stop", grace_seconds=grace_seconds)
@@ -180,6 +336,22 @@ def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:
     return link
 
 
+def is_left_on_engine(run_dir: Path) -> bool:
+    """Whether an engine has it, or may have: its agent has not said that nothing is left of it."""
+    run_file = read(run_dir)
+    if run_file is None or run_file.is_local:
+        return False
+    return (read_status_file(run_dir) or {}).get("state") != "stopped"
+
+
+def _still_there(replicas: list[str]) -> EngineFailed:
+    names = ", ".join(sorted(replicas))
+    return EngineFailed(
+        f"not stopped yet: {names}; their engine does not answer, or is slow",
+        "they are stopped when it answers again: openenv status shows them",
+    )
+
+
 def _await_end(link: ShimClient, timeout_seconds: float) -> None:
     # The end of the connection is the end of the shim; one that does not answer is ended by
     # `clean_up_after_shim`.
@@ -187,12 +359,36 @@ def _await_end(link: ShimClient, timeout_seconds: float) -> None:
         link.wait(lambda _: False, timeout=timeout_seconds)
 
 
-def _listeners_of_siblings(run_file: RunFile) -> list[int]:
-    for sibling in of_environment(run_file.run_dir.parent, run_file.environment):
-        if sibling.replica_id == run_file.replica_id or sibling.port != run_file.port:
+def free_ordinals(known: Iterable[RunFile], launch_id: str, count: int) -> list[int]:
+    """The lowest ordinals that no replica of this launch has; its replicas' ids contain them."""
+    return _free({each.ordinal for each in known if each.request_id == launch_id}, count)
+
+
+def free_numbers(known: Iterable[RunFile], count: int) -> list[int]:
+    """The lowest numbers that no replica of the environment has: sessions' ids name them."""
+    return _free({each.number for each in known}, count)
+
+
+def _free(taken: set[int], count: int) -> list[int]:
+    free = (number for number in itertools.count() if number not in taken)
+    return list(itertools.islice(free, count))
+
+
+def listeners_of(replicas: Iterable[RunFile], port: int) -> list[int]:
+    """Descriptors of the sockets that listen on a port, from the first shim that has them. Blocks.
+
+    Args:
+        replicas: Whose shims are asked.
+        port: That of the sockets.
+
+    Returns:
+        Descriptors that are the caller's to close; none when no shim answers.
+    """
+    for replica in replicas:
+        if replica.port != port:
             continue
         try:
-            with ShimClient.connect(sibling.socket_path) as link:
+            with ShimClient.connect(replica.socket_path) as link:
                 return link.request_listeners()
         except (ShimGone, TimeoutError, LookupError):
             continue

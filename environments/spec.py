@@ -12,7 +12,9 @@ How a source becomes something that runs stands in `sources/`; what runs it, in 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..env_host.protocol import ServeOptions
 from ..system.access_tokens import TOKEN_PATTERN, new_token
@@ -20,7 +22,13 @@ from ..system.options import option
 from ..system.request_origin import is_loopback, read_origin
 from ..system.units import MB
 
+LOCAL = "local"  # the provider that runs replicas on this machine, below shims
+MOST_REPLICAS = 1000
 AUTO = "auto"  # instead of a token: make one
+GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
+DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
+
+OF_MANIFEST = ("gpus", "step_timeout_seconds")  # that a manifest may ask for (`with_manifest`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,32 @@ class ResourceRequest:
 class LaunchOptions(ServeOptions):
     """How an environment is started. Each option is declared here and nowhere else."""
 
-    provider: str = option("local", "Provider that runs the replicas.", metavar="NAME")
-    replicas: int = option(1, "Number of env servers behind one address.", least=1, most=1000)
+    provider: str = option(LOCAL, "Provider that runs the replicas.", metavar="NAME")
+    replicas: int = option(
+        1, "Number of env servers behind one address.", least=1, most=MOST_REPLICAS
+    )
+    min_replicas: int | None = option(
+        None,
+        "Fewest replicas when it scales itself [1]; 0: it sleeps when nobody uses it.",
+        least=0,
+        most=MOST_REPLICAS,
+        flag="--min",
+    )
+    max_replicas: int | None = option(
+        None,
+        "Let it scale itself up to so many replicas, by the sessions that it has.",
+        least=1,
+        most=MOST_REPLICAS,
+        flag="--max",
+    )
+    scale_down_seconds: float = option(
+        60.0, "Fewer replicas must have been enough for so long.", least=0
+    )
+    idle_timeout_seconds: float | None = option(
+        None,
+        "End its server when nobody has used it for so long; a client that connects starts it.",
+        above=0,
+    )
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
         dict, "A variable for the environment; without a value, the one it has here. Repeatable."
     )
@@ -52,12 +84,76 @@ class LaunchOptions(ServeOptions):
     port: int | None = option(
         None, "Port to listen on; by default a free one.", least=1, most=65535
     )
+    gateway: bool = option(
+        False,
+        "Give it its address at the gateway (Envoy), which balances sessions over its replicas.",
+    )
     memory_mb: int | None = option(
         None,
         "Memory limit of the launch, and of each replica: 512M, 2G.",
         least=32,  # the launch itself holds about 25
     )
+    cpus: float | None = option(
+        None, "CPU limit of each replica on an engine: 0.5, 4.", above=0, most=4096, metavar="CPUS"
+    )
+    base: str = option(
+        DEFAULT_BASE, "Image that those built for engines are based on.", metavar="IMAGE"
+    )
+    sandbox: bool = option(
+        False, "On an engine: a read-only root, no capabilities, no new privileges."
+    )
+    engine_options: list[str] = option(  # noqa: RUF009  a field with a factory
+        list,
+        "An option of the engine's own: shm-size=1g. Repeatable.",
+        flag="--engine-option",
+        metavar="NAME=VALUE",
+    )
     ready_timeout_seconds: float = option(600.0, "Fail when it is not ready by then.", above=0)
+
+    def _check_range(self) -> None:
+        most = self.max_replicas
+        if most is None:
+            if self.min_replicas is not None:
+                raise ValueError("min_replicas: it scales itself only with a max_replicas")
+            return
+        for name in ("min_replicas", "replicas"):
+            if (count := getattr(self, name) or 0) > most:
+                raise ValueError(f"{name}: {count} is more than max_replicas, which is {most}")
+
+    @property
+    def sleep_seconds(self) -> float | None:
+        """For how long nobody must have used it before its server ends; None: that never does."""
+        return sleep_seconds_of(
+            {
+                "idle_timeout_seconds": self.idle_timeout_seconds,
+                "min_replicas": self.min_replicas,
+                "scale_down_seconds": self.scale_down_seconds,
+            }
+        )
+
+    def _check_sleep(self) -> None:
+        if self.sleep_seconds is None:
+            return
+        if self.provider != LOCAL and not (self.gateway or needs_gateway(self)):
+            raise ValueError(
+                f"idle_timeout_seconds: on {self.provider} it sleeps only behind the gateway,"
+                " which holds its clients while it starts; add --gateway"
+            )
+        if self.serve_as_is:
+            raise ValueError(
+                "idle_timeout_seconds: whether the project's own server is used is not known"
+                " (serve_as_is)"
+            )
+        if self.min_replicas:
+            raise ValueError(
+                f"min_replicas: an environment that sleeps has none, and {self.min_replicas} are"
+                " wanted at least"
+            )
+        if self.replicas > 1 and self.max_replicas is None:
+            raise ValueError(
+                "idle_timeout_seconds: of several replicas none sleeps; let it scale itself down"
+                f" to one, with a max_replicas of {self.replicas}"
+            )
 
     def check(self) -> None:
         """Check the options against each other.
@@ -67,8 +163,15 @@ class LaunchOptions(ServeOptions):
         """
         if self.session_memory_mb is not None and self.isolate is False:
             raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
+        self._check_range()
+        self._check_sleep()
+        if self.gateway and self.port is not None:
+            raise ValueError(
+                "port: with a gateway, the port is the gateway's (--gateway-port of up)"
+            )
         if self.serve_as_is and (self.isolate or self.shards is not None):
             raise ValueError("serve_as_is runs the project's own server: one process, no shards")
+        self._check_engine()
         for package in self.with_packages:
             if not package.strip() or package.startswith("-") or not package.isprintable():
                 raise ValueError(f"with_packages: {package!r} is not a package")
@@ -76,6 +179,32 @@ class LaunchOptions(ServeOptions):
             read_origin(origin)
         if self.token is not None and not re.fullmatch(f"{AUTO}|{TOKEN_PATTERN}", self.token):
             raise ValueError("token: write `auto`, or 16 to 256 letters, digits and any of -._~")
+
+    def _check_engine(self) -> None:
+        for text in self.engine_options:
+            if not re.fullmatch(r"[a-z][a-z0-9-]*=.*", text):
+                raise ValueError(f"engine_options: {text!r} is not written NAME=VALUE")
+        asked = {"cpus": self.cpus, "sandbox": self.sandbox, "engine_options": self.engine_options}
+        given = [name for name, value in asked.items() if value]
+        if self.provider == LOCAL and given:
+            raise ValueError(f"{', '.join(given)}: for engines alone, such as --provider docker")
+
+
+def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
+    """For how long nobody must have used an environment before its last server ends."""
+    seconds: float | None = spec.get("idle_timeout_seconds")
+    if seconds is None and spec.get("min_replicas") == 0:
+        seconds = spec.get("scale_down_seconds")
+    return seconds
+
+
+def needs_gateway(options: LaunchOptions) -> bool:
+    """Whether an environment has one address through the gateway alone.
+
+    Replicas of this machine share a listening socket; those of an engine have nothing in common.
+    """
+    most = max(options.replicas, options.max_replicas or 1)
+    return options.provider != LOCAL and most > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +219,31 @@ class EnvironmentSpec(LaunchOptions):
     name: str
     source: str
 
-    def with_access(self) -> EnvironmentSpec:
-        """This spec with a token, if it needs one, and origins as browsers spell them."""
-        token = new_token() if self.token == AUTO else self.token
-        if token is None and not is_loopback(self.host):
-            token = new_token()
+    def with_access(self, in_use: str | None = None) -> EnvironmentSpec:
+        """This spec with a token, if it needs one, and origins as browsers spell them.
+
+        Args:
+            in_use: The token that its clients have already, which is kept unless another is given.
+        """
+        needs_one = self.token == AUTO or (self.token is None and not is_loopback(self.host))
+        token = (in_use or new_token()) if needs_one else self.token
         origins = [read_origin(origin) for origin in self.allow_origin]
         return replace(self, token=token, allow_origin=origins)
+
+    def with_range(self) -> EnvironmentSpec:
+        """This spec with as many replicas as there are at least."""
+        return replace(self, replicas=max(self.replicas, self.min_replicas or 1))
 
     @property
     def memory_bytes(self) -> int | None:
         """The memory limit of each replica."""
         return None if self.memory_mb is None else self.memory_mb * MB
+
+    @property
+    def options_of_engine(self) -> dict[str, str]:
+        """The engine's own options by name."""
+        pairs = (text.partition("=") for text in self.engine_options)
+        return {name: value for name, _, value in pairs}
 
     def with_manifest(self, asked: ResourceRequest) -> EnvironmentSpec:
         """This spec, with what its manifest asks for wherever the user said nothing."""

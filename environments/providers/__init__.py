@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts replicas. To add a provider: a file here and its name below."""
+"""What starts replicas: this machine, or an engine of `engines/registry.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UnknownProvider
+from ..engines.base import EngineRefused
+from ..engines.registry import entries
+from ..errors import InvalidSpec, UnknownProvider
+from ..run_files import LOCAL
 
 if TYPE_CHECKING:
     from .base import Provider
 
-AVAILABLE = ("local",)
+
+def available() -> tuple[str, ...]:
+    """Return the names of all providers; whether an engine works here, its agent can tell."""
+    return (LOCAL, *entries())
 
 
 def check_provider(name: str) -> str:
@@ -20,9 +27,25 @@ def check_provider(name: str) -> str:
     Raises:
         UnknownProvider
     """
-    if name in AVAILABLE:
+    if name in available():
         return name
-    raise UnknownProvider(f"there is no provider {name!r}", f"use one of: {', '.join(AVAILABLE)}")
+    names = ", ".join(available())
+    raise UnknownProvider(f"there is no provider {name!r}", f"use one of: {names}")
+
+
+def check_options(name: str, options: Mapping[str, str], *, sandbox: bool) -> None:
+    """Refuse options that an engine would refuse, before anything is built or started.
+
+    Raises:
+        InvalidSpec
+    """
+    entry = entries().get(name)
+    if entry is None or entry.check_options is None:
+        return
+    try:
+        entry.check_options(options, sandbox=sandbox)
+    except EngineRefused as exc:
+        raise InvalidSpec(exc.message, exc.hint) from exc
 
 
 def provider_named(name: str, home: Path) -> Provider:
@@ -31,7 +54,10 @@ def provider_named(name: str, home: Path) -> Provider:
     Raises:
         UnknownProvider
     """
-    check_provider(name)
+    if check_provider(name) != LOCAL:
+        from .engine import EngineProvider
+
+        return EngineProvider(name, home)
     from .local import LocalProvider
 
     return LocalProvider(home)

@@ -9,10 +9,11 @@ A launch (in a worker) calls them in this order; the daemon's reconciler then ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
+from ..run_files import RunFile
 from ..sources.program import Program
 from ..spec import EnvironmentSpec
 
@@ -67,7 +68,9 @@ class Replicas(Protocol):
 class Provider(Protocol):
     """One way to run replicas."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What `--provider` calls it."""
 
     def start(
         self,
@@ -76,6 +79,8 @@ class Provider(Protocol):
         *,
         launch_id: str,
         on_started: OnReplica,
+        address: str | None = None,
+        replaces: str | None = None,
     ) -> Replicas:
         """Start all replicas; on a failure those that were started are stopped again.
 
@@ -85,6 +90,34 @@ class Provider(Protocol):
             spec: The environment as it is wanted.
             program: What a replica runs.
             launch_id: The id of the launch's request, which is part of the replicas' ids.
+            on_started: Called with each replica when it is started.
+            address: The environment's, at the gateway; None: the replicas' own.
+            replaces: The launch whose replicas serve the environment, and go on until the daemon
+                has these take over. These have the same address, unless the spec says otherwise.
+
+        Raises:
+            EnvironmentsError: A replica cannot be started.
+        """
+
+    def add(
+        self,
+        like: RunFile,
+        shares: Sequence[int | None],
+        *,
+        replicas: int,
+        added_by: str,
+        on_started: OnReplica,
+    ) -> Replicas:
+        """Start further replicas of a running environment, where its clients find them.
+
+        They have numbers that no replica of it has (`run_files.free_ordinals`).
+
+        Args:
+            like: One that it has.
+            shares: For each new one, how many sessions it may have.
+            replicas: How many the environment is to have then.
+            added_by: The request that starts them, which their run files say (`run_files.ADDED_BY`)
+                until it keeps them.
             on_started: Called with each replica when it is started.
 
         Raises:

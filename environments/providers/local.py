@@ -5,74 +5,68 @@
                                           └▶ run file ─▶ shim 1 ─▶ env host   (the same socket)
 
 All replicas of an environment accept from one socket, so it has one address and the kernel gives a
-connection to one that has room. The shims hold the socket; our copy is closed on `release`.
+connection to one that has room. Behind the gateway, each has a socket of its own. The shims hold
+the sockets; our copies are closed on `release`.
+
+An update starts its replicas beside those of the launch that it replaces, on the same sockets,
+which a shim of these passes on. They are held (`"held"` in the run file): they get ready, and
+accept nothing before the daemon has them take over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-import select
 import socket
-import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ...env_host.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     HOST_CONFIG_VARIABLE,
     REPLICA_HEADER,
+    door_path,
 )
-from ...processes.exits.exit_reason import ExitReason
 from ...processes.resources.limits import available_memory_bytes, read_limits
-from ...processes.resources.memory import replica_bytes
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
-from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room, tells_no_room
-from ...shim.client import ShimClient, ShimGone, start_shim
-from ...system.log_files import last_lines
-from ...system.units import MB
-from .. import run_files
+from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room
+from ...shim.client import start_shim
+from .. import gpus, run_files
 from ..errors import (
-    EnvironmentsError,
-    InvalidSpec,
     NoProcesses,
-    NotReady,
-    ReplicaFailed,
-    with_last_lines,
+    NotRunning,
 )
 from ..layout import Layout, make_private
+from ..sizing import share_sessions
 from ..sources.program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec
-from . import gpus
+from . import new_replicas
 from .base import OnReplica, StartedReplica
 from .environment_variables import RUN_DIR_VARIABLE, child_environment
+from .new_replicas import Place, host_of
 from .ports import PortOwner, open_listeners
+from .started_replicas import IMPORTS, StartedReplicas
 
 Json = dict[str, Any]
+Listeners = list[socket.socket]  # of one address
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
 
-# Of one replica; the shim drops the oldest half beyond it. The daemon sets the variable.
-MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
-DEFAULT_MAX_LOG_MB = 64
 # Workers carry more and the daemon less: the kernel takes a worker before a replica.
 REPLICA_OOM_SCORE_ADJ = 300
-LAST_LINES = 20  # of a replica's log, in a failure
-_ALIVE = ("starting", "ready")  # states of a shim's status
-IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
-_IMPORT_MACHINERY = 'File "<frozen importlib'
 PROCESSES_OF_REPLICA = 2  # the shim and the host
 PROCESSES_TO_START = 1  # the fork server, or a shell
 THREADS_OF_SHARD = 2  # its own, and the one that watches its loop
-_STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
 
 class LocalProvider:
     """Starts replicas on this machine."""
 
-    name: ClassVar[str] = "local"
+    name = run_files.LOCAL
 
     def __init__(self, home: Path) -> None:
         self._layout = Layout(home)
@@ -84,6 +78,8 @@ class LocalProvider:
         *,
         launch_id: str,
         on_started: OnReplica,
+        address: str | None = None,
+        replaces: str | None = None,
     ) -> LocalReplicas:
         """Start a shim per replica.
 
@@ -92,56 +88,125 @@ class LocalProvider:
             NoProcesses: there is no room for theirs.
             PortInUse, OSError
         """
-        shares = share_sessions(spec.max_sessions, spec.replicas)
+        shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         found = gpus.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         devices = [
-            gpus.share(found, spec.gpus, ordinal) if spec.gpus else ()
-            for ordinal in range(spec.replicas)
+            gpus.share(found, spec.gpus, number) if spec.gpus else ()
+            for number in range(spec.replicas)
         ]
         check_process_room(spec, process_room())
         make_private(self._layout.runs)
         make_private(self._layout.sockets)
-        owner = PortOwner(spec.name, self._layout.runs)
-        replicas = LocalReplicas(spec, open_listeners(spec.host, spec.port, owner))
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        running = [each for each in known if each.is_local]
+        # An earlier update may have taken over from the launch that is named by now.
+        others = [each for each in running if each.request_id != launch_id]
+        replaced = [] if replaces is None else sorted(others, key=run_files.by_service)
+        replicas = LocalReplicas(spec, self._listeners(spec, replaced), address)
         plan = _Plan(
             self._layout,
             spec,
             program,
             launch_id,
-            replicas.port,
+            address,
             available_memory_bytes(),
             _cores_of_one(spec),
+            is_held=replaces is not None,
         )
-        try:
+        numbers = run_files.free_numbers(known, spec.replicas)
+        with _stopped_on_failure(replicas):
             for ordinal, share in enumerate(shares):
-                data = plan.run_file(ordinal, share, devices[ordinal])
-                on_started(replicas.start_one(data, program.links))
-        except BaseException as exc:
-            replicas.stop()
-            if isinstance(exc, BlockingIOError):
-                text = f"a replica's shim cannot be started: {no_room_text()}"
-                raise NoProcesses(text, ROOM_HINT) from exc
-            raise
+                place = Place(ordinal, numbers[ordinal], replicas.port(ordinal))
+                data = plan.run_file(place, share, devices[ordinal])
+                on_started(replicas.start_one(data, program.links, ordinal))
         return replicas
 
+    def _listeners(
+        self, spec: EnvironmentSpec, replaced: list[run_files.RunFile]
+    ) -> list[Listeners]:
+        """Those of what is replaced, if they are where the spec wants them; else new ones."""
+        owner = PortOwner(spec.name, self._layout.runs)
+        there = [each for each in replaced if each.host == spec.host and not spec.gateway]
+        port = spec.port or (there[0].port if there else None)
+        if port is not None and (fds := run_files.listeners_of(there, port)):
+            return [[socket.socket(fileno=fd) for fd in fds]]
+        return _listen(replace(spec, port=port), owner, spec.replicas)
 
-class LocalReplicas:
+    def add(
+        self,
+        like: run_files.RunFile,
+        shares: Sequence[int | None],
+        *,
+        replicas: int,
+        added_by: str,
+        on_started: OnReplica,
+    ) -> LocalReplicas:
+        """Start a replica for each share of the sessions, on the sockets of a running one.
+
+        Behind the gateway each has a port of its own.
+
+        Raises:
+            InvalidSpec: there are too few GPUs.
+            NoProcesses: there is no room for theirs.
+            NotRunning: no shim has the environment's sockets.
+            OSError
+        """
+        spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
+        check_process_room(replace(spec, replicas=len(shares)), process_room())
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        ordinals = run_files.free_ordinals(known, like.request_id, len(shares))
+        numbers = run_files.free_numbers(known, len(shares))
+        owner = PortOwner(spec.name, self._layout.runs)
+        alone = replace(spec, port=None)
+        sockets = _listen(alone, owner, len(shares)) if spec.gateway else _sockets_of(like)
+        started = LocalReplicas(spec, sockets, like.data.get("address"))
+        with _stopped_on_failure(started):
+            for index, share in enumerate(shares):
+                place = Place(ordinals[index], numbers[index], started.port(index))
+                data = new_replicas.like(
+                    self._layout, like, spec, place, max_sessions=share, added_by=added_by
+                )
+                data, links = _adapt(data, like, self._layout)
+                on_started(started.start_one(data, links, index))
+        return started
+
+
+@contextlib.contextmanager
+def _stopped_on_failure(replicas: LocalReplicas) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as exc:
+        replicas.stop()
+        if isinstance(exc, BlockingIOError):
+            text = f"a replica's shim cannot be started: {no_room_text()}"
+            raise NoProcesses(text, ROOM_HINT) from exc
+        raise
+
+
+class LocalReplicas(StartedReplicas):
     """The replicas of one launch. Owned by one thread."""
 
-    def __init__(self, spec: EnvironmentSpec, listeners: list[socket.socket]) -> None:
+    def __init__(
+        self, spec: EnvironmentSpec, listeners: list[Listeners], address: str | None = None
+    ) -> None:
+        """`listeners` are each replica's, or those of all of them; `address`: the gateway's."""
+        super().__init__()
         self._spec = spec
         self._listeners = listeners
-        self.port = int(listeners[0].getsockname()[1])
-        self._run_files: list[run_files.RunFile] = []
-        self._links: dict[str, ShimClient] = {}
+        self._ports = [int(each[0].getsockname()[1]) for each in listeners]
+        self.gateway_address = address
 
     @property
     def address(self) -> str:
         """What goes into upstream's `base_url`."""
-        return run_files.address_of(self._spec.host, self.port)
+        return self.gateway_address or run_files.address_of(self._spec.host, self.port(0))
 
-    def start_one(self, data: Json, links: dict[str, Path]) -> StartedReplica:
-        """Write one replica down, and start its shim."""
+    def port(self, number: int) -> int:
+        """The port that the replica which is started as number `number` listens on."""
+        return self._ports[number % len(self._ports)]
+
+    def start_one(self, data: Json, links: dict[str, Path], number: int = 0) -> StartedReplica:
+        """Write one replica down, and start its shim; it is the `number`th of these."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if links:
@@ -152,77 +217,15 @@ class LocalReplicas:
         # Before it is started: were we killed in between, it must be found.
         run_file = run_files.RunFile.of(run_dir, data)
         self._run_files.append(run_file)
-        start_shim(run_dir, data, listen_fds=[one.fileno() for one in self._listeners])
+        listeners = self._listeners[number % len(self._listeners)]
+        start_shim(run_dir, data, listen_fds=[one.fileno() for one in listeners])
         return StartedReplica(run_file.replica_id, run_file.ordinal, str(run_dir))
-
-    def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
-        """All of them, ready.
-
-        Raises:
-            ReplicaFailed, NotReady
-        """
-        started = time.monotonic()
-        ready: dict[str, StartedReplica] = {}
-        self._connect()
-        while len(ready) < len(self._run_files):
-            for run_file in self._changed(started + timeout_seconds):
-                status = self._status_of(run_file)
-                _raise_if_ended(run_file, status)
-                if status["state"] == "ready" and run_file.replica_id not in ready:
-                    info = status.get("info") or {}
-                    replica = StartedReplica(
-                        id=run_file.replica_id,
-                        ordinal=run_file.ordinal,
-                        run_dir=str(run_file.run_dir),
-                        pid=status.get("pid"),
-                        max_sessions=info.get("max_sessions"),
-                        memory_bytes=replica_bytes(status),
-                        notes=tuple(info.get("notes", ())),
-                        sessions_fail=status.get("sessions_fail"),
-                    )
-                    ready[run_file.replica_id] = replica
-                    on_ready(replica)
-            waiting = [r for r in self._run_files if r.replica_id not in ready]
-            if waiting and time.monotonic() - started >= timeout_seconds:
-                raise _not_ready(waiting[0], timeout_seconds)
-        return [ready[run_file.replica_id] for run_file in self._run_files]
-
-    def stop(self) -> None:
-        """Stop everything that was started, and give the port back."""
-        self.release()
-        run_files.stop_replicas([r.run_dir for r in self._run_files], _STOP_GRACE_SECONDS)
 
     def release(self) -> None:
         """Close our ends; the shims have their own."""
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
-        for one in self._listeners:
+        super().release()
+        for one in itertools.chain(*self._listeners):
             one.close()
-
-    def _connect(self) -> None:
-        for run_file in self._run_files:
-            try:
-                self._links[run_file.replica_id] = ShimClient.connect(run_file.socket_path)
-            except ShimGone as exc:
-                raise _shim_lost(run_file) from exc
-
-    def _changed(self, deadline: float) -> list[run_files.RunFile]:
-        """Replicas whose shims have reported something; none when the time is over."""
-        by_link = {self._links[r.replica_id]: r for r in self._run_files}
-        timeout = max(0.0, deadline - time.monotonic())
-        readable, _, _ = select.select(list(by_link), [], [], timeout)
-        return [by_link[link] for link in readable]
-
-    def _status_of(self, run_file: run_files.RunFile) -> Json:
-        link = self._links[run_file.replica_id]
-        try:
-            status = link.status
-        except ShimGone as exc:
-            raise _shim_lost(run_file) from exc
-        if link.has_ended and status["state"] in _ALIVE:  # it exited after its last status
-            raise _shim_lost(run_file)
-        return status
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,56 +236,35 @@ class _Plan:
     _spec: EnvironmentSpec
     _program: Program
     _launch_id: str
-    _port: int
+    _address: str | None  # the gateway's
     # Which the env host cannot find out: it stands alone, and knows no cgroups.
     _available_bytes: int
     _cores: int
+    _: KW_ONLY
+    is_held: bool
 
-    def run_file(self, ordinal: int, max_sessions: int | None, devices: Devices) -> Json:
+    def run_file(self, place: Place, max_sessions: int | None, devices: Devices) -> Json:
         """Everything that the shim of one replica needs to know."""
-        name = self._spec.name
-        replica_id = self._replica_id(ordinal)
-        run_dir = self._layout.run_dir(replica_id)
-        log_path = self._layout.replica_log(name, replica_id)
-        make_private(log_path.parent)
-        return {
-            "version": run_files.RUN_FILE_VERSION,
-            "replica_id": replica_id,
-            "environment": name,
-            "ordinal": ordinal,
-            "request_id": self._launch_id,
-            "run_dir": str(run_dir),
-            # What a database that was lost knew of it; `env` and `token` stand below.
-            "spec": {k: v for k, v in asdict(self._spec).items() if k not in ("env", "token")},
+        name, number = self._spec.name, place.number
+        data = new_replicas.of_launch(
+            self._layout, self._spec, self._launch_id, place, self._address
+        )
+        return data | {
             "argv": list(self._program.argv),
             "entry": self._program.entry,
             "fork_server": self._layout.fork_server(HOST_PRELOAD),
-            "env": self._environment(ordinal, max_sessions, devices),
+            "env": self._environment(data["replica_id"], number, max_sessions, devices),
             "cwd": str(self._program.folder),
-            "log_path": str(log_path),
-            "socket_path": str(self._layout.replica_socket(replica_id)),
-            "door_path": str(self._door(ordinal)),
-            "host": self._spec.host,
-            "port": self._port,
-            "token": self._spec.token,
+            "door_path": door_path(self._layout.doors(name), number),
+            "held": self.is_held,
             "cgroups": self._layout.replica_groups,
-            "memory_limit_bytes": self._spec.memory_bytes,
-            "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
             "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
-            "created_at": time.time(),
         }
 
-    def _replica_id(self, ordinal: int) -> str:
-        return f"{self._spec.name}-{ordinal}-{self._launch_id}"
-
-    def _door(self, ordinal: int) -> Path:
-        return self._layout.replica_socket(self._replica_id(ordinal)).with_suffix(".door")
-
     def _environment(
-        self, ordinal: int, max_sessions: int | None, devices: Devices
+        self, replica_id: str, number: int, max_sessions: int | None, devices: Devices
     ) -> dict[str, str]:
         config = self._program.config
-        replica_id = self._replica_id(ordinal)
         run_dir = self._layout.run_dir(replica_id)
         links = (str(run_dir / IMPORTS),) if self._program.links else ()
         headers = {
@@ -290,7 +272,6 @@ class _Plan:
             GENERATION_HEADER: self._launch_id,
             REPLICA_HEADER: replica_id,
         }
-        count = self._spec.replicas
         config = replace(
             config,
             max_sessions=max_sessions,
@@ -298,9 +279,11 @@ class _Plan:
             memory_bytes=self._spec.memory_bytes or self._available_bytes,
             cores=self._cores,
             headers=headers,
-            replica=ordinal,
-            door_folder=str(self._layout.sockets),
-            doors=tuple(self._door(each).name for each in range(count)) if count > 1 else (),
+            replica=number,
+            doors=self._layout.doors(self._spec.name),
+            shares_address=not self._spec.gateway,
+            # Behind the gateway, the daemon says when: Envoy's health checks are connections.
+            sleep_after_seconds=None if self._spec.gateway else self._spec.sleep_seconds,
         )
         environ = child_environment(
             os.environ,
@@ -316,21 +299,47 @@ class _Plan:
         }
 
 
-def share_sessions(max_sessions: int | None, replicas: int) -> list[int | None]:
-    """How many sessions each replica may have, as evenly as it goes.
+def _listen(spec: EnvironmentSpec, owner: PortOwner, replicas: int) -> list[Listeners]:
+    """Open the listening sockets of all replicas, or of each one behind the gateway."""
+    with contextlib.ExitStack() as stack:
+        opened: list[Listeners] = []
+        for _ in range(replicas if spec.gateway else 1):
+            listeners = open_listeners(host_of(spec), spec.port, owner)
+            opened.append([stack.enter_context(one) for one in listeners])
+        stack.pop_all()
+    return opened
+
+
+def _sockets_of(like: run_files.RunFile) -> list[Listeners]:
+    """Return the listening sockets of a running environment, which its replicas share.
 
     Raises:
-        InvalidSpec: a replica would have none.
+        NotRunning: no shim has them.
     """
-    if max_sessions is None:
-        return [None] * replicas
-    if max_sessions < replicas:
-        raise InvalidSpec(
-            f"{replicas} replicas cannot share {max_sessions} sessions",
-            f"use --replicas {max_sessions} or fewer, or a higher --max-sessions",
-        )
-    each, left = divmod(max_sessions, replicas)
-    return [each + (ordinal < left) for ordinal in range(replicas)]
+    known = run_files.of_environment(like.run_dir.parent, like.environment)
+    fds = run_files.listeners_of(known, like.port)
+    if not fds:
+        name = like.environment
+        raise NotRunning(f"no replica of {name} answers", f"openenv logs {name}")
+    return [[socket.socket(fileno=fd) for fd in fds]]
+
+
+def _adapt(data: Json, like: run_files.RunFile, layout: Layout) -> tuple[Json, dict[str, Path]]:
+    """Return the run file of a replica like another, and the links that it imports through."""
+    run_dir, number = data["run_dir"], data["number"]
+    imports = like.run_dir / IMPORTS
+    old, new = str(imports), str(Path(run_dir) / IMPORTS)
+    config = new_replicas.server_options(data)
+    paths = [new if path == old else path for path in config["import_paths"]]
+    data = new_replicas.with_options(data, import_paths=paths)
+    data["door_path"] = door_path(layout.doors(like.environment), number)
+    env = data["env"]
+    env[RUN_DIR_VARIABLE] = run_dir
+    if gpus_each := config.get("gpus"):
+        found = gpus.find_gpus({**os.environ, **env})
+        env[gpus.VARIABLE] = ",".join(gpus.share(found, gpus_each, number))
+    links = {link.name: link.readlink() for link in imports.iterdir()} if imports.is_dir() else {}
+    return data, links
 
 
 def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
@@ -353,65 +362,3 @@ def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
 
 def _cores_of_one(spec: EnvironmentSpec) -> int:
     return max(1, int(read_limits().cpus) // spec.replicas)
-
-
-def _name_of(run_file: run_files.RunFile) -> str:
-    return f"replica {run_file.ordinal} of {run_file.environment}"
-
-
-def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
-    if status["state"] in _ALIVE:
-        return
-    who = _name_of(run_file)
-    lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
-    lines = readable(lines, run_file.run_dir / IMPORTS)
-    if tells_no_room("\n".join([status.get("failed") or "", *lines])):
-        raise NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
-    if failure := status.get("failed"):
-        if [line.strip() for line in lines] == [failure]:  # the log repeats it
-            lines = []
-        raise ReplicaFailed(
-            with_last_lines(f"{who} failed to start: {failure}", lines),
-            "fix the error above, and launch again",
-        )
-    if status["state"] != "exited" or not status.get("exit"):
-        raise ReplicaFailed(f"{who} was stopped before it was ready")
-    reason = ExitReason.from_json(status["exit"])
-    message = f"{who} {reason.sentence()} before it was ready"
-    hint = f"full log: openenv logs {run_file.environment}"
-    raise ReplicaFailed(
-        _with_heading(message, lines),
-        "give it more: --memory 2G" if reason.is_oom else hint,
-        is_oom=reason.is_oom,
-        evidence=reason.to_json(),
-    )
-
-
-def readable(lines: list[str], imports: Path) -> list[str]:
-    """Clean a traceback: the project's own paths instead of our links, no frames of `import`."""
-    try:
-        links = {str(link): str(link.readlink()) for link in imports.iterdir()}
-    except OSError:
-        links = {}
-    kept = [line for line in lines if not line.lstrip().startswith(_IMPORT_MACHINERY)]
-    for link, target in links.items():
-        kept = [line.replace(link, target) for line in kept]
-    return kept
-
-
-def _with_heading(message: str, lines: list[str]) -> str:
-    if not lines:
-        return f"{message}, without any output"
-    return with_last_lines(f"{message}; its last lines:", lines)
-
-
-def _not_ready(run_file: run_files.RunFile, timeout_seconds: float) -> EnvironmentsError:
-    lines = last_lines(run_file.log_path, LAST_LINES)
-    message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
-    return NotReady(_with_heading(message, lines), "allow more time with --ready-timeout")
-
-
-def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
-    lines = last_lines(run_file.log_path, LAST_LINES)
-    message = f"the shim of {_name_of(run_file)} ended unexpectedly"
-    return ReplicaFailed(_with_heading(message, lines), "launch it again")

@@ -7,7 +7,8 @@ reserving the port, in a folder that all homes of this user share:
 
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
 
-It holds for as long as a run file there says that the environment has the port. Who writes one has
+It holds for as long as a run file there says that the environment has the port; so it is with the
+gateway's. Who writes one has
 bound the port, so that no two ever write the same. Others can make files in `/tmp`: what is there
 counts only if it is this user's, and opening it never waits.
 """
@@ -21,16 +22,17 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...shim.client import read_run_file
 from ...shim.files import write_json
 from ...system.listening_sockets import open_listening_sockets
 from .. import run_files
 from ..errors import PortInUse
-from ..layout import check_private, make_private_in_shared
+from ..layout import GATEWAY, check_private, make_private_in_shared
 
 if TYPE_CHECKING:
     import psutil  # 1 MB, and only for naming who is in the way
@@ -49,14 +51,18 @@ RESERVATIONS = Path(f"/tmp/openenvd-{os.getuid()}-ports")  # noqa: S108  private
 
 @dataclass(frozen=True, slots=True)
 class PortOwner:
-    """An environment of one home."""
+    """An environment of one home, or its gateway."""
 
     environment: str
     runs: Path  # the home's run files
 
 
-def open_listeners(host: str, port: int | None, owner: PortOwner) -> list[socket.socket]:
+def open_listeners(
+    host: str, port: int | None, owner: PortOwner, *, taken: Collection[int] = ()
+) -> list[socket.socket]:
     """Listening TCP sockets on `port`, or on the first free one of the range, reserved.
+
+    Those that are `taken` are not looked at: replicas of the owner have them to themselves.
 
     Raises:
         PortInUse: naming who has it, or for whom it is reserved.
@@ -64,11 +70,14 @@ def open_listeners(host: str, port: int | None, owner: PortOwner) -> list[socket
     """
     candidates: Sequence[int] = range(FIRST_PORT, LAST_PORT + 1) if port is None else (port,)
     for candidate in candidates:
+        # Not even tried, for a moment: an engine may be about to publish it.
+        if candidate in taken or reserved_for(candidate) not in (None, owner):
+            continue
         listeners = _try_listen(host, candidate)
         if listeners is None:
             continue
         if reserved_for(candidate) in (None, owner):
-            _reserve(candidate, owner)
+            reserve(candidate, owner)
             return listeners
         for listener in listeners:
             listener.close()
@@ -88,16 +97,24 @@ def reserved_for(port: int) -> PortOwner | None:
         owner = PortOwner(data["environment"], Path(data["runs"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    found = run_files.of_environment(owner.runs, owner.environment)
-    return owner if any(run_file.port == port for run_file in found) else None
+    return owner if port in _ports_of(owner) else None
+
+
+def _ports_of(owner: PortOwner) -> set[int]:
+    """The ports that run files say an owner has; the gateway's lies below its own name."""
+    found = {run_file.port for run_file in run_files.of_environment(owner.runs, owner.environment)}
+    gateway = read_run_file(owner.runs / owner.environment)
+    port = gateway.get("port") if gateway else None  # of a file that is damaged, none
+    return found | {port} if isinstance(port, int) else found
 
 
 def renew_reservations(runs: Path) -> None:
     """Reserve the ports of a home's environments again: the system empties `/tmp` now and then."""
-    for run_file in run_files.all_of(runs):
-        owner = PortOwner(run_file.environment, runs)
-        if run_file.port and reserved_for(run_file.port) in (None, owner):
-            _reserve(run_file.port, owner)
+    names = {run_file.environment for run_file in run_files.all_of(runs)}
+    for owner in (PortOwner(name, runs) for name in (*names, GATEWAY)):
+        for port in _ports_of(owner):
+            if port and reserved_for(port) in (None, owner):
+                reserve(port, owner)
 
 
 def _read_own_file(path: Path) -> bytes:
@@ -111,7 +128,8 @@ def _read_own_file(path: Path) -> bytes:
         return file.read()
 
 
-def _reserve(port: int, owner: PortOwner) -> None:
+def reserve(port: int, owner: PortOwner) -> None:
+    """Write down whose a port is, which the owner has bound."""
     try:
         make_private_in_shared(RESERVATIONS)
         data = {"environment": owner.environment, "runs": str(owner.runs)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ...env_host.protocol import HostConfig, ServeOptions
 from ..errors import InvalidSpec
 from ..spec import EnvironmentSpec
 from .manifest import DEFAULT_APP, Manifest
-from .resolve import Bundled, ClassSource, Project, ResolvedSource
+from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same without exec, where its modules have been imported: a host in our own Python.
@@ -38,11 +39,16 @@ class Program:
     # Import names that stand for a folder of another name: upstream's template maps the package
     # `my_env` to the project's own folder. A link per name is put in front of `sys.path`.
     links: dict[str, Path] = field(default_factory=dict)
+    image: str | None = None  # what an engine runs instead of all that: `docker://…`
+    image_name: str | None = None  # the name that it had, for messages
+    command: tuple[str, ...] = ()  # in the image; empty: what it says itself
+    host_program: Path = HOST_PROGRAM
+    variables: Mapping[str, str] | None = None  # where it was made; None: here
 
     @property
     def argv(self) -> tuple[str, ...]:
         """`-P`: the folder it runs in is on `sys.path` only where the configuration says so."""
-        return (str(self.python), "-P", str(HOST_PROGRAM))
+        return (str(self.python), "-P", str(self.host_program))
 
     @property
     def entry(self) -> str | None:
@@ -68,6 +74,9 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
             return Program(own, folder, _class_config(spec, manifest.env_class, paths, manifest))
         case Project():
             return _project_program(spec, source, own)
+        case Image(reference=image):
+            config = HostConfig(name=spec.name, **_serve_options(spec))
+            return Program(own, Path("/"), config, image=image)
 
 
 def package_of(project: Project) -> str | None:

@@ -4,6 +4,7 @@
     echo               a bundled name (wins over a folder of that name: write ./echo for that)
     my_env, ./my_env   a folder with `openenv.yaml`
     module:Class       a class, found from the folder the user is in
+    docker://IMAGE     a container image, which an engine runs
 
 Nothing is imported and nothing is started here. How it becomes a process: `program.py`.
 """
@@ -14,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
+from ..image_names import image_of
 from ..spec import ResourceRequest
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 
 BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "envs"
 MAX_NEAR = 3  # bundled names that look like an unknown one
 WHAT_CAN_BE_LAUNCHED = (
-    f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, or module:Class"
+    f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"
 )
-_KINDS_TO_COME = ("docker://", "http://", "https://", "hf://", "git+")
+_KINDS_TO_COME = ("http://", "https://", "hf://", "git+")
 _PROJECT_FILES = ("pyproject.toml", "server/requirements.txt", "requirements.txt")
 
 
@@ -86,6 +88,23 @@ class ClassSource:
         return f"{self.reference} is imported from {self.folder}"
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image."""
+
+    reference: str
+
+    @property
+    def resources(self) -> ResourceRequest:
+        """Nothing: an image has no manifest."""
+        return ResourceRequest()
+
+    @property
+    def sentence(self) -> str:
+        """The sentence about it in the launch's log."""
+        return f"{self.reference} is an image"
+
+
 def bundled() -> dict[str, Path]:
     """Find the environments that come with openenvd: folder by name, for each with a manifest."""
     return {
@@ -93,7 +112,7 @@ def bundled() -> dict[str, Path]:
     }
 
 
-ResolvedSource = Bundled | Project | ClassSource
+ResolvedSource = Bundled | Project | ClassSource | Image
 
 
 def resolve(source: str, cwd: Path) -> ResolvedSource:
@@ -101,14 +120,16 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
 
     Raises:
         UnknownSource: nothing does; says what is near, and what can be launched.
-        UnsupportedSource: an image or an address.
+        UnsupportedSource: an address.
         ManifestError: the folder's `openenv.yaml` is wrong.
     """
     if source.startswith(_KINDS_TO_COME):
         raise UnsupportedSource(
-            f"{source} cannot be launched: images and addresses are not supported yet",
+            f"{source} cannot be launched: addresses are not supported yet",
             f"launch {_what_can_be_launched()}",
         )
+    if (image := image_of(source)) is not None:
+        return Image(image)
     if (folder_of := bundled().get(source)) is not None:
         return Bundled(source, read_manifest(folder_of))
     folder = cwd / Path(source).expanduser()

@@ -2,10 +2,14 @@
 """Remove the virtual environments of projects that nothing uses any more.
 
     used by a replica    its run file names the Python: it stays, and what it is laid over
-    used by a launch     says so before it looks for the Python (`note_use`): it stays for a while
+    used by a launch     says so when it asks for the Python (`note_use`): it stays for a while
     being made           its lock is held: it stays
-    half made            by a launch that was killed: as old as it was last written
-    anything else        is removed once it was unused for long enough
+    half made            by a launch that was killed: it goes
+    anything else        goes at once when somebody prunes; by itself once it was unused for long
+
+A wall clock may step, so none is asked. A launch writes `used`, the second of this boot. How long
+one has been unused is told by how long daemons have run: the first cleanup that finds a `used` for
+the first time writes `unused`, which says so and when that was.
 
 A launch may look for one while it is being removed. So `complete` is renamed first, which a
 launch then does not find (it waits for the lock, and makes the environment anew), and it is looked
@@ -15,29 +19,37 @@ at again under its new name, in case a launch had found it just before.
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import shutil
 import stat
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...system.process_identity import boot_seconds
 from .. import run_files
 from ..layout import Layout
-from .project_venv import COMPLETE, note_use, noted_of
+from .project_venv import COMPLETE, USED, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written
+UNUSED = "unused"  # JSON: what `used` said, and since when daemons have found it so
 _GOING = f"{COMPLETE}.going"
 _BLOCK_BYTES = 512  # of `st_blocks`, whatever the file system's own are
 
 
 class Venv(NamedTuple):
-    """A virtual environment; `project` is the folder it was made for, where that is known."""
+    """A virtual environment.
+
+    `project` is the folder it was made for, where that is known; `used_at` is the wall clock's time
+    of its last use, for people; `used` is what that use has written.
+    """
 
     path: Path
     project: str | None
     used_at: float
+    used: str
 
 
 class Pruned(NamedTuple):
@@ -53,31 +65,70 @@ class Pruned(NamedTuple):
         return {**self._asdict(), "path": str(self.path)}
 
 
-def prune(layout: Layout, *, keep_seconds: float = 0.0) -> list[Pruned]:
-    """Remove the environments that nothing has used for `keep_seconds`. Blocks."""
+def prune(layout: Layout) -> list[Pruned]:
+    """Remove the environments that nothing uses. Blocks."""
+    return [gone for venv in _idle(layout) if (gone := _remove(venv)) is not None]
+
+
+def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[Pruned]:
+    """Remove those that nothing has used for a long time. Blocks.
+
+    Args:
+        layout: Where they are.
+        run_seconds: For how long daemons have run by now.
+        keep_seconds: For how many of these seconds one is kept after its last use.
+    """
+    old = [v for v in _idle(layout) if _unused_since(v, run_seconds) <= run_seconds - keep_seconds]
+    return [gone for venv in old if (gone := _remove(venv)) is not None]
+
+
+def _idle(layout: Layout) -> list[Venv]:
+    """Those that no replica runs with, and no launch has asked for lately."""
     found, used = list(venvs_of(layout)), in_use(layout)
     for venv in found:
         if venv.path in used:
             note_use(venv.path)
-    chosen = unused(found, used, now=time.time(), keep_seconds=keep_seconds)
-    return [gone for venv in chosen if (gone := _remove(venv)) is not None]
+    now = boot_seconds()
+    return [v for v in found if v.path not in used and not is_launching(v.used, now)]
 
 
-def unused(
-    found: Iterable[Venv], used: set[Path], *, now: float, keep_seconds: float
-) -> list[Venv]:
-    """Choose the environments to remove."""
-    oldest = now - max(keep_seconds, LAUNCH_SECONDS)
-    return [venv for venv in found if venv.path not in used and venv.used_at < oldest]
+def is_launching(used: str, now: float) -> bool:
+    """Whether it was used so lately that the run file of that launch may still be to come."""
+    try:
+        return abs(now - float(used)) <= LAUNCH_SECONDS
+    except ValueError:  # by nobody yet; or it is being written, which `_take_away` sees
+        return False
+
+
+def _unused_since(venv: Venv, run_seconds: float) -> float:
+    """After how many seconds of daemons a cleanup has first found that use to be the last one."""
+    if not (venv.path / COMPLETE).exists():
+        return -math.inf
+    path = venv.path / UNUSED
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_bytes())
+        # Later than now: the database that counted these seconds is lost.
+        if found["used"] == venv.used and found["since"] <= run_seconds:
+            return float(found["since"])
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps({"used": venv.used, "since": run_seconds}))
+    return run_seconds
 
 
 def venvs_of(layout: Layout) -> Iterator[Venv]:
     """List all environments."""
     for path in layout.venvs.glob("*/"):
         with contextlib.suppress(FileNotFoundError):
-            complete = path / COMPLETE
-            used_at = (complete if complete.exists() else path).stat().st_mtime
-            yield Venv(path, noted_of(path).get("project"), used_at)
+            used = path / USED
+            used_at = (used if used.exists() else path).stat().st_mtime
+            yield Venv(path, noted_of(path).get("project"), used_at, _use_of(path))
+
+
+def _use_of(path: Path) -> str:
+    """What the last use has written; nothing when there was none."""
+    with contextlib.suppress(OSError):
+        return (path / USED).read_text()
+    return ""
 
 
 def in_use(layout: Layout) -> set[Path]:
@@ -99,7 +150,7 @@ def _remove(venv: Venv) -> Pruned | None:
             shutil.rmtree(venv.path, ignore_errors=True)
     except Timeout:
         return None
-    return Pruned(*venv, freed)
+    return Pruned(venv.path, venv.project, venv.used_at, freed)
 
 
 def _take_away(venv: Venv) -> bool:
@@ -108,7 +159,7 @@ def _take_away(venv: Venv) -> bool:
     if not complete.exists():  # half made and abandoned: we have the lock
         return venv.path.exists()
     complete.rename(going)
-    if going.stat().st_mtime == venv.used_at:
+    if _use_of(venv.path) == venv.used:
         return True
     going.rename(complete)
     return False

@@ -43,13 +43,18 @@ def overlay_python(
         PreparationFailed: uv failed; the message has its last lines.
     """
     python = base or Path(sys.executable)
-    parts = [str(KEY_VERSION), str(python), *sorted(packages)]
-    if any("/" in package for package in packages):
-        parts.append(str(folder))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    key = overlay_key(python, packages, folder)
     overlay = _Overlay(python, packages, layout.venvs / key, folder, say)
     note = {"base": str(python.parent.parent)}
     return make_once(layout.venvs / key, note, overlay.build, say)
+
+
+def overlay_key(base: Path, packages: Sequence[str], folder: Path) -> str:
+    """Return the key of the environment with these packages over that of the Python `base`."""
+    parts = [str(KEY_VERSION), str(base), *sorted(packages)]
+    if any("/" in package for package in packages):
+        parts.append(str(folder))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 class _Overlay:

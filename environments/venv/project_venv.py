@@ -5,9 +5,10 @@
     venvs/<key>.lock     held while it is made: two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
-Each use touches `complete`; unused environments are removed one day (`cleanup.py`). A folder
-without `complete` was left by a launch that failed or was killed: the next launch starts afresh. The project itself is not installed (its folder is on the import path), and nothing is
-written into its folder: no lock file, no egg-info, no byte code.
+Each use writes `used`; unused environments are removed one day (`cleanup.py`). A folder without
+`complete` was left by a launch that failed or was killed: the next launch starts afresh. The
+project itself is not installed (its folder is on the import path), and nothing is written into its
+folder: no lock file, no egg-info, no byte code.
 
 With a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and
 only files that have the hashes that stand there; what the env host needs comes beside them.
@@ -28,20 +29,21 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...system.process_identity import boot_seconds
 from ..errors import PreparationFailed
 from ..layout import Layout, make_private
+from ..sources.content import COPY_IGNORED
 from ..sources.resolve import Project
 from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
+USED = "used"  # at which second of which boot; its own time is for people
 KEY_VERSION = 2  # a higher one makes every environment anew
 
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 # Faster, and done without where there is no wheel for the project's Python.
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
-
-_COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
 
 _PIN = re.compile(r"([\w.-]+)==([\w.+!]*\w)")  # in what uv says
 _REMOVED = " - "  # begins uv's line about a package that it has taken away
@@ -85,8 +87,9 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
 
 def note_use(venv: Path) -> bool:
     """Mark the environment as used, so that it is not removed for a while; whether it is complete."""
-    with contextlib.suppress(OSError):  # not there; or a disk that cannot be written
-        os.utime(venv / COMPLETE)
+    if is_complete(venv):
+        with contextlib.suppress(OSError):  # removed just now; or a disk that cannot be written
+            (venv / USED).write_text(repr(boot_seconds()))
     return is_complete(venv)
 
 
@@ -122,10 +125,9 @@ def _key_parts(project: Project) -> Iterator[bytes]:
     assert dependencies is not None
     for path in (dependencies, project.folder / "uv.lock"):
         yield path.read_bytes() if path.is_file() else b""
-    packaging = _packaging(dependencies)
-    uv = packaging.get("tool", {}).get("uv", {})
+    uv = _packaging(dependencies).get("tool", {}).get("uv", {})
     # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
-    if "sources" in uv or "workspace" in uv or _is_dynamic(packaging):
+    if "sources" in uv or "workspace" in uv or is_dynamic(dependencies):
         yield os.fsencode(project.folder)
 
 
@@ -184,13 +186,12 @@ class Builder:
             raise exc.explained(message, f"look at {self._project.dependencies_file}") from exc
         try:
             self._uv.install(self._venv, "--only-binary", ":all:", *HOST_EXTRAS)
-        except UvFailed:
-            self._say(f"continuing without {', '.join(HOST_EXTRAS)}")
+        except UvFailed as exc:
+            self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
 
     def _find_python(self) -> str:
         """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
-        packaging = _packaging(self._project.dependencies_file)
-        wanted = packaging.get("project", {}).get("requires-python")
+        wanted = requires_python(self._project.dependencies_file)
         if not wanted:
             return sys.executable
         options = ("--no-project", "--python-preference", "system")
@@ -228,11 +229,11 @@ class Builder:
 
     def _requirements(self, dependencies: Path, scratch: Path) -> Path:
         """A file that uv can install from without writing into the project's folder."""
-        if not _is_dynamic(_packaging(dependencies)):
+        if not is_dynamic(dependencies):
             return dependencies
         # Its build system must be asked what it needs, and leaves traces where it is asked.
         copy = scratch / self._project.folder.name
-        shutil.copytree(self._project.folder, copy, ignore=_COPY_IGNORED, symlinks=True)
+        shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
         return copy / dependencies.name
 
 
@@ -261,7 +262,15 @@ def _packaging(path: Path | None) -> dict[str, Any]:
         return {}  # uv says what is wrong with it
 
 
-def _is_dynamic(packaging: dict[str, Any]) -> bool:
+def requires_python(dependencies: Path | None) -> str | None:
+    """Return which versions of Python a project can run on, as its `pyproject.toml` spells them."""
+    wanted = _packaging(dependencies).get("project", {}).get("requires-python")
+    return str(wanted) if wanted else None
+
+
+def is_dynamic(dependencies: Path) -> bool:
+    """Whether what it needs stands in no file: its build system must be asked."""
+    packaging = _packaging(dependencies)
     project = packaging.get("project")
     if not packaging:
         return False

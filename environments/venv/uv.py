@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from ...processes.tree import stop_tree
-from ...system.process_identity import ProcessIdentity
+from ..command_output import run_command
 from ..errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
 
 LAST_LINES = 20  # of uv's output, in a failure
-STOP_GRACE_SECONDS = 2.0
 _TEDIOUS = ("+ ", "Downloaded ", "Using Python ")  # a hundred packages, one line each
+
+# `error: …`, then `  cause: …`; before 0.9 `  Caused by: …`, and `╰─▶ …` of what cannot be resolved.
+_CAUSE = re.compile(r"\s*(?:error:|cause:|Caused by:|╰─▶)\s*(\S.*)")
 
 Say = Callable[[str], None]
 
@@ -29,9 +30,18 @@ class UvFailed(Exception):
         super().__init__(f"uv exited with code {code}")
         self.lines = lines
 
+    @property
+    def cause(self) -> str:
+        """What uv gives as the innermost cause; else that it failed."""
+        causes = [found[1] for line in self.lines if (found := _CAUSE.match(line))]
+        return causes[-1] if causes else str(self)
+
     def explained(self, message: str, hint: str) -> PreparationFailed:
-        """The failure as the user is to see it: what cannot be done, and where to look."""
-        text = with_last_lines(f"{message} ({self}); uv's last lines:", self.lines)
+        """The failure as the user is to see it: what cannot be done, and where to look.
+
+        Its first line, which is all that a table has room for, names the cause.
+        """
+        text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
         return PreparationFailed(text, f"{hint}; packages come from {package_source()}")
 
 
@@ -73,36 +83,23 @@ class Uv:
         Raises:
             UvFailed
         """
-        process = subprocess.Popen(
+        code, lines = run_command(
             [self._uv, "--color", "never", "--no-progress", *arguments],
-            cwd=self._folder,
-            env=uv_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            folder=self._folder,
+            environ=uv_environment(),
+            on_line=_ignore if quiet else self._relay,
         )
-        with process:
-            try:
-                assert process.stdout is not None
-                said = filter(None, self._relay(process.stdout, quiet=quiet))
-                lines = list(said)
-                code = process.wait()
-            except BaseException:  # uv, and the build it may be running, end with the launch
-                if process.poll() is None:  # not collected, so that the pid is still its own
-                    identity = ProcessIdentity.of(process.pid)
-                    stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
-                raise
         if code != 0:
             raise UvFailed(code, lines[-LAST_LINES:])
         return lines
 
-    def _relay(self, output: Iterator[str], *, quiet: bool) -> Iterator[str]:
-        for line in map(str.rstrip, output):
-            if not quiet and line and not line.lstrip().startswith(_TEDIOUS):
-                self._say(f"  uv: {line}")
-            yield line
+    def _relay(self, line: str) -> None:
+        if line and not line.lstrip().startswith(_TEDIOUS):
+            self._say(f"  uv: {line}")
+
+
+def _ignore(line: str) -> None:
+    """Say nothing of a line."""
 
 
 def find_uv() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import InvalidSpec
-from openenvd.environments.providers.gpus import find_gpus, named, share
+from openenvd.environments.gpus import find_gpus, named, share
 
 NOBODY = {"PATH": "/no/such/folder"}
 

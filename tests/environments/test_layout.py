@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,22 @@ def test_a_socket_path_is_never_too_long() -> None:
     layout = Layout(Path("/" + "deep/" * 30))
     path = layout.replica_socket("x" * 63 + "-999-0123456789abcdef")
     assert len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
+
+
+def test_a_home_keeps_its_label_when_its_machine_or_folder_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    with ThreadPoolExecutor(8) as threads:
+        layouts = [Layout(tmp_path / "one")] * 8
+        [label] = set(threads.map(lambda layout: layout.home_label, layouts))
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    assert Layout(tmp_path / "one").home_label == label
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert Layout(tmp_path / "two").home_label == label
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["home-id"]
+    (tmp_path / "one").mkdir()
+    assert Layout(tmp_path / "one").home_label != label
 
 
 def test_a_private_folder_is_its_owners_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -10,6 +11,7 @@ import select
 import socket
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 from websockets.sync.client import connect
 
+from openenvd.env_host.protocol import door_path
 from openenvd.environments import run_files
 from openenvd.environments.errors import (
     InvalidSpec,
@@ -33,9 +36,9 @@ from openenvd.environments.providers.base import Replicas, StartedReplica
 from openenvd.environments.providers.local import (
     LocalProvider,
     check_process_room,
-    readable,
-    share_sessions,
 )
+from openenvd.environments.providers.started_replicas import readable
+from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec
@@ -44,16 +47,26 @@ from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.shim.client import ShimClient, read_status_file
 
 TIMEOUT_SECONDS = 60.0
+CROWD = 48
 LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
 
 
-def start(home: Path, source: str = "echo", *, cwd: Path = Path("/"), **fields: object) -> Replicas:
+def start(
+    home: Path,
+    source: str = "echo",
+    *,
+    cwd: Path = Path("/"),
+    launch_id: str = LAUNCH_ID,
+    replaces: str | None = None,
+    **fields: object,
+) -> Replicas:
     spec = EnvironmentSpec("sample", source, **fields)  # type: ignore[arg-type]
     return LocalProvider(home).start(
         spec,
         program_of(spec, resolve(source, cwd), None),
-        launch_id=LAUNCH_ID,
+        launch_id=launch_id,
         on_started=lambda _: None,
+        replaces=replaces,
     )
 
 
@@ -94,6 +107,72 @@ def test_replicas_answer_at_one_address_and_outlive_their_launch(
     run_files.stop_environment(layout.runs, "sample")
     assert not [replica for replica in ready if psutil.pid_exists(replica.pid or 0)]
     assert list(layout.runs.iterdir()) == []
+
+
+def test_no_session_is_refused_while_another_replica_has_room(home: Path) -> None:
+    """Crowds that fill all replicas in one instant."""
+    replicas = start(home, replicas=3, max_sessions=CROWD)
+    url = replicas.address.replace("http", "ws") + "/ws"
+
+    def begin(_: int) -> str:
+        client = clients.enter_context(connect(url, open_timeout=TIMEOUT_SECONDS))
+        client.send('{"type":"reset","data":{}}')
+        answer: str = json.loads(client.recv(TIMEOUT_SECONDS))["type"]
+        return answer
+
+    try:
+        wait(replicas)
+        for _ in range(20):
+            with contextlib.ExitStack() as clients, ThreadPoolExecutor(CROWD) as threads:
+                assert list(threads.map(begin, range(CROWD))) == ["observation"] * CROWD
+    finally:
+        replicas.stop()
+
+
+def test_an_update_starts_beside_what_it_replaces_and_is_held(home: Path, layout: Layout) -> None:
+    old = start(home, replicas=2)
+    wait(old)
+    newer = secrets.token_hex(8)
+    new = start(home, launch_id=newer, replaces=LAUNCH_ID)
+    wait(new)
+    try:
+        assert new.address == old.address
+        *before, held = sorted(run_files.all_of(layout.runs), key=lambda r: r.created_at)
+        assert [(r.is_held, r.data["number"]) for r in (*before, held)] == [
+            (False, 0),
+            (False, 1),
+            (True, 2),
+        ]
+        assert run_files.of_launch(layout.runs, "sample", newer) == [held]
+        config = json.loads(held.data["env"]["OPENENVD_HOST_CONFIG"])
+        for each in (*before, held):
+            assert each.data["door_path"] == door_path(config["doors"], each.data["number"])
+        serving = run_files.that_serves(layout.runs, "sample")
+        assert serving is not None
+        assert serving.request_id == LAUNCH_ID
+        with ShimClient.connect(held.socket_path) as link:
+            link.send("serve")
+            link.wait(lambda status: not status["held"], TIMEOUT_SECONDS)
+        serving = run_files.that_serves(layout.runs, "sample")
+        assert serving is not None
+        assert serving.request_id == newer
+    finally:
+        new.stop()
+        old.stop()
+
+
+def test_an_update_may_move_its_environment(home: Path) -> None:
+    old = start(home)
+    wait(old)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    new = start(home, launch_id=secrets.token_hex(8), replaces=LAUNCH_ID, port=port)
+    try:
+        wait(new)
+        assert new.address == f"http://127.0.0.1:{port}"
+    finally:
+        new.stop()
+        old.stop()
 
 
 def test_a_run_file_is_written_first_and_is_its_owners_alone(home: Path, layout: Layout) -> None:

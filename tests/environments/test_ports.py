@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from openenvd.environments.providers.ports import (
 )
 
 LOOPBACK = "127.0.0.1"
+LAUNCHES = 500
 OWNER = PortOwner("echo", Path("/nowhere/run"))
 
 
@@ -35,17 +37,29 @@ def reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def reservation(tmp_path: Path, reservations: Path) -> Path:
-    """The reservation of port 21000 for an environment that has it."""
-    replica = {"version": 2, "replica_id": "echo-0-1", "environment": "echo", "port": 21000}
-    runs = tmp_path / "run"
-    (runs / "echo-0-1").mkdir(parents=True)
-    (runs / "echo-0-1" / "replica.json").write_text(json.dumps({**replica, "ordinal": 0}))
-    reservations.mkdir(mode=0o700)
-    file = reservations / "21000"
-    file.write_text(json.dumps({"environment": "echo", "runs": str(runs)}))
-    assert reserved_for(21000) == PortOwner("echo", runs)
-    return file
+def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
+    """Reserves a port for an environment that has it."""
+
+    def reserve_port(port: int) -> PortOwner:
+        replica = {"version": 2, "replica_id": "echo-0-1", "environment": "echo", "port": port}
+        owner = PortOwner("echo", tmp_path / "run")
+        (owner.runs / "echo-0-1").mkdir(parents=True)
+        run_file = owner.runs / "echo-0-1" / "replica.json"
+        run_file.write_text(json.dumps({**replica, "ordinal": 0}))
+        reservations.mkdir(mode=0o700)
+        told = {"environment": "echo", "runs": str(owner.runs)}
+        (reservations / str(port)).write_text(json.dumps(told))
+        assert reserved_for(port) == owner
+        return owner
+
+    return reserve_port
+
+
+@pytest.fixture
+def reservation(reservations: Path, reserve: Callable[[int], PortOwner]) -> Path:
+    """The reservation of port 21000."""
+    reserve(21000)
+    return reservations / "21000"
 
 
 @contextlib.contextmanager
@@ -69,6 +83,43 @@ def test_a_port_of_another_environment_is_in_use() -> None:
         pass
 
 
+def test_a_port_that_is_free_and_reserved_is_its_environments_alone(
+    reserve: Callable[[int], PortOwner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    owner = reserve(port)
+    with pytest.raises(PortInUse, match=f"port {port} is reserved for echo of {owner.runs.parent}"):
+        open_listeners(LOOPBACK, port, OWNER)
+    monkeypatch.setattr(ports, "FIRST_PORT", port)
+    monkeypatch.setattr(ports, "LAST_PORT", port)
+    with pytest.raises(PortInUse, match="all ports"):
+        open_listeners(LOOPBACK, None, OWNER)
+    for listener in open_listeners(LOOPBACK, port, owner):
+        listener.close()
+
+
+def test_a_reserved_port_is_not_even_tried(
+    reserve: Callable[[int], PortOwner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    reserve(port)
+    monkeypatch.setattr(ports, "FIRST_PORT", port)
+    monkeypatch.setattr(ports, "LAST_PORT", port)
+
+    def try_often() -> None:
+        for _ in range(LAUNCHES):
+            with pytest.raises(PortInUse):
+                open_listeners(LOOPBACK, None, OWNER)
+
+    with ThreadPoolExecutor(1) as threads:
+        launching = threads.submit(try_often)
+        while not launching.done():  # an engine, which publishes the port of a replica
+            socket.create_server((LOOPBACK, port)).close()
+        launching.result()
+
+
 def test_an_error_for_a_taken_port_names_its_process() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
@@ -84,7 +135,8 @@ def test_a_listener_accepts_at_once() -> None:
         assert holder_of(port) is not None
 
 
-def test_an_address_of_another_machine_is_an_error_of_the_system() -> None:
+def test_an_address_of_another_machine_is_an_error_of_the_system(reservations: Path) -> None:
+    assert not reservations.exists()
     with pytest.raises(OSError, match="assign requested address"):
         open_listeners("192.0.2.1", 21000, OWNER)
 

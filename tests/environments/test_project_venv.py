@@ -20,7 +20,7 @@ from openenvd.environments.layout import Layout
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.environments.venv import project_venv, uv
 from openenvd.environments.venv.overlay import overlay_python
-from openenvd.environments.venv.project_venv import is_complete, project_python, venv_key
+from openenvd.environments.venv.project_venv import is_complete, noted_of, project_python, venv_key
 
 PYPROJECT = '[project]\nname = "sample"\nversion = "1"\n'
 
@@ -176,7 +176,7 @@ def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
     with pytest.raises(PreparationFailed) as caught:
         project_python(project, layout, lambda _: None)
     assert str(caught.value).startswith(f"the versions that {path} names cannot be installed")
-    assert "Hash mismatch for `thing==1.0`" in str(caught.value)
+    assert "Hash mismatch for `thing==1.0`" in str(caught.value).splitlines()[0]
     assert re.search(r"look at .*/uv\.lock, line \d+: thing==1\.0;", str(caught.value.hint))
 
 
@@ -230,7 +230,9 @@ def test_a_failure_shows_uvs_last_lines_and_does_not_prevent_a_retry(
     project = make_project(tmp_path / "p", 'dependencies = ["other-thing"]')
     with pytest.raises(PreparationFailed) as caught:
         project_python(project, layout, lambda _: None)
-    assert "other-thing was not found" in str(caught.value)
+    noted, *lines = str(caught.value).splitlines()
+    assert "Because other-thing was not found" in noted
+    assert any("other-thing was not found" in line for line in lines)
     assert "pyproject.toml" in str(caught.value.hint)
     assert not (layout.venvs / venv_key(project)).exists()
     make_wheel(tmp_path / "wheels", "other_thing", "1.0")
@@ -316,8 +318,11 @@ def test_further_packages_are_laid_over_the_projects_environment(
     assert sum("dependencies installed" in line for line in said) == 1
     assert version_seen_by(python, "more") == "1.0"
     assert version_seen_by(python) == "1.0"
+    assert base is not None
     with pytest.raises(subprocess.CalledProcessError):
         version_seen_by(base, "more")
+    # Which is how a cleanup knows that the project's is in use with it.
+    assert noted_of(python.parent.parent)["base"] == str(base.parent.parent)
 
 
 @pytest.mark.usefixtures("wheels")
@@ -345,7 +350,8 @@ def test_extras_that_cannot_be_had_are_done_without(
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     said: list[str] = []
     assert project_python(project, layout, said.append) is not None
-    assert "continuing without not-there" in said
+    [told] = [line for line in said if line.startswith("continuing")]
+    assert told.startswith("continuing without not-there: Because not-there was not found")
 
 
 @pytest.mark.usefixtures("wheels")

@@ -14,8 +14,16 @@ from filelock import FileLock
 from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.venv import cleanup
-from openenvd.environments.venv.cleanup import LAUNCH_SECONDS, Venv, in_use, prune, unused, venvs_of
-from openenvd.environments.venv.project_venv import COMPLETE, note_use
+from openenvd.environments.venv.cleanup import (
+    LAUNCH_SECONDS,
+    in_use,
+    is_launching,
+    prune,
+    prune_old,
+    venvs_of,
+)
+from openenvd.environments.venv.project_venv import COMPLETE, USED, note_use
+from openenvd.system.process_identity import boot_seconds
 
 DAY = 86_400.0
 PAYLOAD_BYTES = 64 * 1024
@@ -26,18 +34,19 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "home")
 
 
-def make_venv(layout: Layout, key: str, *, days: float = 1.0, half_made: bool = False) -> Path:
-    """One that was last used so many days ago."""
+def make_venv(layout: Layout, key: str, *, half_made: bool = False) -> Path:
+    """One that no launch has used since this boot."""
     venv = layout.venvs / key
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").touch()
     (venv / "lib.so").write_bytes(os.urandom(PAYLOAD_BYTES))
-    marker = venv if half_made else venv / COMPLETE
     if not half_made:
-        marker.write_text(json.dumps({"project": "/home/me/my_env"}))
-    then = time.time() - days * DAY
-    os.utime(marker, (then, then))
+        (venv / COMPLETE).write_text(json.dumps({"project": "/home/me/my_env"}))
     return venv
+
+
+def note_use_a_day_ago(venv: Path) -> None:
+    (venv / USED).write_text(repr(boot_seconds() - DAY))
 
 
 def write_run_file(layout: Layout, python: Path) -> None:
@@ -69,25 +78,50 @@ def test_hard_linked_files_are_not_counted_as_freed(layout: Layout, tmp_path: Pa
 
 
 def test_the_environment_of_a_replica_is_kept_and_marked_as_used(layout: Layout) -> None:
-    venv = make_venv(layout, "a", days=100)
+    venv = make_venv(layout, "a")
     write_run_file(layout, venv / "bin" / "python")
     assert in_use(layout) == {venv}
     assert prune(layout) == []
     [found] = venvs_of(layout)
-    assert found.used_at > time.time() - DAY
+    assert is_launching(found.used, boot_seconds())
 
 
 def test_what_a_replicas_environment_is_laid_over_is_kept(layout: Layout) -> None:
-    base, overlay = make_venv(layout, "a", days=100), make_venv(layout, "b", days=100)
+    base, overlay = make_venv(layout, "a"), make_venv(layout, "b")
     (overlay / COMPLETE).write_text(json.dumps({"base": str(base)}))
     write_run_file(layout, overlay / "bin" / "python")
     assert in_use(layout) == {base, overlay}
 
 
 def test_only_environments_unused_for_the_given_time_are_removed(layout: Layout) -> None:
-    recent, old = make_venv(layout, "a", days=29), make_venv(layout, "b", days=31)
-    assert [gone.path for gone in prune(layout, keep_seconds=30 * DAY)] == [old]
-    assert recent.exists()
+    recent, old = make_venv(layout, "a"), make_venv(layout, "b")
+    assert prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY) == []
+    note_use_a_day_ago(recent)
+    assert prune_old(layout, run_seconds=101 * DAY, keep_seconds=30 * DAY) == []
+    assert [gone.path for gone in prune_old(layout, 130 * DAY, 30 * DAY)] == [old]
+    assert [gone.path for gone in prune_old(layout, 131 * DAY, 30 * DAY)] == [recent]
+
+
+def test_with_another_database_the_time_begins_anew(layout: Layout) -> None:
+    venv = make_venv(layout, "a")
+    prune_old(layout, run_seconds=100 * DAY, keep_seconds=30 * DAY)
+    assert prune_old(layout, run_seconds=0.0, keep_seconds=30 * DAY) == []
+    assert prune_old(layout, run_seconds=29 * DAY, keep_seconds=30 * DAY) == []
+    assert [gone.path for gone in prune_old(layout, 30 * DAY, 30 * DAY)] == [venv]
+
+
+@pytest.mark.parametrize("step", [-400 * DAY, 400 * DAY], ids=["back", "ahead"])
+def test_a_step_of_the_clock_neither_removes_nor_keeps_an_environment(
+    layout: Layout, step: float
+) -> None:
+    launching, unused = make_venv(layout, "a"), make_venv(layout, "b")
+    half_made = make_venv(layout, "c", half_made=True)
+    assert note_use(launching)
+    then = time.time() + step
+    for path in (*launching.iterdir(), *unused.iterdir(), launching, unused, half_made):
+        os.utime(path, (then, then))  # what was used before the step of the clock
+    assert [gone.path for gone in prune_old(layout, 0.0, 30 * DAY)] == [half_made]
+    assert [gone.path for gone in prune(layout)] == [unused]
 
 
 def test_an_environment_that_a_launch_has_just_looked_up_is_kept(layout: Layout) -> None:
@@ -122,7 +156,6 @@ def test_an_interrupted_removal_is_finished_by_the_next_one(layout: Layout) -> N
     venv = make_venv(layout, "a")
     [chosen] = venvs_of(layout)
     cleanup._take_away(chosen)
-    os.utime(venv, (0, 0))
     assert [gone.path for gone in prune(layout)] == [venv]
     assert not venv.exists()
 
@@ -131,7 +164,15 @@ def test_without_projects_there_is_nothing_to_do(layout: Layout) -> None:
     assert prune(layout) == []
 
 
-def test_a_launch_has_time_to_write_its_run_file() -> None:
-    venv = Venv(Path("/a"), None, used_at=1000.0)
-    assert unused([venv], set(), now=1000.0 + LAUNCH_SECONDS, keep_seconds=0.0) == []
-    assert unused([venv], set(), now=1001.0 + LAUNCH_SECONDS, keep_seconds=0.0) == [venv]
+@pytest.mark.parametrize(
+    ("used", "is_kept"),
+    [
+        ("1000.0", True),
+        (f"{1000 - LAUNCH_SECONDS}", True),
+        (f"{999 - LAUNCH_SECONDS}", False),
+        (f"{2**30 + 1000}", False),  # in another boot
+        ("", False),
+    ],
+)
+def test_a_launch_has_time_to_write_its_run_file(used: str, is_kept: bool) -> None:
+    assert is_launching(used, now=1000.0) is is_kept

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of engines: make sure that one runs, and ask it.
+
+    ensure_agent(layout, at) ──▶ AgentClient ──{"op": "adopt", …}──▶ the agent
+        │ nothing listens                          ◀──{"ok": …} | {"error": …}──
+        └─▶ the socket is made here, and passed to an agent that is started
+
+There is one for each engine and address (`engine_address.py`), which it is started with.
+An agent (`engines/agent.py`) plays the part of a shim for every replica of its engine: clients talk
+to the replica's own socket, as its run file says. The agent's own socket is for the rest:
+
+    {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
+    {"op": "sleep", "run_dir",    {"asleep": whether its instance ends, as it has no session, and
+     "until"}                     it is not later than that (seconds since the boot)}
+    {"op": "list"}                {"instances": [{id, home, environment, replica, generation, state,
+                                  "is_stray"}]}: all that carries our labels, of all homes
+    {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home
+    {"op": "capacity"}            {"capacity": {cpus, memory_bytes, gpus, free_…, nodes}}
+
+One JSON object a line, one answer a question. Failure cases:
+
+* No agent runs, or it was killed: the next one that needs it starts another, which finds its run
+  files, and on the engine what they describe. Nothing on the engine ends with an agent.
+* Two start one at the same time: the lock of the engine's folder lets one of them do it.
+* It is ending, having had nothing to do: it does so with that lock, so that nobody connects to it.
+* It is killed while it answers: the question is asked again, of the next one, a few times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..shim.files import CONTROL_FD_VARIABLE, open_control_socket, write_json
+from ..shim.fork_server_client import spawn_detached
+from ..system.json_lines import Json, decode_line, encode_line
+from .engine_address import ADDRESS_FILE_NAME, EngineAddress
+from .errors import EngineFailed
+from .layout import Layout, make_private
+
+LOCK_FILE_NAME = "start.lock"
+ANSWER_SECONDS = 60.0  # for an engine to be asked; also for an agent to import its library
+STRAYS_FILE_NAME = "strays.json"
+_ATTEMPTS = 10  # of an agent that is killed each time; one that cannot start ends at once
+
+
+class AgentClient:
+    """A connection to an agent. Used by one thread at a time."""
+
+    def __init__(self, connection: socket.socket, engine: str) -> None:
+        self._socket = connection
+        self._engine = engine
+
+    def ask(self, op: str, *, timeout_seconds: float = ANSWER_SECONDS, **fields: Any) -> Json:
+        """Return the answer to one question.
+
+        Raises:
+            EngineFailed: The engine cannot do it, or nothing was heard in time.
+            ConnectionError: The agent has ended.
+        """
+        self._socket.settimeout(timeout_seconds)
+        try:
+            self._socket.sendall(encode_line({"op": op, **fields}))
+            with self._socket.makefile("rb") as lines:
+                line = lines.readline()
+        except TimeoutError:
+            message = f"the agent of {self._engine} did not answer within {timeout_seconds:g} s"
+            raise EngineFailed(message) from None
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError(f"the agent of {self._engine} has ended")
+        answer = decode_line(line)
+        if error := answer.get("error"):
+            raise EngineFailed(error["message"], error.get("hint"))
+        return answer
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> AgentClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ask_agent(layout: Layout, at: EngineAddress, op: str, **fields: Any) -> Json:
+    """Ask an engine's agent, which is started if none runs. Blocks.
+
+    Raises:
+        EngineFailed: As for `ask`; or agents do not stay alive.
+        OSError: No agent can be started.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(ConnectionError), ensure_agent(layout, at) as agent:
+            return agent.ask(op, **fields)
+    log_path = layout.agent_log(at.key)
+    raise EngineFailed(f"the agent of {at} ends while it is asked", f"see {log_path}")
+
+
+def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
+    """Connect to an engine's agent; start one if none listens. Blocks for a moment.
+
+    Raises:
+        OSError: No agent can be started.
+    """
+    make_private(layout.sockets)
+    make_private(layout.engines)
+    path = layout.agent_socket(at.key)
+    folder = make_private(layout.engines / at.key)
+    with start_lock(folder):
+        with contextlib.suppress(OSError):
+            return _connect(path, at.engine)
+        write_json(str(folder / ADDRESS_FILE_NAME), at.to_json())
+        with open_control_socket(str(path)) as control:
+            _spawn(layout, at, control.fileno())
+    return _connect(path, at.engine)
+
+
+@contextmanager
+def start_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock out others that start an agent, or end theirs.
+
+    Raises:
+        BlockingIOError: Somebody has the lock, and `wait` is False.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(folder / LOCK_FILE_NAME, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _connect(path: Path, engine: str) -> AgentClient:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(ANSWER_SECONDS)
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return AgentClient(connection, engine)
+
+
+def _spawn(layout: Layout, at: EngineAddress, control_fd: int) -> None:
+    program = [sys.executable, "-P", "-m", "openenvd.environments.engines"]
+    argv = [*program, str(layout.home), json.dumps(at.to_json())]
+    environ = {
+        **os.environ,
+        **dict(at.variables),  # not its starter's: which engine it is for
+        "OPENENV_HOME": str(layout.home),  # tells whose process it is
+        "SPT_NOENV": "1",  # or a new title is written over the environment that `ps e` shows
+        CONTROL_FD_VARIABLE: str(control_fd),
+    }
+    log_path = str(layout.agent_log(at.key))
+    spawn_detached(argv, environ, pass_fds=[control_fd], log_path=log_path)

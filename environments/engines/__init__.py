@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that run replicas elsewhere than below a shim, each behind a process of ours: its agent.
+
+    daemon, launches ──▶ agent (a process for each engine and home) ──▶ engine ──▶ instances
+
+To the rest an agent is the shim of all its replicas: run files, control sockets, status files and
+logs are the same. `../agent_client.py` starts an agent, and asks it.
+
+agent.py          the agent: which replicas it serves, its own socket, its life; start here
+replica.py        one replica's state machine; replica_status.py: what is known of it
+engine_watch.py   looks at everything when the engine says that something has changed
+log_pump.py       an instance's output, into its replica's log
+status_server.py  a replica's control socket: a shim's protocol
+server_answers.py what a replica's server says over HTTP
+unusable.py       stands for an engine whose library is missing
+
+base.py      the `Engine` protocol and its values: what one file an engine has to provide
+registry.py  which engines there are, what installs their libraries, and which of a kind is meant
+check.py     whether each works here: `openenv check` asks it in a process of its own
+exits.py     from what an engine knows of an exit to an `ExitReason`
+swarm.py     Docker Swarm: a service of one task for each replica; swarm_options.py
+slurm.py     Slurm: a job for each replica; slurm_*.py
+slurm_ssh.py  the same of another machine, by ssh_connection.py: slurm_login.py is run there
+remote_engine.py  an engine that another machine runs for an agent here: both ends
+ray.py       Ray: a detached actor for each replica; ray_*.py
+docker.py    Docker: a container for each replica; docker_options.py, docker_hints.py,
+             docker_network.py, docker_address.py
+kubernetes.py  Kubernetes: a pod for each replica; kubernetes_api.py, kubernetes_options.py,
+             kubernetes_pods.py, kubernetes_nodes.py, kubernetes_address.py
+
+host_options.py  what engines look at, and change, in a server's options
+node_program.py  what a program is given on its node: Slurm's, Ray's
+timed_output.py  output with times, and where to go on in it
+"""

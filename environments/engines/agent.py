@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: the process that holds one engine's library, for all replicas of one home.
+
+    daemon, launches ──▶ a socket for each replica ──▶ EngineReplica ─┐
+    launches, down   ──▶ its own socket (adopt, list, …) ──▶ Agent    ├──▶ EngineWatch ──▶ engine
+                                                              └───────┘
+Failure cases
+
+    it is killed             replicas run on. The daemon, which sees its connections end, starts
+                             another; that one finds the run files, and the instances by their names
+    the engine is gone       every replica's state stays, and its status says why
+    its library is missing   replicas cannot be started, and say so; the agent answers all the same
+    two agents               the second waits for the lock of the first, which ends when it sees
+                             that its socket is not its own any more
+    a run folder is removed  its instance is a stray from now on: nothing is stopped for that
+    a run file is unreadable its replica is not served, and the agent's log says why
+    its home is removed      as its socket is gone: it ends
+    it has nothing to do     no replica for `IDLE_SECONDS`: it ends, with the start lock
+
+What carries this home's label and has no run file is a *stray*. The agent writes down which there
+are (`strays.json`), for the daemon to show, and stops none by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from setproctitle import setproctitle
+
+from ...shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
+from ...shim.loop import enter_shims_group, leave_shims_group
+from ...system.json_lines import Json, decode_line, encode_line
+from ...system.proc import set_oom_score_adj
+from ...system.process_identity import ProcessIdentity
+from .. import run_files
+from ..agent_client import STRAYS_FILE_NAME, start_lock
+from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
+from ..layout import Layout, make_private
+from ..run_files import RunFile
+from .base import Engine, EngineError, EngineRefused, Instance
+from .engine_watch import EngineWatch
+from .registry import load
+from .replica import EngineReplica, is_stopped
+from .unusable import UnusableEngine
+
+IDLE_SECONDS = 60.0  # without a replica or a question
+LOOK_SECONDS = 1.0  # between two looks at what the files say
+AGENT_LOCK = "agent.lock"  # held by the agent as long as it lives
+GRACE_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One engine's agent: which replicas it serves, and its own socket."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        at: EngineAddress,
+        engine: Engine,
+        control: socket.socket,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """Serve nothing yet. `control` listens at the agent's socket."""
+        self._layout = layout
+        self._at = at
+        self._control = control
+        self._folder = layout.engines / at.key
+        identity = ProcessIdentity.of(os.getpid())
+        self._identity = {"pid": identity.pid, "started_at": identity.started_at}
+        self._watch = EngineWatch(engine, self._on_look, self._on_problem)
+        self._replicas: dict[Path, EngineReplica] = {}  # by run directory
+        self._tasks: dict[Path, asyncio.Task[None]] = {}
+        self._adopting = asyncio.Lock()
+        self._instances: list[Instance] = []  # of the last look
+        self._strays: list[Json] | None = None  # None: not looked yet
+        self._idle_seconds = idle_seconds
+        self._busy_at = time.monotonic()
+        self._inode = layout.agent_socket(at.key).stat().st_ino
+
+    async def run(self) -> None:
+        """Serve until there is nothing to do, or the socket is another's."""
+        following = asyncio.create_task(self._watch.run())
+        for run_file in await asyncio.to_thread(run_files.all_of, self._layout.runs):
+            if self._has(run_file) and not is_stopped(run_file.run_dir):
+                await self._adopt_found(run_file)
+        server = await asyncio.start_unix_server(self._serve, sock=self._control)
+        while self._has_socket() and not following.done():
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._drop_removed()
+            if self._is_idle() and self._end_idle():
+                break
+        server.close()
+        for replica in list(self._replicas.values()):
+            await replica.close()
+        self._watch.close()
+        if following.done():
+            following.result()
+
+    # Replicas.
+
+    def _has(self, run_file: RunFile) -> bool:
+        """Whether a replica runs on this very engine."""
+        return run_file.provider == self._at.engine and run_file.engine == self._at
+
+    async def _adopt_found(self, run_file: RunFile) -> None:
+        try:
+            await self._adopt(run_file)
+        except (OSError, LookupError, TypeError, ValueError):  # the others are served all the same
+            log.exception("cannot serve %s", run_file.replica_id)
+
+    async def _adopt(self, run_file: RunFile) -> None:
+        async with self._adopting:  # a launch and the daemon may both ask for it
+            await self._adopt_once(run_file)
+
+    async def _adopt_once(self, run_file: RunFile) -> None:
+        known = self._replicas.get(run_file.run_dir)
+        if known is not None and known.run_file.created_at == run_file.created_at:
+            return
+        if known is not None:  # of an earlier attempt of the same launch
+            await self._drop(known)
+        replica = EngineReplica(run_file, self._watch, self._identity)
+        await replica.open()
+        self._replicas[run_file.run_dir] = replica
+        self._tasks[run_file.run_dir] = asyncio.create_task(self._run(replica))
+
+    async def _run(self, replica: EngineReplica) -> None:
+        await replica.run()
+        self._forget(replica)
+
+    async def _drop(self, replica: EngineReplica) -> None:
+        self._tasks[replica.run_file.run_dir].cancel()
+        await replica.close()
+        self._forget(replica)
+
+    def _forget(self, replica: EngineReplica) -> None:
+        run_dir = replica.run_file.run_dir
+        if self._replicas.get(run_dir) is replica:
+            del self._replicas[run_dir], self._tasks[run_dir]
+        self._busy_at = time.monotonic()
+
+    async def _drop_removed(self) -> None:
+        for run_dir, replica in list(self._replicas.items()):
+            if not run_dir.exists():
+                await self._drop(replica)
+                self._watch.look_soon()
+
+    # What the engine has.
+
+    def _on_look(self, instances: list[Instance]) -> None:
+        found = {each.labels.replica: each for each in instances}
+        for replica in self._replicas.values():
+            replica.observe(found.get(replica.run_file.replica_id))
+        self._instances = instances
+        self._write_strays()
+
+    def _on_problem(self, problem: str | None) -> None:
+        for replica in self._replicas.values():
+            replica.note_problem(problem)
+
+    def _is_stray(self, instance: Instance) -> bool:
+        """Whether it is this home's, and nobody has written it down."""
+        is_ours = instance.labels.home == self._layout.home_label
+        return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
+
+    def _write_strays(self) -> None:
+        self._strays = [_view(each) for each in self._instances if self._is_stray(each)]
+        with contextlib.suppress(OSError):
+            path = str(self._folder / STRAYS_FILE_NAME)
+            write_json(path, {"seen_at": time.time(), "strays": self._strays})
+
+    # Its own socket.
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._busy_at = time.monotonic()
+        with contextlib.suppress(OSError, ValueError):
+            async for line in reader:
+                writer.write(encode_line(await self._answer(line)))
+                await writer.drain()
+                self._busy_at = time.monotonic()
+        writer.close()
+
+    async def _answer(self, line: bytes) -> Json:
+        try:
+            return {"ok": True, **await self._obey(decode_line(line))}
+        except EngineError as exc:
+            return {"error": {"message": exc.message, "hint": exc.hint}}
+        except Exception as exc:  # of an engine's library, too
+            log.exception("cannot answer %s", line.decode(errors="replace").strip())
+            return {"error": {"message": f"{type(exc).__name__}: {exc}", "hint": None}}
+
+    async def _obey(self, message: Json) -> Json:
+        engine = self._watch.engine
+        match message.get("op"):
+            case "adopt":
+                await self._adopt(self._run_file(message["run_dir"]))
+                return {}
+            case "sleep":
+                run_file = self._run_file(message["run_dir"])
+                await self._adopt(run_file)
+                until = message.get("until", math.inf)
+                return {"asleep": await self._replicas[run_file.run_dir].sleep(until)}
+            case "list":
+                self._instances = list(await self._watch.call(engine.list))
+                self._write_strays()
+                views = [
+                    _view(each) | {"is_stray": self._is_stray(each)} for each in self._instances
+                ]
+                return {"instances": views}
+            case "stop":
+                await self._stop_stray(message["instance"], message.get("grace_seconds"))
+                return {}
+            case "capacity":
+                return {"capacity": asdict(await self._watch.call(engine.capacity))}
+            case op:
+                raise ValueError(f"unknown op: {op!r}")
+
+    def _run_file(self, run_dir: str) -> RunFile:
+        run_file = run_files.read(Path(run_dir))
+        if run_file is None or not self._has(run_file):
+            raise LookupError(f"{run_dir} has no replica of {self._at}")
+        return run_file
+
+    async def _stop_stray(self, instance_id: str, grace_seconds: float | None) -> None:
+        engine = self._watch.engine
+        found = [each for each in await self._watch.call(engine.list) if each.id == instance_id]
+        for instance in found:
+            if not self._is_stray(instance):
+                raise EngineRefused(f"{instance_id} is no stray of this home")
+            grace = GRACE_SECONDS if grace_seconds is None else float(grace_seconds)
+            await self._watch.call_long(engine.stop, instance, grace)
+            if not self._is_stray(instance):  # somebody has written it down meanwhile
+                raise EngineRefused(f"{instance_id} is no stray any more")
+            await self._watch.call(engine.remove, instance)
+        self._watch.look_soon()
+
+    # Its end.
+
+    def _has_socket(self) -> bool:
+        try:
+            return self._layout.agent_socket(self._at.key).stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _is_idle(self) -> bool:
+        return not self._replicas and time.monotonic() - self._busy_at >= self._idle_seconds
+
+    def _end_idle(self) -> bool:
+        """Give the socket up, unless somebody has just connected, or is starting an agent."""
+        try:
+            with start_lock(self._folder, wait=False):
+                if select.select([self._control], [], [], 0)[0]:
+                    return False
+                self._layout.agent_socket(self._at.key).unlink(missing_ok=True)
+                if self._watch.problem is None and self._strays == []:  # nothing is there
+                    (self._folder / ADDRESS_FILE_NAME).unlink(missing_ok=True)
+                return True
+        except OSError:
+            return False
+
+
+def _view(instance: Instance) -> Json:
+    labels = instance.labels
+    return {
+        "id": instance.id,
+        "home": labels.home,
+        "environment": labels.environment,
+        "replica": labels.replica,
+        "generation": labels.generation,
+        "state": instance.state,
+    }
+
+
+def _lock(folder: Path) -> int:
+    """Hold the agent's lock for as long as this process lives; waits for an agent to end."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(folder / AGENT_LOCK, flags, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _engine_named(name: str) -> Any:
+    """Make an engine; one whose library is missing says so whenever it is asked."""
+    try:
+        return load(name)
+    except EngineRefused as exc:
+        return UnusableEngine(name, exc)
+
+
+async def _run(layout: Layout, at: EngineAddress, control: socket.socket) -> None:
+    await Agent(layout, at, _engine_named(at.engine), control).run()
+
+
+def main(home: Path, at: EngineAddress) -> None:
+    """Be the agent of an engine, whose variables this process has."""
+    setproctitle(f"openenvd: agent {at.engine}")
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's
+        signal.signal(number, signal.SIG_IGN)
+    set_oom_score_adj(os.getpid(), 0)  # a worker's is higher
+    layout = Layout(home)
+    inherited = inherited_sockets(CONTROL_FD_VARIABLE)
+    path = layout.agent_socket(at.key)
+    control = inherited[0] if inherited else open_control_socket(str(path))
+    _lock(make_private(layout.engines / at.key))
+    entered = enter_shims_group(layout.replica_groups)  # out of the starter's: a worker's, capped
+    try:
+        asyncio.run(_run(layout, at, control))
+    finally:
+        leave_shims_group(entered)
+    # Threads may wait for the engine for ever; what they would do is done by the next agent.
+    sys.stdout.flush()
+    os._exit(0)

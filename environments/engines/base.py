@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of an engine: what an agent asks of Docker, Swarm and whatever is added to them.
+
+An engine (one file beside this one, one line in `registry.py`) runs *instances*: containers,
+services, jobs, pods. One instance serves one replica. The agent (`agent.py`) decides what is to be
+done and when; an engine only does it, and tells what there is:
+
+    start(plan) ──▶ Instance ──▶ is RUNNING ──▶ logs, signal ──▶ stop ──▶ is EXITED ──▶ remove
+                                     └─ changes(): look at it again (a hint, never the truth)
+
+Rules for an engine
+
+* Its library is imported here alone, within functions or at the top of its file: only the agent's
+  process imports an engine's file.
+* Every method blocks, and is called from threads, several at once. None retries: the agent does.
+* It keeps nothing that matters in memory. The agent may be killed between any two lines; the next
+  one has `list` and `find`, which ask the engine itself, by labels.
+* It never restarts an instance: its own restart policies are off. The daemon decides that.
+* It raises `EngineGone` when the engine does not answer, and `EngineRefused` when it answers no.
+  What is not there (any more) is no error to `stop`, `signal` and `remove`.
+
+Failure cases, and who handles them
+
+    the agent is killed in `start`     the name is taken: `start` returns the instance that has it
+    an instance is removed by hand     `find` returns None; the agent reports it as lost
+    the engine is restarted            `changes` and `logs` raise `EngineGone`; the agent asks again
+    events are missed                  the agent looks at every instance when `changes` begins anew
+    the image is missing               `start` raises `EngineRefused`, with the command that gets it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from ...env_host.protocol import CONTAINER_PORT
+from ...processes.exits.exit_reason import Detector
+
+ENVIRONMENT_LABEL = "openenvd.environment"
+REPLICA_LABEL = "openenvd.replica"
+GENERATION_LABEL = "openenvd.generation"
+HOME_LABEL = "openenvd.home"
+ENV_HOST_LABEL = "openenvd.env-host"  # of images that have our env host: its version
+
+
+class EngineError(Exception):
+    """Base of what an engine raises; `hint` says what to do, if possible as a command."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class EngineGone(EngineError):
+    """The engine does not answer: not running, being restarted, no permission. Tried again."""
+
+
+class EngineRefused(EngineError):
+    """The engine answers, and will not do it as asked: a missing image, an unknown option."""
+
+
+class NameTaken(EngineRefused):
+    """Something that is not ours has the name of an instance, which is gone, or never was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Whose an instance is. Everything that is made on an engine carries them.
+
+    Attributes:
+        home: Names the daemon's home; unlike on other machines, and of other users.
+        environment: The environment's name.
+        replica: The replica's id, which no other replica of any home has.
+        generation: The id of the launch's request.
+    """
+
+    home: str
+    environment: str
+    replica: str
+    generation: str
+
+    def to_labels(self) -> dict[str, str]:
+        """Return them as the engine is given them."""
+        return {
+            HOME_LABEL: self.home,
+            ENVIRONMENT_LABEL: self.environment,
+            REPLICA_LABEL: self.replica,
+            GENERATION_LABEL: self.generation,
+        }
+
+    @classmethod
+    def of(cls, labels: Mapping[str, str]) -> Labels | None:
+        """Return what an engine's labels say; None when they are not ours."""
+        names = (HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL)
+        if not all(labels.get(name) for name in names):
+            return None
+        return cls(*(labels[name] for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """One replica, as an engine is to start it. It stands in the replica's run file.
+
+    Attributes:
+        labels: Whose it is.
+        image: What runs: an image's id or reference, or what else the engine calls so.
+        image_name: The name that it had at the launch, for messages; None: `image` is one.
+        command: What runs in it; empty: what the image says.
+        env: Its variables, beside the image's own.
+        host: The address of this machine that the port is published on.
+        port: The port there. It is reserved for this replica.
+        container_port: The port that the server listens on inside.
+        memory_bytes: The memory limit, swap included; None: none.
+        cpus: The CPU limit, in CPUs; None: none.
+        gpus: How many GPUs it gets.
+        ordinal: The number of this replica among its environment's: which GPUs it takes, say.
+        replicas: How many there are.
+        sandbox: Whether to take from it what a server does not need: a read-only root, no
+            capabilities, no new privileges.
+        options: The engine's own options (`--engine-option NAME=VALUE`). An engine refuses those
+            that it does not know, by name.
+        folder: Where the command runs, on an engine that runs programs rather than images.
+        links: Of such a program: import names, and the folders that they stand for.
+        run_dir: The replica's folder, as the agent knows it.
+    """
+
+    labels: Labels
+    image: str
+    image_name: str | None = None
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    host: str
+    port: int
+    container_port: int = CONTAINER_PORT
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    gpus: int = 0
+    ordinal: int = 0
+    replicas: int = 1
+    sandbox: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+    folder: str = "/"
+    links: dict[str, str] = field(default_factory=dict)
+    run_dir: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the instance is called on the engine, where names are unique."""
+        return f"openenvd-{self.labels.replica}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON, which `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ReplicaPlan:
+        """Read what `to_json` wrote; of another version, too: what is unknown is left out.
+
+        Raises:
+            KeyError, TypeError: Something is missing.
+        """
+        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
+        known["labels"] = Labels(**known["labels"])
+        known["command"] = tuple(known.get("command", ()))
+        return cls(**known)
+
+
+class InstanceState(StrEnum):
+    """How far an instance is. Whether its server answers is asked by the agent."""
+
+    STARTING = "starting"  # created, pulled, waiting for a place
+    RUNNING = "running"
+    EXITED = "exited"  # it is still there, with its exit and its log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitFacts:
+    """What an engine knows of how an instance ended; `exits.py` makes an `ExitReason` of it.
+
+    Attributes:
+        exit_code: As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
+        is_oom: Whether the engine says that it was killed for using too much memory.
+        detector: Who says that it was, or killed it for that.
+        error: Why it could not be started, in the engine's words; None if it could.
+        seconds: How long it had run.
+        peak_bytes: The most memory that it held, where the engine says so.
+        evidence: One line for people: `container 3f2a91c0, OOMKilled`.
+        ended_by: What ended it, where that was the engine's doing: `its node has failed`.
+        is_time_over: Whether that was since it may not run any longer.
+    """
+
+    exit_code: int | None = None
+    is_oom: bool = False
+    detector: Detector = Detector.ENGINE
+    error: str | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    evidence: str | None = None
+    ended_by: str | None = None
+    is_time_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One thing that the engine has and that carries our labels.
+
+    Attributes:
+        id: What the engine calls it, for ever: no later instance has the same.
+        labels: Whose it is.
+        state: How far it is.
+        pid: Its first process, if that runs on this machine and is known; for people.
+        address: `http://host:port`, where it may be reached beside its plan's port: the agent
+            tries it first, and the gateway uses what has answered.
+        waiting: Why it is still STARTING, or cannot go on, in a sentence, where the engine says
+            so.
+        drains: Whether its server ends its sessions at SIGUSR1, which ends others at once.
+        ends_at: When the engine ends it, whatever it does, as `boot_seconds` counts here; None:
+            never, as far as is known.
+        replace_at: When another one is to be asked for, so that its sessions can end before that.
+        runs: How many times the engine itself has begun it anew.
+        why_anew: In a sentence, what the engine did to begin it anew the last time.
+        is_silent: Whether nothing has been heard of it for longer than it may say nothing. It has
+            ended, as far as anybody here can tell, when its server does not answer either.
+        shard_exits: How many of its server's own processes have exited while that went on.
+        last_shard_exit: The last of these, as a shim tells it, where the engine has one.
+        exit: How it ended, once it is EXITED.
+    """
+
+    id: str
+    labels: Labels
+    state: InstanceState
+    pid: int | None = None
+    address: str | None = None
+    waiting: str | None = None
+    drains: bool = True
+    ends_at: float | None = None
+    replace_at: float | None = None
+    runs: int = 0
+    why_anew: str | None = None
+    is_silent: bool = False
+    shard_exits: int = 0
+    last_shard_exit: dict[str, Any] | None = None
+    exit: ExitFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChunk:
+    """A piece of an instance's output, both streams together.
+
+    Attributes:
+        data: As it was printed.
+        cursor: Where the next piece begins: the engine's own words, given back to `logs`.
+    """
+
+    data: bytes
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What an engine has for replicas, on all of its machines; None where it does not say."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    gpus: int | None = None
+    free_cpus: float | None = None
+    free_memory_bytes: int | None = None
+    free_gpus: int | None = None
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Whether an engine works here.
+
+    Attributes:
+        version: The engine's; None when it does not answer.
+        problem: What is missing, in a sentence; None: it works.
+        remedy: The command that mends it.
+        notes: What works less well than it could, a sentence each.
+    """
+
+    version: str | None = None
+    problem: str | None = None
+    remedy: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> bool:
+        """Whether replicas can be started."""
+        return self.problem is None
+
+
+class Engine(Protocol):
+    """One engine. Made by its class without arguments, in the agent, whose variables it reads.
+
+    Making one neither connects nor fails: what is wrong is told by `check`, and by each method.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in `--provider` and in `registry.py`."""
+
+    def check(self) -> Check:
+        """Tell whether the engine works, and what mends it if not. Raises nothing of its own."""
+
+    def capacity(self) -> Capacity:
+        """Tell what there is for replicas.
+
+        Raises:
+            EngineGone
+        """
+
+    def list(self) -> Iterable[Instance]:
+        """Return everything that carries our labels, of all homes, what has exited included.
+
+        One question to the engine, whatever their number: `exit`, `pid` and `address` may be left
+        out. The agent compares states, and asks `find` about those that have changed.
+
+        Raises:
+            EngineGone
+        """
+
+    def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the instance of a replica as it is now; None when there is none.
+
+        Raises:
+            EngineGone
+            NameTaken
+        """
+
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Create and start the instance of a replica; return the one that has its name, if any.
+
+        An instance that was created but not started is started. One that has exited is returned
+        as it is: the agent removes it first when it wants another. It returns as soon as the
+        engine has accepted it; on a refusal nothing is left behind.
+
+        Raises:
+            EngineGone
+            EngineRefused: It cannot work as asked.
+        """
+
+    def changes(self) -> Iterator[None]:
+        """Yield whenever any instance of ours may have changed, until the engine is gone.
+
+        It blocks in between, in a thread of its own. It yields once as soon as it listens, so that
+        nothing between a look and the first event is missed. An engine without events sleeps and
+        yields.
+
+        Raises:
+            EngineGone: The engine has ended the stream, or does not answer.
+        """
+
+    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+        """Yield what an instance has printed after `cursor` (None: from the start), and prints.
+
+        It ends when the instance has exited and all of its output has been delivered. A piece may
+        be delivered again, after a cursor of a clock's precision, but none may be lost.
+
+        Raises:
+            EngineGone
+        """
+
+    def signal(self, instance: Instance, number: int) -> None:
+        """Send a signal to the first process of an instance.
+
+        Raises:
+            EngineGone
+            EngineRefused: The engine cannot send signals.
+            NotAnswering: The server has to be asked instead, and does not answer at the moment.
+        """
+
+    def stop(self, instance: Instance, grace_seconds: float) -> None:
+        """Stop an instance: SIGTERM, and SIGKILL after the grace. Returns when it has exited.
+
+        Its exit and its log stay until `remove`.
+
+        Raises:
+            EngineGone
+        """
+
+    def remove(self, instance: Instance) -> None:
+        """Remove an instance and all that was made for it, killing what is left of it.
+
+        Raises:
+            EngineGone
+            EngineRefused: What has its id carries other labels: it is somebody else's.
+        """
+
+    def close(self) -> None:
+        """Close connections, so that `changes` and `logs` end. Called once, at the end."""

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker: a container for each replica, through the `docker` library, in the agent's process.
+
+    find, start, stop, …   requests to the engine's API, each answered in milliseconds
+    changes                its stream of events about containers with our labels
+    logs                   its stream of one container's output, with times; a cursor is the time
+                           of the last piece, and how many pieces had it
+
+Where the engine is found: `docker_address.py`, whose variables the agent has.
+
+What an image has of its own, which is not changed: its entry point, its user, its STOPSIGNAL. Its
+first process is below Docker's init, which passes signals on and reaps: upstream's images start
+their server from a shell, which as a container's first process would ignore SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import shutil
+import signal as signals
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import docker
+import requests.exceptions
+import urllib3.exceptions
+from docker.errors import APIError, DockerException
+
+from ...env_host.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from .. import gpus
+from ..errors import InvalidSpec
+from .base import (
+    ENV_HOST_LABEL,
+    HOME_LABEL,
+    Capacity,
+    Check,
+    EngineGone,
+    EngineRefused,
+    ExitFacts,
+    Instance,
+    InstanceState,
+    Labels,
+    LogChunk,
+    NameTaken,
+    ReplicaPlan,
+)
+from .docker_address import USUAL_SOCKET
+from .docker_hints import INSTALL, hint_on
+from .docker_network import is_rootless, own_address
+from .docker_options import host_config
+from .timed_output import pieces_after, since_of
+
+if TYPE_CHECKING:
+    from docker.types.daemon import CancellableStream
+
+Json = dict[str, Any]
+
+REQUEST_SECONDS = 60
+CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
+LOG_FILES, LOG_FILE_SIZE = "2", "16m"  # what the engine keeps of a container's output
+OOM_SCORE_ADJ = 300  # as local replicas have it
+_NEVER = "0001-01-01"  # Go's zero time
+_EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
+_STATES = {
+    "created": InstanceState.STARTING,
+    "running": InstanceState.RUNNING,
+    "restarting": InstanceState.RUNNING,
+    "paused": InstanceState.RUNNING,
+}  # all others are EXITED
+_GPU_HINT = "install NVIDIA's container toolkit, and: sudo nvidia-ctk runtime configure"
+_NO_LIVE_RESTORE = (
+    'restarting Docker stops replicas: put {"live-restore": true} into /etc/docker/daemon.json'
+)
+
+
+class DockerEngine:
+    """Runs replicas as containers."""
+
+    name: ClassVar[str] = "docker"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connected: docker.APIClient | None = None
+        self._streams: set[CancellableStream[Any]] = set()
+        self._rootless: bool | None = None
+
+    # What there is
+
+    def check(self) -> Check:
+        """Tell whether Docker works, and what mends it if not."""
+        try:
+            with explained():
+                info = self._api.info()
+        except (EngineGone, EngineRefused) as exc:
+            return Check(problem=exc.message, remedy=exc.hint)
+        return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
+
+    def capacity(self) -> Capacity:
+        """Tell what the engine's machine has."""
+        with explained():
+            info = self._api.info()
+        here = gpus.find_gpus(os.environ) if "nvidia" in info.get("Runtimes", {}) else ()
+        return Capacity(cpus=info.get("NCPU"), memory_bytes=info.get("MemTotal"), gpus=len(here))
+
+    def list(self) -> Iterable[Instance]:
+        """Return every container that carries our labels, by one question."""
+        with explained():
+            found = self._api.containers(all=True, filters={"label": HOME_LABEL})
+        labels = ((each, Labels.of(each["Labels"] or {})) for each in found)
+        return [
+            Instance(id=each["Id"], labels=whose, state=_state_of(each["State"]))
+            for each, whose in labels
+            if whose is not None
+        ]
+
+    def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the container of a replica."""
+        return self._instance(plan.name, plan.labels)
+
+    # Its life
+
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Create and start a container."""
+        with explained():
+            instance = self.find(plan)
+            if instance is None:
+                self._create(plan)
+                instance = self.find(plan)
+            if instance is None:
+                raise EngineRefused(f"the container {plan.name} was removed while it was started")
+            if instance.state is not InstanceState.STARTING:
+                return instance
+            try:
+                self._api.start(instance.id)
+            except APIError:
+                self.remove(instance)
+                raise
+            return self._instance(instance.id) or instance
+
+    def signal(self, instance: Instance, number: int) -> None:
+        """Send a signal to the server, through Docker's init."""
+        with explained(), gone_is_fine():
+            self._api.kill(instance.id, signal=number)
+
+    def stop(self, instance: Instance, grace_seconds: float) -> None:
+        """Stop a container."""
+        with explained(), gone_is_fine():
+            self._api.stop(instance.id, timeout=math.ceil(grace_seconds))
+
+    def remove(self, instance: Instance) -> None:
+        """Remove a container, and the volumes that it alone has."""
+        with explained(), gone_is_fine():
+            if self._instance(instance.id, instance.labels) is not None:
+                self._api.remove_container(instance.id, v=True, force=True)
+
+    # What happens
+
+    def changes(self) -> Iterator[None]:
+        """Yield at each event of our containers."""
+        filters = {"type": "container", "label": HOME_LABEL}
+        with explained(), self._streamed(lambda: self._api.events(filters=filters)) as events:
+            yield None
+            for _ in events:
+                yield None
+        raise EngineGone("Docker has ended its stream of events")
+
+    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+        """Yield a container's output."""
+        yield from self.output(instance.id, cursor)
+        found = self._instance(instance.id)
+        if found is not None and found.state is not InstanceState.EXITED:
+            raise EngineGone("Docker has ended its stream of a container's output")
+
+    def output(self, container: str, cursor: str | None) -> Iterator[LogChunk]:
+        """Yield the output of any container, until it exits or the engine is gone."""
+        options: Json = {"timestamps": True, "stream": True, "follow": True, **since(cursor)}
+        with (
+            explained(),
+            self._streamed(lambda: self._api.logs(container, **options)) as stream,
+        ):
+            yield from pieces_after(stream, cursor)
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            streams, self._streams = self._streams, set()
+        for stream in streams:
+            with contextlib.suppress(OSError, AttributeError):
+                stream.close()  # its reader does the rest
+
+    # Inside
+
+    @property
+    def _api(self) -> docker.APIClient:
+        """The connection, which is made by the first request that succeeds."""
+        with self._lock:
+            if self._connected is None:
+                client = docker.from_env(
+                    version="auto", timeout=REQUEST_SECONDS, max_pool_size=CONNECTIONS
+                )
+                self._connected = client.api
+            return self._connected
+
+    def _instance(self, name: str, expected: Labels | None = None) -> Instance | None:
+        with explained():
+            try:
+                found = self._api.inspect_container(name)
+            except docker.errors.NotFound:
+                return None
+        labels = Labels.of(found["Config"].get("Labels") or {})
+        if labels is None or expected not in (None, labels):
+            raise NameTaken(f"another container has the name {name}", f"docker rm --force {name}")
+        state = _state_of(found["State"]["Status"])
+        is_running = state is InstanceState.RUNNING
+        return Instance(
+            id=found["Id"],
+            labels=labels,
+            state=state,
+            pid=found["State"].get("Pid") or None,
+            address=own_address(found) if is_running and not self._is_rootless() else None,
+            drains=has_env_host(found["Config"]),
+            exit=exit_of(found) if state is InstanceState.EXITED else None,
+        )
+
+    def _is_rootless(self) -> bool:
+        """Whether its bridges are out of reach, asked once."""
+        if self._rootless is None:
+            self._rootless = is_rootless(self._api.info())
+        return self._rootless
+
+    def _create(self, plan: ReplicaPlan) -> None:
+        image = self._image_of(plan)
+        if not has_env_host(image):
+            _check_foreign(plan)
+        config = _configuration(plan, port_inside(plan, image))
+        try:
+            self._api.create_container_from_config(config, plan.name)
+        except APIError as exc:
+            if exc.status_code != HTTPStatus.CONFLICT:
+                raise  # CONFLICT: another thread or agent was faster
+
+    def _image_of(self, plan: ReplicaPlan) -> Json:
+        """Return the configuration that an image has."""
+        try:
+            image = self._api.inspect_image(plan.image)
+        except docker.errors.ImageNotFound as exc:
+            named = plan.image_name or plan.image
+            hint = f"docker pull {named}"
+            if named != plan.image:  # which may be another one by now
+                named, hint = f"{named} as it was launched ({plan.image})", "launch it again"
+            raise EngineRefused(f"Docker has no image {named}", hint) from exc
+        return dict(image["Config"])
+
+    @contextlib.contextmanager
+    def _streamed(self, opening: Any) -> Iterator[Iterable[Any]]:
+        stream = opening()
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+            _close(stream)
+
+
+def _close(stream: CancellableStream[Any]) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        stream.close()  # wakes the thread that reads it
+    vars(stream)["_response"].close()  # its connection, which the library keeps open
+
+
+def _state_of(status: str) -> InstanceState:
+    return _STATES.get(status, InstanceState.EXITED)
+
+
+def has_env_host(image: Json) -> bool:
+    """Whether an image has our env host, by its configuration; a container's has it, too."""
+    return ENV_HOST_LABEL in (image.get("Labels") or {})
+
+
+def _configuration(plan: ReplicaPlan, inside: int) -> Json:
+    """Return a container's configuration, as the engine's API takes it."""
+    host, own = host_config(plan.options, sandbox=plan.sandbox)
+    port = f"{inside}/tcp"
+    return {
+        "Image": plan.image,
+        "Cmd": list(plan.command) or None,
+        "Env": [f"{name}={value}" for name, value in plan.env.items()],
+        "Labels": plan.labels.to_labels(),
+        "ExposedPorts": {port: {}},
+        "HostConfig": {
+            "PortBindings": {port: [{"HostIp": plan.host, "HostPort": str(plan.port)}]},
+            "RestartPolicy": {"Name": "no"},
+            "Init": True,
+            "LogConfig": {
+                "Type": "json-file",
+                "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES},
+            },
+            "Memory": plan.memory_bytes or 0,
+            "MemorySwap": plan.memory_bytes or 0,  # no more than memory alone: no swap
+            "NanoCpus": int((plan.cpus or 0) * 10**9),
+            "DeviceRequests": _device_requests(plan),
+            "OomScoreAdj": OOM_SCORE_ADJ,
+            **host,
+        },
+        **own,
+    }
+
+
+def _device_requests(plan: ReplicaPlan) -> list[Json]:
+    if not plan.gpus:
+        return []
+    request: Json = {"Driver": "", "Capabilities": [["gpu"]], "Count": plan.gpus}
+    if found := gpus.find_gpus(os.environ):  # the engine's own choice is always the first
+        try:
+            devices = gpus.share(found, plan.gpus, plan.ordinal)
+        except InvalidSpec as exc:
+            raise EngineRefused(exc.message, exc.hint) from exc
+        request |= {"Count": 0, "DeviceIDs": list(devices)}
+    return [request]
+
+
+def port_inside(plan: ReplicaPlan, config: Json) -> int:
+    """Return the one port that an image exposes, unless the usual one is among them."""
+    exposed = [name.partition("/") for name in config.get("ExposedPorts") or {}]
+    ports = [int(port) for port, _, protocol in exposed if protocol in ("tcp", "")]
+    usual = plan.container_port
+    return ports[0] if usual == CONTAINER_PORT and len(ports) == 1 else usual
+
+
+def _check_foreign(plan: ReplicaPlan) -> None:
+    """Refuse what a server that is not ours would leave out in silence."""
+    asked = json.loads(plan.env.get(HOST_OPTIONS_VARIABLE) or "{}")
+    if asked.get("token") is not None:
+        raise EngineRefused(
+            f"the server in {plan.image} is its own, and would not ask for the token",
+            "leave out --token and --host; or build an image with ours: openenv image build",
+        )
+
+
+def since(cursor: str | None) -> Json:
+    """Return the option of a request for output that leaves most of what is before a cursor out."""
+    found = since_of(cursor)
+    return {} if found is None else {"since": max(1, int(found.timestamp()))}
+
+
+def exit_of(found: Json) -> ExitFacts:
+    """Return how a container ended, from what the engine says of it."""
+    state = found["State"]
+    if state["StartedAt"].startswith(_NEVER):
+        return ExitFacts(error=state.get("Error") or "it never ran")
+    code = state["ExitCode"]
+    # A process of it was killed for memory. One that goes on, and ends well later, was not.
+    is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
+    return ExitFacts(
+        exit_code=code,
+        is_oom=is_oom,
+        seconds=_seconds_between(state["StartedAt"], state["FinishedAt"]),
+        evidence=f"container {found['Id'][:12]}, OOMKilled" if is_oom else None,
+    )
+
+
+def _seconds_between(started: str, finished: str) -> float | None:
+    if finished.startswith(_NEVER):
+        return None
+    seconds = datetime.fromisoformat(finished) - datetime.fromisoformat(started)
+    return max(0.0, seconds.total_seconds())
+
+
+def _notes(info: Json) -> Iterator[str]:
+    if not info.get("MemoryLimit", True):
+        yield "its kernel cannot limit memory: --memory is ignored"
+    if not info.get("CpuCfsQuota", True):
+        yield "its kernel cannot limit CPUs: --cpus is ignored"
+    if not info.get("LiveRestoreEnabled", False):
+        yield _NO_LIVE_RESTORE
+
+
+@contextlib.contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """Let pass that a container is not there, does not run, or is being removed."""
+    try:
+        yield
+    except APIError as exc:
+        if exc.status_code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+            raise
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raise what the library raises as what it means, with the command that mends it.
+
+    Raises:
+        EngineGone: There is no answer.
+        EngineRefused: The answer is no.
+    """
+    try:
+        yield
+    except APIError as exc:
+        text = str(exc.explanation or exc)
+        if exc.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise EngineGone(text) from exc
+        hint = _GPU_HINT if "device driver" in text else hint_on(text)
+        raise EngineRefused(f"Docker refuses: {text}", hint) from exc
+    except (
+        DockerException,
+        requests.exceptions.RequestException,
+        urllib3.exceptions.HTTPError,
+        OSError,
+    ) as exc:
+        raise _gone(exc) from exc
+
+
+def _gone(exc: BaseException) -> EngineGone:
+    where = os.environ.get("DOCKER_HOST", USUAL_SOCKET)
+    text = str(exc)
+    if "PermissionError" in text or "Permission denied" in text:
+        return EngineGone(f"this user may not use Docker at {where}", hint_on("permission denied"))
+    if "FileNotFoundError" in text or "ConnectionRefused" in text or "No such file" in text:
+        hint = INSTALL if _is_not_installed() else hint_on("cannot connect")
+        return EngineGone(f"Docker is not running: nothing answers at {where}", hint)
+    return EngineGone(f"Docker does not answer at {where}: {text}", hint_on("cannot connect"))
+
+
+@functools.cache
+def _is_not_installed() -> bool:
+    return shutil.which("docker") is None and shutil.which("dockerd") is None

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's own options of a replica: `--engine-option NAME=VALUE`, named as by `docker run`.
+
+Those that openenvd decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not
+among them. Pure functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .base import EngineRefused
+
+Json = dict[str, Any]
+
+SANDBOX: Json = {
+    "ReadonlyRootfs": True,
+    "CapDrop": ["ALL"],
+    "SecurityOpt": ["no-new-privileges:true"],
+    "Tmpfs": {"/tmp": "rw,nosuid,nodev"},  # noqa: S108  in the container
+}
+_SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_SIZES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+NO_NEW_PRIVILEGES = frozenset(
+    ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
+)
+_VOLUME_NAME = re.compile("[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+_NO_PORTS = ("host", "none", "container")  # networks on which no port is published
+
+
+def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Json]:
+    """Return what the options add to a container's `HostConfig`, and to its own configuration.
+
+    Raises:
+        EngineRefused: An option is not known, or its value is not one.
+    """
+    host: Json = {key: _copied(value) for key, value in SANDBOX.items()} if sandbox else {}
+    own: Json = {}
+    for name, text in options.items():
+        if name not in _OPTIONS:
+            raise EngineRefused(f"docker has no option {name!r}", _known(name))
+        key, read = _OPTIONS[name]
+        try:
+            value = read(text)
+        except (ValueError, KeyError) as exc:
+            raise EngineRefused(f"--engine-option {name}={text}: {exc}") from exc
+        if sandbox and name in _UNDOES and _UNDOES[name](value):
+            raise EngineRefused(
+                f"--engine-option {name}={text} takes back what --sandbox drops",
+                "leave one of them out",
+            )
+        _add(own if key in _OWN else host, key, value)
+    return host, own
+
+
+def _add(config: Json, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        config[key] = [*config.get(key, ()), *value]
+    elif isinstance(value, dict):
+        config[key] = {**config.get(key, {}), **value}
+    else:
+        config[key] = value
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, list | dict) else value
+
+
+def _known(name: str) -> str:
+    near = difflib.get_close_matches(name, _OPTIONS, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{meant}It has: {', '.join(sorted(_OPTIONS))}"
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in (each.strip() for each in text.split(",")) if part]
+
+
+def _mapping(text: str) -> dict[str, str]:
+    """Read `name=value,…`."""
+    pairs = [part.partition("=") for part in _list(text)]
+    return {name: value for name, _, value in pairs}
+
+
+def _tmpfs(text: str) -> dict[str, str]:
+    """Read `/path[:options]`; its options have commas themselves."""
+    path, _, options = text.partition(":")
+    if not path.startswith("/"):
+        raise ValueError("write /path or /path:size=64m")
+    return {path: options}
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCHES:
+        raise ValueError("write true or false")
+    return _SWITCHES[text.lower()]
+
+
+def size(text: str) -> int:
+    """Read `64m`, in bytes; raises `ValueError` for what is no size."""
+    unit = text[-1:].lower()
+    factor = _SIZES.get(unit)
+    try:
+        return int(text) if factor is None else int(float(text[:-1]) * factor)
+    except ValueError as exc:
+        raise ValueError("write a size: 64m, 1g") from exc
+
+
+def published_network(text: str) -> str:
+    """Return a network's name; raises `ValueError` for one on which no port is published."""
+    if text.partition(":")[0] in _NO_PORTS:
+        raise ValueError("on this network no port is published, so nobody could connect")
+    return text
+
+
+def _devices(text: str) -> list[Json]:
+    devices = []
+    for part in _list(text):
+        host, *rest = part.split(":")
+        inside, rights = rest[0] if rest else host, rest[1] if len(rest) > 1 else "rwm"
+        devices.append({"PathOnHost": host, "PathInContainer": inside, "CgroupPermissions": rights})
+    return devices
+
+
+def _ulimits(text: str) -> list[Json]:
+    """Read `nofile=1024:4096,…`."""
+    limits = []
+    for name, value in _mapping(text).items():
+        soft, _, hard = value.partition(":")
+        limits.append({"Name": name, "Soft": int(soft), "Hard": int(hard or soft)})
+    return limits
+
+
+def _is_of_the_host(bind: str) -> bool:
+    """Whether a volume is a folder of the engine's machine, rather than one with a name."""
+    return not _VOLUME_NAME.fullmatch(bind.partition(":")[0])
+
+
+# What an option opens that `SANDBOX` closes, by the option's value.
+_UNDOES: dict[str, Callable[[Any], bool]] = {
+    "cap-add": bool,
+    "device": bool,
+    "ipc": lambda mode: mode.partition(":")[0] in ("host", "container"),
+    "privileged": bool,
+    "read-only": lambda is_read_only: not is_read_only,
+    "security-opt": lambda found: not set(found) <= NO_NEW_PRIVILEGES,
+    "volume": lambda binds: any(map(_is_of_the_host, binds)),
+}
+_OWN = frozenset({"User", "Hostname", "WorkingDir"})  # not part of `HostConfig`
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "add-host": ("ExtraHosts", _list),
+    "cap-add": ("CapAdd", _list),
+    "cap-drop": ("CapDrop", _list),
+    "cpuset-cpus": ("CpusetCpus", str),
+    "device": ("Devices", _devices),
+    "dns": ("Dns", _list),
+    "group-add": ("GroupAdd", _list),
+    "hostname": ("Hostname", str),
+    "init": ("Init", _switch),
+    "ipc": ("IpcMode", str),
+    "network": ("NetworkMode", published_network),
+    "pids-limit": ("PidsLimit", int),
+    "privileged": ("Privileged", _switch),
+    "read-only": ("ReadonlyRootfs", _switch),
+    "runtime": ("Runtime", str),
+    "security-opt": ("SecurityOpt", _list),
+    "shm-size": ("ShmSize", size),
+    "sysctl": ("Sysctls", _mapping),
+    "tmpfs": ("Tmpfs", _tmpfs),
+    "ulimit": ("Ulimits", _ulimits),
+    "user": ("User", str),
+    "volume": ("Binds", _list),
+    "workdir": ("WorkingDir", str),
+}

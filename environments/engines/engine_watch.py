@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EngineWatch`: what the engine has, looked at whenever it says that something has changed.
+
+    thread: engine.changes() ──"look"──▶ loop: engine.list(), once for all ──▶ on_look(instances)
+                └─ EngineGone ──▶ again after a pause; `problem` says so meanwhile
+
+Hints that come during a look make one more look, and there is one a second after the last hint:
+Docker lists a container as running for a moment after it has said that it died.
+Everything that blocks runs in threads: the engine's methods (`call`), stops, which take as long as
+their grace (`call_long`), and questions to servers (`ask`). None waits for one of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ...system.backoff import backoff_seconds
+from .base import Engine, EngineError, EngineGone, Instance
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+LEAST_PAUSE_SECONDS = 0.05  # between two looks, however much changes
+SETTLE_SECONDS = 1.0  # after a change, until what the engine lists is certainly up to date
+THREADS = 32  # most calls of the engine at a time; others wait
+
+T = TypeVar("T")
+Instances = dict[str, Instance]  # by replica
+
+
+class EngineWatch:
+    """Asks one engine, and follows its changes.
+
+    Args:
+        engine: The engine.
+        on_look: Called with what the engine has, after each look.
+        on_problem: Called with why it cannot be asked, and with None when it can be again.
+
+    Attributes:
+        problem: Why it cannot be asked, in a sentence; None: it can, as far as is known.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_look: Callable[[list[Instance]], None],
+        on_problem: Callable[[str | None], None],
+    ) -> None:
+        self.problem: str | None = None
+        self.engine = engine
+        self._on_look = on_look
+        self._on_problem = on_problem
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="engine")
+        self._asking = ThreadPoolExecutor(THREADS, thread_name_prefix="servers")
+        self._loop = asyncio.get_running_loop()
+        self._look_is_due = asyncio.Event()
+        self._has_changed = False  # since the last look
+        self._is_closed = False
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call one of the engine's methods in a thread.
+
+        Raises:
+            EngineGone: It does not answer; noted as the problem until a look succeeds.
+            EngineRefused
+        """
+        return await self._call(self._threads, function, *args)
+
+    async def call_long(self, function: Callable[..., T], *args: object) -> T:
+        """Call a method that may take minutes, in a thread of its own; raises as `call`."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="stop")
+        try:
+            return await self._call(thread, function, *args)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def ask(self, function: Callable[..., T], *args: object) -> T:
+        """Call what asks a replica's server."""
+        return await self._loop.run_in_executor(self._asking, function, *args)
+
+    async def _call(
+        self, threads: ThreadPoolExecutor, function: Callable[..., T], *args: object
+    ) -> T:
+        try:
+            return await self._loop.run_in_executor(threads, function, *args)
+        except EngineGone as exc:
+            self._note(exc.message)
+            raise
+
+    def look_soon(self) -> None:
+        """Look at everything again."""
+        self._look_is_due.set()
+
+    async def run(self) -> None:
+        """Follow the engine until cancelled."""
+        threading.Thread(target=self._follow_changes, name="changes", daemon=True).start()
+        failures = 0
+        while True:
+            await self._look_is_due.wait()
+            self._look_is_due.clear()
+            try:
+                instances = list(await self.call(self.engine.list))
+                self._on_look(instances)
+                self._note(None)
+            except Exception as exc:
+                self._note_failure(exc)
+                failures += 1
+                self._look_is_due.set()
+                await asyncio.sleep(_pause(failures))
+                continue
+            failures = 0
+            if self._has_changed:
+                self._has_changed = False
+                self._loop.call_later(SETTLE_SECONDS, self._look_is_due.set)
+            await asyncio.sleep(LEAST_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """End what follows the engine."""
+        self._is_closed = True
+        self.engine.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._asking.shutdown(wait=False, cancel_futures=True)
+
+    def _note_failure(self, exc: Exception) -> None:
+        """Note why a look has failed: no answer, or a defect, which the log has once."""
+        if isinstance(exc, EngineError):
+            self._note(exc.message)
+            return
+        text = f"{type(exc).__name__}: {exc}"
+        if text != self.problem:
+            log.error("cannot look at what the engine has", exc_info=exc)
+        self._note(text)
+
+    def _note(self, problem: str | None) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_problem(problem)
+
+    def _follow_changes(self) -> None:
+        failures = 0
+        while not self._is_closed:
+            try:
+                for _ in self.engine.changes():
+                    failures = 0
+                    self._tell()
+            except EngineError:
+                pass
+            except Exception:  # a defect: without this thread, nothing would be seen any more
+                log.exception("cannot follow what the engine says")
+            failures += 1
+            self._tell()  # the look finds out whether it is gone
+            time.sleep(_pause(failures))
+
+    def _tell(self) -> None:
+        if not (self._is_closed or self._loop.is_closed()):
+            self._loop.call_soon_threadsafe(self._on_change)
+
+    def _on_change(self) -> None:
+        self._has_changed = True
+        self._look_is_due.set()
+
+
+def _pause(failures: int) -> float:
+    return backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes: a pod for each replica, and a service for each environment.
+
+    agent ──JSON──▶ API server ──▶ pod openenvd-<replica>       restartPolicy: Never
+                                     readiness: GET /health      preStop: SIGUSR1, and wait
+                                   Secret openenvd-<replica>-…  owned by its pod
+                                   service openenvd-<environment>-<home>   owned by its pods
+
+Neither a Deployment nor a StatefulSet: what these do (to start a pod anew, elsewhere if need be, to
+replace them one by one, to scale) the daemon does, for replicas that have an identity, a log and
+their turn to be drained; two that do it would work against each other. A pod that ends stays, with
+its exit and its log, until the daemon has looked at it and starts the next.
+
+The daemon and the gateway call a pod at its own address, which is reached from everywhere in the
+cluster, and from where its pods are routed to. Others in the cluster use the service, which leads
+to the pods that are ready, and goes with the last of them.
+
+Signals are sent by a command in the pod (`sh`, `kill`), as Kubernetes has none to send; where the
+image has no shell, or its node is not reached while a stop has time, a pod is deleted instead, and
+its log ends there.
+
+    kubernetes.py          the engine; kubernetes_api.py: its requests
+    kubernetes_options.py  what it is asked for: pods, services, and the options of a replica
+    kubernetes_pods.py     what it says of pods
+    kubernetes_address.py  which cluster
+
+Failure cases
+
+    a pod has no place         it is STARTING, and its status has the scheduler's own words
+    its image cannot be had    EXITED, in the registry's words; where it may come, it is waited for
+    its node is away           Kubernetes deletes the pod, which counts as lost soon after that.
+                               `remove` needs no node: one that comes back ends what it still runs
+    it is evicted, preempted   preStop drains it; then it has EXITED, as the pod's status says
+    the next pod of a replica  has a Secret of its own: that of the last one may be collected only
+                               then, and before Kubernetes 1.34 also when another owns it by now
+    all namespaces may not be  one namespace is asked after another: those that replicas are in
+    listed
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal as signals
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from ...system.backoff import backoff_seconds
+from .base import (
+    HOME_LABEL,
+    Capacity,
+    Check,
+    EngineGone,
+    EngineRefused,
+    Instance,
+    InstanceState,
+    LogChunk,
+    NameTaken,
+    ReplicaPlan,
+)
+from .kubernetes_api import ROLE_IS_IN, ApiRefused, Cluster
+from .kubernetes_nodes import capacity_of
+from .kubernetes_options import (
+    CONTAINER,
+    SIGNAL_SERVER,
+    dns_name,
+    pod_of,
+    read_options,
+    secret_of,
+    service_of,
+)
+from .kubernetes_pods import id_of, instance_of, is_being_made, labels_of
+from .timed_output import lines_of, pieces_after, since_of
+
+Json = dict[str, Any]
+
+CORE = "/api/v1"
+WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event
+POLL_SECONDS = 0.2  # between two looks at one pod; grows with the waiting
+LONGEST_POLL_SECONDS = 2.0
+OWNING_ATTEMPTS = 3  # to create or change what is removed meanwhile, with its last pod
+KILLED_SECONDS = 10.0  # for its node to tell that a server was killed
+KILL_SECONDS = 30.0  # for Kubernetes to end what it was told to kill
+_ENDS_OTHERS = (signals.SIGUSR1, signals.SIGUSR2)  # a server that does not know them
+_NEEDED = (  # in the namespace of its replicas: the role in docs/openenvd-rbac.yaml
+    *((verb, "pods") for verb in ("get", "list", "watch", "create", "delete")),
+    ("get", "pods/log"),
+    ("get", "pods/exec"),  # which of both is asked for depends on Kubernetes' version
+    ("create", "pods/exec"),
+    ("create", "services"),
+    ("patch", "services"),
+    ("create", "secrets"),
+    ("patch", "secrets"),
+)
+_OPEN = (
+    "every pod of the cluster can reach replicas: launch with --token auto, or keep others out by "
+    "a NetworkPolicy"
+)
+
+
+class KubernetesEngine:
+    """Runs replicas as pods."""
+
+    name: ClassVar[str] = "kubernetes"
+
+    def __init__(self) -> None:
+        self._cluster = Cluster()
+        self._is_closed = threading.Event()
+        self._namespaces: set[str] = set()  # that replicas were seen in, and the usual one
+        self._lists_all: bool | None = None  # None: not tried yet
+
+    # What there is
+
+    def check(self) -> Check:
+        """Tell whether pods can be started, and what mends it if not."""
+        version = None
+        try:
+            version = str(self._cluster.get("/version")["gitVersion"])
+            namespace = self._cluster.namespace
+            for verb, resource in _NEEDED:
+                if not self._may(verb, resource, namespace):
+                    apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml"
+                    return Check(
+                        version=version,
+                        problem=f"this account may not {verb} {resource} in {namespace}",
+                        remedy=f"{apply}, of {ROLE_IS_IN}",
+                    )
+        except (EngineGone, EngineRefused) as exc:
+            return Check(version=version, problem=exc.message, remedy=exc.hint)
+        return Check(version=version, notes=(_OPEN,))
+
+    def capacity(self) -> Capacity:
+        """Tell what the nodes have that take pods; nothing, where these may not be listed."""
+        try:
+            return capacity_of(self._cluster.get(f"{CORE}/nodes")["items"])
+        except ApiRefused:
+            return Capacity()
+
+    def list(self) -> Iterable[Instance]:
+        """Return every pod that carries our labels."""
+        pods = [pod for path in self._scopes() for pod in self._pods(path)]
+        now = self._cluster.now()
+        return [instance_of(pod, now) for pod in pods if labels_of(pod) is not None]
+
+    def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the pod of a replica."""
+        pod = self._find_pod(plan)
+        return None if pod is None else self._instance(pod)
+
+    # Its life
+
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Create a pod, its Secret, and its environment's service unless there is one."""
+        pod = self._find_pod(plan) or self._create(plan)
+        found = self._instance(pod)
+        if found.state is not InstanceState.EXITED:
+            try:
+                self._make_what_it_needs(plan, pod)  # also of a pod found: agents are killed
+            except EngineRefused:
+                self.remove(found)
+                raise
+        return found
+
+    def signal(self, instance: Instance, number: int) -> None:
+        """Send a signal to the server, by a command in its pod; SIGUSR1 only if it knows it."""
+        pod = self._pod_of(instance)
+        if pod is None or self._instance(pod).state is not InstanceState.RUNNING:
+            return
+        mask = 1 << (number - 1) if number in _ENDS_OTHERS else 0
+        command = ["sh", "-c", SIGNAL_SERVER, "sh", str(int(number)), str(mask)]
+        namespace, name, _ = instance.id.split("/")
+        try:
+            code = self._cluster.run(namespace, name, CONTAINER, command)
+        except ApiRefused as exc:
+            if exc.status == HTTPStatus.NOT_FOUND and not self._runs(instance):
+                return
+            raise
+        if code != 0 and self._runs(instance):
+            raise EngineRefused(f"a signal was not sent: the command for it ended with code {code}")
+
+    def stop(self, instance: Instance, grace_seconds: float) -> None:
+        """Stop the server in a pod, which stays; where that cannot be, the pod is deleted.
+
+        While there is grace, a connection that was lost is no reason to: it is asked for again.
+        """
+        deadline = time.monotonic() + grace_seconds
+        try:
+            for number, seconds in (
+                (signals.SIGTERM, grace_seconds),
+                (signals.SIGKILL, KILLED_SECONDS),
+            ):
+                found = self._seen(instance)
+                if found is None or found.state is InstanceState.EXITED:
+                    return
+                if found.state is InstanceState.STARTING:  # there is nothing to stop in it
+                    break
+                self.signal(instance, number)
+                self._await_end(instance, seconds)
+        except EngineRefused:  # there is no shell: Kubernetes ends it
+            pass
+        except EngineGone:
+            if time.monotonic() < deadline:
+                raise
+        if self._runs(instance):
+            left = max(1, int(deadline - time.monotonic()))
+            self._delete(instance, left)
+            self._await_end(instance, left + KILL_SECONDS)
+
+    def remove(self, instance: Instance) -> None:
+        """Delete a pod; its environment's service goes with the last of them."""
+        pod = self._pod_of(instance)
+        if pod is None:
+            return
+        if labels_of(pod) != instance.labels:
+            raise EngineRefused(f"the pod {instance.id} is somebody else's")
+        if self._runs(instance):
+            self._delete(instance, 1)
+            self._await_end(instance, KILL_SECONDS)
+        self._delete(instance, 0)  # not by its node, which may be away
+
+    # What happens
+
+    def changes(self) -> Iterator[None]:
+        """Yield at each event of our pods."""
+        while not self._is_closed.is_set():
+            scopes = self._scopes()
+            newest = self._cluster.get(scopes[0], labelSelector=HOME_LABEL, limit="1")["metadata"]
+            yield None
+            if len(scopes) > 1:
+                self._is_closed.wait(1.0)
+                continue
+            query = {
+                "watch": "true",
+                "labelSelector": HOME_LABEL,
+                "resourceVersion": str(newest["resourceVersion"]),
+                "timeoutSeconds": str(WATCH_SECONDS),
+            }
+            with self._cluster.stream(scopes[0], query, WATCH_SECONDS * 2) as pieces:
+                for _ in pieces:
+                    yield None
+        raise EngineGone("the engine's connections have been closed")
+
+    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+        """Yield a pod's output, from when it runs."""
+        found = self._seen(instance)
+        for seconds in _pauses():
+            if found is None or found.state is not InstanceState.STARTING:
+                break
+            self._is_closed.wait(seconds)
+            if self._is_closed.is_set():
+                raise EngineGone("the engine's connections have been closed")
+            found = self._seen(instance)
+        if found is None:
+            return
+        namespace, name, _ = instance.id.split("/")
+        query = {"container": CONTAINER, "follow": "true", "timestamps": "true"}
+        if (since := since_of(cursor)) is not None:
+            query["sinceTime"] = since.isoformat().replace("+00:00", "Z")
+        try:
+            with self._cluster.stream(_path(namespace, "pods", name, "log"), query) as pieces:
+                lines = (
+                    line for line in lines_of(pieces) if line[:1].isdigit()
+                )  # not the kubelet's
+                yield from pieces_after(lines, cursor)
+        except ApiRefused:
+            if self._runs(instance):
+                raise
+            return  # it never ran, or has been removed
+        if self._runs(instance):
+            raise EngineGone("Kubernetes has ended its stream of a pod's output")
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed.set()
+        self._cluster.close()
+
+    # Inside
+
+    def _namespace(self, plan: ReplicaPlan) -> str:
+        namespace = read_options(plan.options).get("namespace") or self._cluster.namespace
+        self._namespaces.add(namespace)
+        return str(namespace)
+
+    def _scopes(self) -> tuple[str, ...]:
+        """Return the paths of all pods that may be ours."""
+        if self._lists_all is None:
+            try:
+                self._lists_all = self._may("list", "pods") and self._may("watch", "pods")
+            except EngineRefused:
+                self._lists_all = False
+        if self._lists_all:
+            return (f"{CORE}/pods",)
+        self._namespaces.add(self._cluster.namespace)
+        return tuple(_path(namespace, "pods") for namespace in sorted(self._namespaces))
+
+    def _may(self, verb: str, resource: str, namespace: str = "") -> bool:
+        """Whether this account may do something; in all namespaces, where none is named."""
+        resource, _, part = resource.partition("/")
+        wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
+        review = self._cluster.post(
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": wanted},
+            },
+        )
+        return bool(review["status"]["allowed"])
+
+    def _pods(self, path: str) -> Iterable[Json]:
+        return self._cluster.get(path, labelSelector=HOME_LABEL)["items"]  # type: ignore[no-any-return]
+
+    def _pod(self, namespace: str, name: str) -> Json | None:
+        try:
+            return self._cluster.get(_path(namespace, "pods", name))
+        except ApiRefused as exc:
+            if exc.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def _pod_of(self, instance: Instance) -> Json | None:
+        """Return the pod of an instance; None when it is gone, or another has its name."""
+        namespace, name, _ = instance.id.split("/")
+        pod = self._pod(namespace, name)
+        return pod if pod is not None and id_of(pod) == instance.id else None
+
+    def _instance(self, pod: Json) -> Instance:
+        warning = self._warning(pod) if is_being_made(pod) else None
+        return instance_of(pod, self._cluster.now(), warning)
+
+    def _seen(self, instance: Instance) -> Instance | None:
+        pod = self._pod_of(instance)
+        return None if pod is None else instance_of(pod, self._cluster.now())
+
+    def _runs(self, instance: Instance) -> bool:
+        """Whether a pod is there, and has not ended."""
+        found = self._seen(instance)
+        return found is not None and found.state is not InstanceState.EXITED
+
+    def _warning(self, pod: Json) -> str | None:
+        """Return the newest warning about a pod: a volume that is not there, say."""
+        selector = f"involvedObject.uid={pod['metadata']['uid']},type=Warning"
+        path = _path(pod["metadata"]["namespace"], "events")
+        try:
+            found = self._cluster.get(path, fieldSelector=selector)["items"]
+        except ApiRefused:
+            return None
+        told = [each for each in found if each.get("reason") not in ("Failed", "BackOff")]
+        newest = max(told, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+        return None if newest is None else f"{newest['reason']}: {newest['message']}"
+
+    def _find_pod(self, plan: ReplicaPlan) -> Json | None:
+        pod = self._pod(self._namespace(plan), dns_name(plan.name))
+        if pod is not None and labels_of(pod) != plan.labels:
+            own = pod["metadata"]
+            command = f"kubectl delete pod -n {own['namespace']} {own['name']}"
+            raise NameTaken(f"another pod has the name {own['name']}", command)
+        return pod
+
+    def _create(self, plan: ReplicaPlan) -> Json:
+        """Create a pod, or find the one that another thread or agent has created meanwhile."""
+        namespace = self._namespace(plan)
+        try:
+            return self._cluster.post(_path(namespace, "pods"), pod_of(plan, namespace))
+        except ApiRefused as exc:
+            if exc.status != HTTPStatus.CONFLICT:
+                raise
+            found = self._find_pod(plan)
+            if found is None:
+                message = f"the pod {plan.name} was removed while it was started"
+                raise EngineRefused(message) from exc
+            return found
+
+    def _make_what_it_needs(self, plan: ReplicaPlan, pod: Json) -> None:
+        """Make a pod's Secret, without which it waits, and its environment's service."""
+        namespace = pod["metadata"]["namespace"]
+        if (secret := secret_of(plan, pod)) is not None:
+            self._own(_path(namespace, "secrets"), secret, {"stringData": secret["stringData"]})
+        service = service_of(plan, pod)
+        ports = {"ports": service["spec"]["ports"]}  # merged by the service's own port
+        self._own(_path(namespace, "services"), service, {"spec": ports})
+
+    def _own(self, folder: str, wanted: Json, changes: Json) -> None:
+        """Make an object; have one that is there last as long as the same pod, with `changes`."""
+        own = wanted["metadata"]
+        owners = {"ownerReferences": own["ownerReferences"]}  # merged by their ids
+        for _ in range(OWNING_ATTEMPTS):
+            try:
+                self._cluster.post(folder, wanted)
+            except ApiRefused as exc:
+                if exc.status != HTTPStatus.CONFLICT:
+                    raise
+            else:
+                return
+            try:
+                self._cluster.merge(f"{folder}/{own['name']}", {"metadata": owners, **changes})
+            except ApiRefused as exc:
+                if exc.status != HTTPStatus.NOT_FOUND:  # it went meanwhile, with its last pod
+                    raise
+            else:
+                return
+        raise EngineGone(f"{wanted['kind']} {own['name']} is made and removed by turns")
+
+    def _delete(self, instance: Instance, grace_seconds: int) -> None:
+        namespace, name, uid = instance.id.split("/")
+        self._cluster.delete(
+            _path(namespace, "pods", name),
+            {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": grace_seconds,
+                "preconditions": {"uid": uid},
+            },
+        )
+
+    def _await_end(self, instance: Instance, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for pause in _pauses():
+            if not self._runs(instance) or (left := deadline - time.monotonic()) <= 0.0:
+                return
+            time.sleep(min(pause, left))
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to wait before each look at a pod after the first, in seconds."""
+    for looks in itertools.count(1):
+        yield backoff_seconds(looks, first=POLL_SECONDS, longest=LONGEST_POLL_SECONDS)
+
+
+def _path(namespace: str, *parts: str) -> str:
+    return "/".join((CORE, "namespaces", namespace, *parts))

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica's pod and Secret, and its environment's service, as Kubernetes is given them.
+
+Pure functions, but for the name of a Secret. What is secret of a replica's variables (the token,
+and values that `system/hidden_values.py` hides) is in the Secret, which whoever may see pods need
+not see. Each pod has one of its own, whose name no other has had: its annotations have it.
+
+`--engine-option namespace=rl` and its like are read here; what has no option of its own is set by
+`patch`, a JSON merge patch (RFC 7386) of the whole pod.
+
+In a pod, processes share one process namespace. So an image's own process is not the first in it,
+which would ignore SIGTERM, and what it leaves is reaped: as below Docker's init. It is found by
+having no parent in the namespace, and the files of the shell that looks for it: other containers of
+the pod, which a mesh adds, have others. Whose files those of another user are is not shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...env_host.protocol import HOST_OPTIONS_VARIABLE
+from ...system.hidden_values import is_secret
+from .base import ENVIRONMENT_LABEL, HOME_LABEL, EngineRefused, Labels, ReplicaPlan
+from .host_options import served_anywhere
+
+Json = dict[str, Any]
+
+CONTAINER = "openenvd"
+GPU = "nvidia.com/gpu"
+GRACE_SECONDS = 30  # for sessions to end when Kubernetes itself takes a pod away
+SECRET_ANNOTATION = "openenvd.secret"  # noqa: S105  a name
+UNREACHABLE_SECONDS = 10  # after which a pod is not expected back from a node that is away
+PROBE_SECONDS = 2
+_MAX_LABEL_LENGTH = 63
+_DIGEST_LENGTH = 8
+_LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
+_MAX_NAME_LENGTH = 253
+_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
+_AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_SANDBOX: Json = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_FIND_SERVER = r"""
+main= kind=
+for p in /proc/[0-9]*; do
+  p=${p#/proc/}
+  [ "$p" -gt 1 ] && [ "$p" != $$ ] || continue
+  k=own
+  if ! [ "/proc/$p/ns/mnt" -ef /proc/self/ns/mnt ]; then
+    [ ! -e "/proc/$p/ns/mnt" ] && [ "$kind" != own ] || continue
+    k=hidden
+  fi
+  parent= mask=0
+  while read -r key value _; do
+    case $key in PPid:) parent=$value ;; SigCgt:) mask=$value ;; esac
+  done 2>/dev/null <"/proc/$p/status"
+  [ "$parent" = 0 ] || continue
+  if [ "$kind" != "$k" ] || [ "$p" -lt "$main" ]; then main=$p kind=$k caught=$mask; fi
+done
+[ -n "$main" ] || exit 0
+"""
+# $1: a signal's number; $2: its bit, for one that ends a process that does not know it.
+SIGNAL_SERVER = f"""{_FIND_SERVER}
+[ "$2" = 0 ] || [ $((0x$caught & $2)) != 0 ] || exit 0
+kill -"$1" "$main"
+"""
+# Sessions end, and none begins, while the service leads to this pod no more.
+_DRAIN_SERVER = f"""{_FIND_SERVER}
+[ $((0x$caught & 0x200)) != 0 ] || exit 0
+kill -USR1 "$main"
+while kill -0 "$main" 2>/dev/null; do sleep 1; done
+"""
+
+
+def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
+    """Raise `EngineRefused` for what a pod cannot have."""
+    del sandbox
+    read_options(options)
+
+
+def read_options(options: Mapping[str, str]) -> Json:
+    """Return the values of the options that are given, by name.
+
+    Raises:
+        EngineRefused: An option is not known, or its value is not one.
+    """
+    found = {}
+    for name, text in options.items():
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            known = f"{meant}It has: {', '.join(sorted(_OPTIONS))}"
+            raise EngineRefused(f"kubernetes has no option {name!r}", known)
+        try:
+            found[name] = _OPTIONS[name](text)
+        except ValueError as exc:
+            raise EngineRefused(f"--engine-option {name}={text}: {exc}") from exc
+    return found
+
+
+def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
+    """Return the pod of a replica.
+
+    Raises:
+        EngineRefused: One of its options cannot be.
+    """
+    options = read_options(plan.options)
+    annotations = plan.labels.to_labels()  # labels may not have all that names may
+    if _hidden(plan):
+        annotations[SECRET_ANNOTATION] = f"{dns_name(plan.name)}-{secrets.token_hex(4)}"
+    spec: Json = {
+        "restartPolicy": "Never",  # the daemon decides that
+        "shareProcessNamespace": True,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": options.get("grace", GRACE_SECONDS),
+        "tolerations": [
+            {
+                "key": key,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": UNREACHABLE_SECONDS,
+            }
+            for key in _AWAY
+        ],
+        "containers": [_container(plan, options, annotations.get(SECRET_ANNOTATION))],
+    }
+    if plan.sandbox:
+        spec["volumes"] = [{"name": "tmp", "emptyDir": {}}]
+    for name, key in _OF_POD.items():
+        if name in options:
+            spec[key] = options[name]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": dns_name(plan.name),
+            "namespace": namespace,
+            "labels": label_values(plan.labels),
+            "annotations": annotations,
+        },
+        "spec": spec,
+    }
+    patched: Json = _merged(pod, options.get("patch", {}))
+    return patched
+
+
+def _container(plan: ReplicaPlan, options: Json, secret: str | None) -> Json:
+    port = port_of(plan)
+    drain = {"exec": {"command": ["sh", "-c", _DRAIN_SERVER]}}
+    health = {
+        "path": "/health",
+        "port": port,
+        "httpHeaders": [{"name": "Host", "value": "127.0.0.1"}],
+    }
+    container: Json = {
+        "name": CONTAINER,
+        "image": plan.image,
+        "env": [_variable(secret, *item) for item in served_anywhere(plan.env).items()],
+        "ports": [{"containerPort": port}],
+        "resources": _resources(plan, options),
+        "readinessProbe": {"httpGet": health, "periodSeconds": PROBE_SECONDS},
+        "lifecycle": {"preStop": drain},
+        "imagePullPolicy": options.get("image-pull-policy", "IfNotPresent"),
+    }
+    if plan.command:
+        container["args"] = [_unexpanded(word) for word in plan.command]
+    if plan.sandbox:
+        container["securityContext"] = _SANDBOX
+        container["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108  inside
+    return container
+
+
+def _variable(secret: str | None, name: str, value: str) -> Json:
+    if not _is_hidden(name, value):
+        return {"name": name, "value": _unexpanded(value)}
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
+
+
+def _hidden(plan: ReplicaPlan) -> dict[str, str]:
+    """Return the variables that are in the Secret."""
+    items = served_anywhere(plan.env).items()
+    return {name: value for name, value in items if _is_hidden(name, value)}
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    if name == HOST_OPTIONS_VARIABLE:
+        return json.loads(value).get("token") is not None
+    return is_secret(name, value) and _SECRET_KEY.fullmatch(name) is not None
+
+
+def _unexpanded(text: str) -> str:
+    """Return what Kubernetes makes `text` of: it would put variables in place of `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
+def port_of(plan: ReplicaPlan) -> int:
+    """Return the port that the server listens on."""
+    return int(read_options(plan.options).get("port", plan.container_port))
+
+
+def _resources(plan: ReplicaPlan, options: Json) -> Json:
+    limits: Json = {}
+    if plan.memory_bytes:
+        limits["memory"] = str(plan.memory_bytes)
+    if plan.cpus:
+        limits["cpu"] = f"{int(plan.cpus * 1000)}m"
+    if plan.gpus:
+        limits[options.get("gpu-resource", GPU)] = str(plan.gpus)
+    requests = {
+        resource: options[name]
+        for name, resource in (("cpu-request", "cpu"), ("memory-request", "memory"))
+        if name in options
+    }  # of what is not asked for, Kubernetes takes the limit
+    return {"limits": limits, "requests": requests}
+
+
+def service_of(plan: ReplicaPlan, pod: Json) -> Json:
+    """Return the service of a replica's environment, which goes with the last of its pods."""
+    labels = label_values(plan.labels)
+    shared = {key: labels[key] for key in (HOME_LABEL, ENVIRONMENT_LABEL)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(plan.labels),
+            "namespace": pod["metadata"]["namespace"],
+            "labels": shared,
+            "ownerReferences": [owner_of(pod)],
+        },
+        "spec": {
+            "selector": shared,
+            "ports": [{"port": plan.container_port, "targetPort": port_of(plan)}],
+        },
+    }
+
+
+def secret_of(plan: ReplicaPlan, pod: Json) -> Json | None:
+    """Return the Secret of a replica, which goes with its pod; None where nothing is secret."""
+    found = _hidden(plan)
+    if not found:
+        return None
+    own = pod["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": own["annotations"].get(SECRET_ANNOTATION, own["name"]),  # of an earlier version
+            "namespace": own["namespace"],
+            "labels": label_values(plan.labels),
+            "ownerReferences": [owner_of(pod)],
+        },
+        "stringData": found,
+    }
+
+
+def owner_of(pod: Json) -> Json:
+    """Return what names a pod as an owner."""
+    own = pod["metadata"]
+    return {"apiVersion": "v1", "kind": "Pod", "name": own["name"], "uid": own["uid"]}
+
+
+def service_name(labels: Labels) -> str:
+    """Return what an environment's service is called; another home's has another name."""
+    return dns_name(f"openenvd-{labels.environment}-{labels.home[:_DIGEST_LENGTH]}")
+
+
+def dns_name(text: str) -> str:
+    """Return a name for an object: a DNS label, the same for the same text."""
+    if len(text) <= _MAX_LABEL_LENGTH and _DNS_LABEL.fullmatch(text):
+        return text
+    begin = re.sub("[^a-z0-9]+", "-", text.lower())
+    return _with_digest(begin, text)
+
+
+def label_values(labels: Labels) -> dict[str, str]:
+    """Return an instance's labels with values that Kubernetes takes."""
+    return {name: _label_value(value) for name, value in labels.to_labels().items()}
+
+
+def _label_value(text: str) -> str:
+    if len(text) <= _MAX_LABEL_LENGTH and _LABEL.fullmatch(text):
+        return text
+    return _with_digest(re.sub("[^A-Za-z0-9_.-]", "-", text).lstrip("_.-"), text)
+
+
+def _with_digest(begin: str, text: str) -> str:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{begin[: _MAX_LABEL_LENGTH - _DIGEST_LENGTH - 1]}-{digest}"
+
+
+def _merged(value: Any, patch: Any) -> Any:
+    """Return a value with a JSON merge patch applied."""
+    if not isinstance(patch, dict):
+        return patch
+    kept = dict(value) if isinstance(value, dict) else {}
+    for key, item in patch.items():
+        if item is None:
+            kept.pop(key, None)
+        else:
+            kept[key] = _merged(kept.get(key), item)
+    return kept
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("write a whole number")
+    return int(text)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not name or not equals:
+            raise ValueError(f"{part.strip()!r} has no value: write NAME=VALUE,…")
+        found[name] = value
+    return found
+
+
+def _secrets(text: str) -> list[Json]:
+    return [{"name": _name(name.strip())} for name in text.split(",")]
+
+
+def _name(text: str) -> str:
+    if len(text) > _MAX_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
+        raise ValueError("write a name of Kubernetes: letters a-z, digits, '-' and '.'")
+    return text
+
+
+def _namespace(text: str) -> str:
+    if "." in text or len(text) > _MAX_LABEL_LENGTH:
+        raise ValueError(f"write at most {_MAX_LABEL_LENGTH} letters a-z, digits and '-'")
+    return _name(text)
+
+
+def _patch(text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise ValueError('write an object: {"spec": {…}}')
+    return found
+
+
+_OF_POD = {
+    "image-pull-secret": "imagePullSecrets",
+    "node-selector": "nodeSelector",
+    "priority-class": "priorityClassName",
+    "runtime-class": "runtimeClassName",
+    "service-account": "serviceAccountName",
+}
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "cpu-request": str,
+    "gpu-resource": str,
+    "grace": _number,
+    "image-pull-policy": str,
+    "image-pull-secret": _secrets,
+    "memory-request": str,
+    "namespace": _namespace,
+    "node-selector": _pairs,
+    "patch": _patch,
+    "port": _number,
+    "priority-class": _name,
+    "runtime-class": _name,
+    "service-account": _name,
+}

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod says of itself: how far it is, why it waits, how it ended. Pure functions.
+
+Pending                            STARTING; EXITED, where its image cannot be had
+Running                            RUNNING; EXITED, once its container or its node is gone
+Succeeded, Failed                  EXITED
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from .base import ExitFacts, Instance, InstanceState, Labels
+from .kubernetes_options import CONTAINER
+
+Json = dict[str, Any]
+
+LOST_SECONDS = 15.0  # after a pod should have ended, or its node was found away
+_EXIT_TERMINATED = 143
+_ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
+_NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_FINAL = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_FINAL_WORDS = ("not found", "denied", "unauthorized", "manifest unknown")  # of a registry
+_NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
+
+
+def labels_of(pod: Json) -> Labels | None:
+    """Return whose a pod is; None when it is not ours."""
+    return Labels.of(pod["metadata"].get("annotations") or {})
+
+
+def id_of(pod: Json) -> str:
+    """Return what no other pod is called, ever."""
+    own = pod["metadata"]
+    return f"{own['namespace']}/{own['name']}/{own['uid']}"
+
+
+def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instance:
+    """Return what a pod is to an agent.
+
+    Args:
+        pod: As the API server has it; one of ours.
+        now: The time by the API server's clock.
+        warning: What an event says of it, where it waits.
+    """
+    labels = labels_of(pod)
+    assert labels is not None
+    state = state_of(pod, now)
+    waiting = None
+    if state is InstanceState.STARTING:
+        waiting = "; ".join(filter(None, (why_waiting(pod), warning)))
+    return Instance(
+        id=id_of(pod),
+        labels=labels,
+        state=state,
+        address=address_of(pod) if state is InstanceState.RUNNING else None,
+        waiting=waiting,
+        exit=exit_of(pod) if state is InstanceState.EXITED else None,
+    )
+
+
+def state_of(pod: Json, now: datetime) -> InstanceState:
+    """Return how far a pod is."""
+    status = pod["status"]
+    if _terminated(pod) or status.get("phase") in ("Succeeded", "Failed") or _is_lost(pod, now):
+        return InstanceState.EXITED
+    if "running" in _state(pod):
+        return InstanceState.RUNNING
+    return InstanceState.EXITED if _final_problem(pod) else InstanceState.STARTING
+
+
+def address_of(pod: Json) -> str | None:
+    """Return where its server is: at the pod's own address, which the whole cluster reaches."""
+    ip = pod["status"].get("podIP")
+    ports = _spec(pod).get("ports") or [{}]
+    port = ports[0].get("containerPort")
+    if not ip or not port:
+        return None
+    return f"http://{ip}:{port}" if "." in ip else f"http://[{ip}]:{port}"
+
+
+def why_waiting(pod: Json) -> str:
+    """Say why a pod does not run yet, in Kubernetes' own words where it has some."""
+    for each in pod["status"].get("conditions") or ():
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return str(each.get("message") or each.get("reason") or "no node was found for it")
+    for status in (*_statuses(pod, "initContainerStatuses"), *_statuses(pod)):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        if waiting and waiting.get("reason") not in _ORDINARY:
+            said = f"{waiting.get('reason')}: {waiting.get('message') or 'no more is said'}"
+            return said + _last_end(status)
+    if node := pod["spec"].get("nodeName"):
+        return f"node {node} makes its container"
+    return "no node has it yet"
+
+
+def is_being_made(pod: Json) -> bool:
+    """Whether a node has it, and its container is not there: events alone say what is wrong."""
+    return bool(pod["spec"].get("nodeName")) and not _state(pod).keys() & {"running", "terminated"}
+
+
+def exit_of(pod: Json) -> ExitFacts:
+    """Return how a pod ended, whose state is EXITED."""
+    if found := _terminated(pod):
+        return _exit_of_container(pod, found)
+    if problem := _final_problem(pod):
+        return ExitFacts(error=problem)
+    status = pod["status"]
+    said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+    if status.get("phase") == "Failed" and said:
+        ran = bool(status.get("startTime")) and bool(status.get("podIP"))
+        return ExitFacts(evidence=said) if ran else ExitFacts(error=said)
+    node = pod["spec"].get("nodeName")
+    return ExitFacts(evidence=f"node {node} does not answer" if node else said or None)
+
+
+def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
+    reason, code = found.get("reason"), found.get("exitCode")
+    if reason in _NEVER_RAN:
+        return ExitFacts(error=f"{reason}: {found.get('message') or 'no more is said'}")
+    is_oom = reason == "OOMKilled" and code not in (0, _EXIT_TERMINATED)
+    status = pod["status"]
+    said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+    if is_oom:
+        said = f"pod {pod['metadata']['name']}, OOMKilled"
+    return ExitFacts(
+        exit_code=code, is_oom=is_oom, seconds=_seconds_of(found), evidence=said or None
+    )
+
+
+def _seconds_of(terminated: Json) -> float | None:
+    try:
+        began, ended = (
+            datetime.fromisoformat(terminated[key]) for key in ("startedAt", "finishedAt")
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(0.0, (ended - began).total_seconds())
+
+
+def _is_lost(pod: Json, now: datetime) -> bool:
+    """Whether it should have ended by now, and its node has not said so.
+
+    A node that is away ends nothing: then its grace, which its time of deletion includes, is not
+    waited for.
+    """
+    own = pod["metadata"]
+    if own.get("deletionTimestamp") is None:
+        return False
+    overdue = (now - datetime.fromisoformat(own["deletionTimestamp"])).total_seconds()
+    if _node_is_away(pod):
+        overdue += own.get("deletionGracePeriodSeconds") or 0
+    return overdue > LOST_SECONDS
+
+
+def _node_is_away(pod: Json) -> bool:
+    """Whether Kubernetes has found its node not ready, as far as the pod shows it.
+
+    Its node sets a pod's `Ready` by `ContainersReady` and the pod's own gates. Of a node that is
+    away, the control plane sets `Ready` alone to false (`MarkPodsNotReady`).
+    """
+    conditions = {each["type"]: each for each in pod["status"].get("conditions") or ()}
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    has_gate = ready.get("reason") == "ReadinessGatesNotReady"
+    return ready.get("status") == "False" and containers.get("status") == "True" and not has_gate
+
+
+def _final_problem(pod: Json) -> str | None:
+    """Return why its container can never run; None when that is not certain."""
+    waiting = _state(pod).get("waiting") or {}
+    reason, message = waiting.get("reason"), str(waiting.get("message") or "")
+    is_final = reason in _FINAL or (
+        reason in _NO_IMAGE and any(words in message.lower() for words in _FINAL_WORDS)
+    )
+    return f"{reason}: {message}" if is_final else None
+
+
+def _last_end(status: Json) -> str:
+    """Say how a container ended before it was to run again: one that others put into the pod."""
+    last = (status.get("lastState") or {}).get("terminated")
+    if not last:
+        return ""
+    text = f"; {status['name']} ended with code {last.get('exitCode')}"
+    message = (last.get("message") or "").strip()
+    return f"{text}: {message}" if message else text
+
+
+def _statuses(pod: Json, key: str = "containerStatuses") -> list[Json]:
+    return list(pod["status"].get(key) or ())
+
+
+def _state(pod: Json) -> Json:
+    """Return the state of our container; empty while it has none."""
+    own = (each for each in _statuses(pod) if each["name"] == CONTAINER)
+    return next((dict(each.get("state") or {}) for each in own), {})
+
+
+def _terminated(pod: Json) -> Json | None:
+    return _state(pod).get("terminated")
+
+
+def _spec(pod: Json) -> Json:
+    own = (each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
+    return next(own, {})

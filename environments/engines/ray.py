@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ray: a detached actor in a placement group of its own for each replica.
+
+    agent ──▶ driver process ──▶ GCS ──▶ a node ──▶ the actor ──starts──▶ shim ──▶ env host
+      ▲        (Ray's library)    │                    │
+      └── records, reports ◀── its KV ◀── address, exit ┘
+
+The actor owns a shim, as each local replica has one, so a replica's limits, exits and drains are
+the same there as here: Ray itself limits no memory and no CPU, it only counts them. It stays when
+its server has exited, with the server's log, until the agent has read that and removes it.
+
+    ray.py            the engine; ray_options.py: what a plan asks of Ray
+    ray_driver.py     the process that is connected to the cluster, as it is called from here
+    ray_cluster.py    what runs there; ray_kv.py: what is kept in the cluster
+    ray_actor.py      the actor, as it is sent to its node; ray_replica.py: what it does there
+
+Failure cases
+
+    the agent is killed in `start`    the next one finds record, group and actor by their name, and
+                                      makes what is missing
+    its shim is lost alone            told as such; so it may be, when its node is, for a moment
+    the agent or its driver ends      actors are detached: nothing ends with their creator
+    a node is lost                    its actors are DEAD, for Ray: the daemon starts others, and a
+                                      node that comes back has its raylet, and with it its actors
+                                      and their servers, end
+    the head is lost                  without Redis behind it, all actors end with it
+    Ray's memory monitor kills        the actor ends, its server with it: told as such
+    the cluster has no room           the group is PENDING, and `status` says for what
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...processes.exits.exit_reason import Detector, ExitKind
+from .base import (
+    Capacity,
+    Check,
+    EngineGone,
+    EngineRefused,
+    ExitFacts,
+    Instance,
+    InstanceState,
+    Labels,
+    LogChunk,
+    NameTaken,
+    ReplicaPlan,
+)
+from .host_options import check_gpus, check_token
+from .ray_driver import RayDriver
+from .ray_options import bundle, check_options, label_selector, runtime_env
+
+if importlib.util.find_spec("ray") is None:
+    raise ImportError("No module named 'ray'")
+
+Json = dict[str, Any]
+
+PACKAGE = Path(__file__).resolve().parents[2]
+LOOK_SECONDS = 1.0  # between two looks at the cluster
+FIRST_READ_SECONDS, LONGEST_READ_SECONDS = 0.2, 2.0  # between two looks at a log
+END_SECONDS = 0.1  # between two looks whether a replica has ended
+KILL_SECONDS = 15.0  # for a shim to have ended what it kills
+_SIGNAL = 128
+_NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no more"
+
+
+class RayEngine:
+    """Runs replicas as detached actors."""
+
+    name: ClassVar[str] = "ray"
+
+    def __init__(self) -> None:
+        self._driver = RayDriver()
+        self._is_closed = threading.Event()
+
+    # What there is
+
+    def check(self) -> Check:
+        """Tell whether a cluster answers, and what mends it if not."""
+        with contextlib.closing(RayDriver()) as driver:
+            try:
+                version = driver.call("version")
+                driver.call("nodes")
+            except (EngineGone, EngineRefused) as exc:
+                return Check(problem=exc.message, remedy=exc.hint)
+        return Check(version=version, notes=(_NO_LIMITS,))
+
+    def capacity(self) -> Capacity:
+        """Tell what all nodes have that are alive."""
+        nodes = self._driver.call("nodes")
+
+        def total(which: str, name: str) -> float:
+            return float(sum(node[which].get(name, 0) for node in nodes))
+
+        return Capacity(
+            cpus=total("resources", "CPU"),
+            memory_bytes=int(total("resources", "memory")),
+            gpus=int(total("resources", "GPU")),
+            free_cpus=total("free", "CPU"),
+            free_memory_bytes=int(total("free", "memory")),
+            free_gpus=int(total("free", "GPU")),
+            nodes=len(nodes),
+        )
+
+    def list(self) -> Iterable[Instance]:
+        """Return every instance that carries our labels."""
+        found = []
+        for record, report, lives in self._driver.call("look"):
+            labels = Labels.of(record.get("labels") or {})
+            if labels is not None:
+                state = _state(record, report, lives=lives)
+                identity = record.get("actor") or record["name"]
+                exits = (report or {}).get("shard_exits", 0)
+                found.append(Instance(id=identity, labels=labels, state=state, shard_exits=exits))
+        return found
+
+    def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the instance of a replica."""
+        found = self._driver.call("find", plan.name)
+        record, actor = found["record"], found["actor"]
+        if record and record["labels"] != plan.labels.to_labels():
+            raise NameTaken(f"the record of another replica has the name {plan.name}")
+        if record is None or not record.get("actor"):
+            return None
+        lives = actor is not None and actor["state"] != "DEAD"
+        report = found["report"] or {}
+        state = _state(record, report, lives=lives)
+        return Instance(
+            id=record["actor"],
+            labels=plan.labels,
+            state=state,
+            pid=report.get("pid"),
+            address=report.get("address"),
+            waiting=_why_waiting(found) if state is InstanceState.STARTING else None,
+            shard_exits=report.get("shard_exits", 0),
+            last_shard_exit=report.get("last_shard_exit"),
+            exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,
+        )
+
+    # Its life
+
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Have Ray place and start the actor of a replica."""
+        if (found := self.find(plan)) is not None:
+            return found
+        check_options(plan.options, sandbox=plan.sandbox)
+        agent_address = self._driver.call("agent_address")
+        _check_nodes(plan, self._driver.call("nodes"), agent_address)
+        wanted = {
+            "bundle": bundle(plan),
+            "label_selector": label_selector(plan.options),
+            "runtime_env": runtime_env(plan.options),
+        }
+        told = {
+            "plan": plan.to_json(),
+            "package": str(PACKAGE),
+            "runtime_env": wanted["runtime_env"],
+            "agent_address": agent_address,
+        }
+        self._driver.call("create", plan.name, plan.labels.to_labels(), wanted, told)
+        started = self.find(plan)
+        if started is None:
+            raise EngineRefused(f"the actor {plan.name} was removed while it was started")
+        return started
+
+    def signal(self, instance: Instance, number: int) -> None:
+        """Send a signal to the server."""
+        self._ask(instance, "signal", number)
+
+    def stop(self, instance: Instance, grace_seconds: float) -> None:
+        """Stop the server; one that waits for a place has none."""
+        if self._runs(instance):
+            self._ask(instance, "stop", grace_seconds)
+        looks = int((grace_seconds + KILL_SECONDS) / END_SECONDS)
+        while looks and self._runs(instance) and not self._is_closed.wait(END_SECONDS):
+            looks -= 1
+
+    def remove(self, instance: Instance) -> None:
+        """Remove actor, placement group and records, killing what is left."""
+        self._driver.call("destroy", _name(instance), instance.labels.to_labels(), seconds=60.0)
+
+    # What happens
+
+    def changes(self) -> Iterator[None]:
+        """Yield whenever the state of an instance is another: Ray has no events about actors."""
+        known = None
+        while not self._is_closed.is_set():
+            seen = [(each.id, each.state, each.shard_exits) for each in self.list()]
+            if seen != known:
+                known = seen
+                yield None
+            self._is_closed.wait(LOOK_SECONDS)
+        raise EngineGone("the engine was closed")
+
+    def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
+        """Yield what the server has printed, from its actor; a cursor is an offset."""
+        offset, pause = int(cursor or 0), FIRST_READ_SECONDS
+        while self._look(instance) is InstanceState.STARTING:
+            pause = self._pause(pause)
+        while (answer := self._ask(instance, "read_log", offset)) is not None:
+            data, offset, has_ended = answer
+            if data:
+                pause = FIRST_READ_SECONDS
+                yield LogChunk(data=data, cursor=str(offset))
+            elif has_ended:
+                return
+            else:
+                pause = self._pause(pause)
+
+    def close(self) -> None:
+        """End `changes` and `logs`, and the driver."""
+        self._is_closed.set()
+        self._driver.close()
+
+    # Inside
+
+    def _ask(self, instance: Instance, method: str, *arguments: object) -> Any:
+        """Return the answer of an instance's actor; None when that does not live."""
+        return self._driver.call("ask", _name(instance), instance.id, method, *arguments)
+
+    def _pause(self, seconds: float) -> float:
+        """Wait so long; return how long to wait the next time."""
+        if self._is_closed.wait(seconds):
+            raise EngineGone("the engine was closed")
+        return min(seconds * 1.5, LONGEST_READ_SECONDS)
+
+    def _look(self, instance: Instance) -> InstanceState:
+        found = self._driver.call("find", _name(instance))
+        record, actor = found["record"], found["actor"]
+        if record is None or record.get("actor") != instance.id:
+            return InstanceState.EXITED
+        lives = actor is not None and actor["state"] != "DEAD"
+        return _state(record, found["report"], lives=lives)
+
+    def _runs(self, instance: Instance) -> bool:
+        return self._look(instance) is InstanceState.RUNNING
+
+
+def _name(instance: Instance) -> str:
+    return f"openenvd-{instance.labels.replica}"
+
+
+def _state(record: Json, report: Json | None, *, lives: bool) -> InstanceState:
+    if report and report.get("exit"):
+        return InstanceState.EXITED
+    if record.get("actor") and not lives:
+        return InstanceState.EXITED
+    return InstanceState.RUNNING if report and report.get("port") else InstanceState.STARTING
+
+
+def _why_waiting(found: Json) -> str | None:
+    """Say for what an instance waits that has no place yet; None: its actor is being started."""
+    group = found["group"]
+    if group is None or group["state"] != "PENDING":
+        return None
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in group["bundle"].items())
+    if group["scheduling"] == "INFEASIBLE":
+        return f"Ray: no node of the cluster has {wanted} (INFEASIBLE)"
+    return f"Ray: waits for a node with {wanted} free ({group['scheduling']})"
+
+
+def _exit_facts(report: Json, actor: Json | None) -> ExitFacts:
+    """Return how an instance ended: as its shim says; without one, as Ray does."""
+    reason = report.get("exit")
+    if reason is None or reason["kind"] == ExitKind.LOST:
+        return _by_ray(actor or {})
+    if reason.get("exit_code") is not None and not reason.get("pid"):
+        return ExitFacts(error=reason.get("evidence") or "its server cannot be started")
+    number = reason.get("signal_number")
+    return ExitFacts(
+        exit_code=reason.get("exit_code") if number is None else _SIGNAL + number,
+        is_oom=reason["kind"] == ExitKind.OOM_KILLED,
+        seconds=reason.get("seconds"),
+        peak_bytes=reason.get("peak_bytes"),
+        evidence=reason.get("evidence"),
+    )
+
+
+def _by_ray(actor: Json) -> ExitFacts:
+    """Return what Ray knows of an actor that has ended without a word of its server."""
+    said = " ".join(str(actor.get("message") or "").split())
+    where = f"node {actor['node'][:12]}" if actor.get("node") else "no node"
+    if (
+        actor.get("state", "DEAD") != "DEAD"
+    ):  # killed, or lost with a node that Ray has not given up
+        return ExitFacts(ended_by=f"its shim has ended on {where}")
+    match actor.get("cause"):
+        case "oom_context":
+            return ExitFacts(
+                is_oom=True,
+                detector=Detector.RAY,
+                seconds=actor["seconds"],
+                evidence=f"{where}: {said}" if said else where,
+            )
+        case "creation_task_failure_context" | "runtime_env_failed_context":
+            return ExitFacts(error=f"its actor cannot be started: {said or actor['cause']}")
+        case "actor_unschedulable_context":
+            return ExitFacts(error=f"Ray cannot place it: {said}")
+    match actor.get("reason"):
+        case "NODE_DIED":
+            text = f"its node has failed ({where})"
+        case "RAY_KILL":
+            text = "somebody has killed its actor (ray.kill)"
+        case reason:
+            text = f"its actor has died on {where} ({reason or 'unknown'}): {said}"
+    return ExitFacts(ended_by=text, seconds=actor.get("seconds"))
+
+
+def _check_nodes(plan: ReplicaPlan, nodes: list[Json], agent_address: str) -> None:
+    """Refuse what no node has; and to serve without a token at addresses that others can reach.
+
+    Raises:
+        EngineRefused
+    """
+    most = max((node["resources"].get("GPU", 0) for node in nodes), default=0)
+    check_gpus(bundle(plan).get("GPU", 0), most, "see what nodes have: ray status")
+    elsewhere = (node["address"] for node in nodes if node["address"] != agent_address)
+    check_token(plan, next(elsewhere, None))

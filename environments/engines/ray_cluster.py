@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a Ray cluster, in the process that is connected to it (`ray_driver.py`).
+
+    replica:NAME     in the cluster's KV, by the agent: whose the instance is, its actor's name, id
+    report:ACTOR     by the actor: where it listens, how it has ended (`ray_replica.py`)
+    NAME-1f2e3d4c    the actor: detached, in our namespace
+    NAME-1f2e3d4c    its placement group: one bundle, which is the replica's place
+
+The record is written before actor and group are made, and again when the actor is known: an agent
+that goes on from there makes what is missing. Each instance of a replica has names of its own, as a
+name is free only some time after its actor was killed. Ray never restarts an actor of ours, and
+cannot be made to forget one: what has no record any more is gone, as far as we are concerned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray import cloudpickle
+from ray._private import state as gcs
+from ray.exceptions import RayActorError
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from . import ray_actor, ray_kv
+from .base import EngineGone, EngineRefused
+from .ray_kv import NAMESPACE, RECORD, REPORT
+
+Json = dict[str, Any]
+
+PROBE_SECONDS = 3.0
+ANSWER_SECONDS = 10.0  # of an actor
+CONCURRENCY = 8  # calls of an actor at a time
+START = "start one here: ray start --head --port 6399; or set RAY_ADDRESS=HOST:PORT"
+
+cloudpickle.register_pickle_by_value(ray_actor)
+
+
+def connect(address: str) -> None:
+    """Connect to the cluster whose head has this address."""
+    if not address:
+        raise EngineGone(
+            "no Ray cluster is known here: RAY_ADDRESS is not set, and none runs", START
+        )
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        text = f"RAY_ADDRESS is {address!r}, and must be HOST:PORT of this machine's cluster"
+        raise EngineGone(text, "run openenvd on a node of the cluster, and set it to the head's")
+    try:
+        socket.create_connection((host, int(port)), PROBE_SECONDS).close()
+    except OSError as exc:
+        text = f"Ray does not answer at {address}: {exc.strerror or exc}"
+        raise EngineGone(text, "see whether it runs: ray status") from exc
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except Exception as exc:
+        text = f"this machine cannot join the Ray cluster at {address}: {exc}"
+        raise EngineGone(text, f"make it a node: ray start --address {address}") from exc
+
+
+def version() -> str:
+    """Return the version of Ray."""
+    return str(ray.__version__)
+
+
+def nodes() -> list[Json]:
+    """Return the nodes that are alive: address, resources, and what is free of them."""
+    free = gcs.state.available_resources_per_node()
+    return [
+        {
+            "id": node["NodeID"],
+            "address": node["NodeManagerAddress"],
+            "resources": node["Resources"],
+            "free": free.get(node["NodeID"], {}),
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def agent_address() -> str:
+    """Return the address of the node that the agent is on."""
+    return str(ray.util.get_node_ip_address())
+
+
+def look() -> list[tuple[Json, Json | None, bool]]:
+    """Return of each instance its record, what it has reported, and whether its actor lives."""
+    own = ray.get_runtime_context().get_node_id()
+    if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
+        os._exit(1)  # the cluster is another by now: connect to that one
+    found = map(ray_kv.read, ray_kv.keys(RECORD))
+    records = [record for record in found if record is not None]
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    living = {each["name"] for each in actors if each["namespace"] == NAMESPACE}
+    return [(record, _report(record), record.get("actor_name") in living) for record in records]
+
+
+def find(name: str) -> Json:
+    """Return what is known of one instance: record, report, actor, group; None where it is not."""
+    record = ray_kv.read(RECORD.format(name))
+    actor, group = None, None
+    if record is not None and record.get("actor"):
+        actor = _plain_actor(gcs.actors(record["actor"]))
+        group = _group(record["actor_name"])
+    report = None if record is None else _report(record)
+    return {"record": record, "report": report, "actor": actor, "group": group}
+
+
+def create(name: str, labels: dict[str, str], wanted: Json, told: Json) -> None:
+    """Make what an instance consists of, or what of it is not there yet.
+
+    Args:
+        name: Of the record, with which those of the group and the actor begin.
+        labels: Whose it is.
+        wanted: `bundle`, `label_selector` and `runtime_env`.
+        told: What the actor is told.
+    """
+    record = ray_kv.read(RECORD.format(name))
+    if record is None:
+        actor_name = f"{name}-{uuid4().hex[:8]}"
+        record = {"name": name, "labels": labels, "actor_name": actor_name}
+        ray_kv.write(RECORD.format(name), record)
+    actor_name = record["actor_name"]
+    try:
+        group = get_placement_group(actor_name)
+    except ValueError:
+        selector = wanted["label_selector"]
+        group = placement_group(
+            [wanted["bundle"]],
+            strategy="STRICT_PACK",
+            name=actor_name,
+            lifetime="detached",
+            **({"bundle_label_selector": [selector]} if selector else {}),
+        )
+    bundle = dict(wanted["bundle"])
+    options: Json = {
+        "num_cpus": bundle.pop("CPU"),
+        "num_gpus": bundle.pop("GPU", 0),
+        "memory": bundle.pop("memory", None),
+        "resources": bundle or None,
+        "runtime_env": wanted["runtime_env"] or None,
+    }
+    actor: Any = (
+        ray.remote(ray_actor.ReplicaActor)
+        .options(
+            name=actor_name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+            **options,
+        )
+        .remote(told)
+    )
+    ray_kv.write(RECORD.format(name), record | {"actor": actor._actor_id.hex()})
+
+
+def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
+    """Return the answer of an instance's actor; None when it does not live."""
+    record = ray_kv.read(RECORD.format(name))
+    if record is None or record.get("actor") != identity:
+        return None
+    actor = _handle(record["actor_name"])
+    if actor is None:
+        return None
+    try:
+        return ray.get(getattr(actor, method).remote(*arguments), timeout=ANSWER_SECONDS)
+    except RayActorError:
+        return None
+    except ray.exceptions.GetTimeoutError as exc:
+        text = f"the actor {name} has not answered within {ANSWER_SECONDS:g} s"
+        raise EngineGone(text, "see whether its node is well: ray status") from exc
+
+
+def destroy(name: str, labels: dict[str, str]) -> None:
+    """Remove an instance, and everything that was made for it; its record last."""
+    record = ray_kv.read(RECORD.format(name))
+    if record is None:
+        return
+    if record["labels"] != labels:
+        raise EngineRefused(f"{name} carries other labels: it is somebody else's")
+    actor_name, identity = record.get("actor_name", name), record.get("actor")
+    actor = _handle(actor_name)
+    if actor is not None:
+        if identity and gcs.actors(identity).get("State") == "ALIVE":
+            with contextlib.suppress(EngineGone):  # it is killed all the same
+                ask(name, identity, "close")
+        ray.kill(actor)
+    with contextlib.suppress(ValueError):
+        remove_placement_group(get_placement_group(actor_name))
+    if record.get("actor"):
+        ray_kv.delete(REPORT.format(record["actor"]))
+    ray_kv.delete(RECORD.format(name))
+
+
+def _handle(name: str) -> Any:
+    try:
+        return ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _group(name: str) -> Json | None:
+    try:
+        found = placement_group_table(get_placement_group(name))
+    except ValueError:
+        return None
+    return {
+        "state": found["state"],
+        "scheduling": found["stats"]["scheduling_state"],
+        "bundle": found["bundles"][0],
+    }
+
+
+def _plain_actor(found: Json) -> Json | None:
+    """Return of an actor what can be sent, the cause of its death in words."""
+    if not found:
+        return None
+    cause = found["DeathCause"]
+    kind = cause.WhichOneof("context") if cause is not None else None
+    context: Any = getattr(cause, kind) if kind else None
+    died = kind == "actor_died_error_context"
+    return {
+        "state": found["State"],
+        "node": found["Address"]["NodeID"],
+        "address": found["Address"]["IPAddress"],
+        "seconds": max(0, found["EndTime"] - found["StartTime"]) / 1000
+        if found["EndTime"]
+        else None,
+        "cause": kind,
+        "reason": type(context).Reason.Name(context.reason) if died else None,
+        "message": getattr(context, "error_message", "") if context is not None else "",
+    }
+
+
+def _report(record: Json) -> Json | None:
+    actor = record.get("actor")
+    return ray_kv.read(REPORT.format(actor)) if actor else None

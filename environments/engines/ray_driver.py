@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RayDriver`: the process that is connected to a Ray cluster, as the agent sees it.
+
+    agent's threads ──(number, function, arguments)──▶ driver process ──Ray's library──▶ GCS, actors
+          ◀──thread "ray answers"──(number, whether it did, result)──┘ a thread for each question
+
+Ray's library ends its process when the cluster is gone, and blocks until then. So it has a process
+of its own (`ray_cluster.py`), and each question may take so long at most. Questions do not wait for
+each other: an actor on a node that is lost answers none. Nothing is lost with the process: whatever
+matters is in the cluster. A rollout has a driver of its own, with other functions
+(`operations/ray_collector_driver.py`).
+
+Failure cases
+
+    the cluster is gone       the driver ends itself, or is killed when it does not answer in time:
+                              `EngineGone`; whoever waits is told at once, and the next question,
+                              a little later, starts another one
+    the agent is killed       its end of the socket closes, and the driver ends
+    a call raises by surprise the driver goes on; the agent is told `EngineGone`, and tries again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .base import EngineError, EngineGone
+
+CALL_SECONDS = 15.0
+CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
+QUESTIONS = 128  # at a time
+FUNCTIONS = f"{__package__}.ray_cluster"
+PAUSE_SECONDS = 1.0  # after a failure, for which all are told the same
+# How long Ray's library waits for a cluster that is gone before it ends the process.
+_RAY_SETTINGS = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayDriver:
+    """One driver process at a time, started when it is needed, and none once this is closed."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, functions: str = FUNCTIONS) -> None:
+        """Start nothing yet.
+
+        Args:
+            environ: Says which cluster it is, and is the driver's.
+            functions: The module of the functions that it calls, `connect` among them.
+        """
+        self._environ = environ
+        self._functions = functions
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._is_closed = False
+        self._failure: EngineGone | None = None
+        self._failed_at = float("-inf")
+
+    def call(self, function: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
+        """Call one of the functions there; return what it returns. Blocks.
+
+        Raises:
+            EngineGone: The cluster does not answer.
+            EngineRefused: It says no.
+        """
+        process = self._connected()
+        try:
+            return process.ask(function, arguments, seconds)
+        except DriverEnded as exc:
+            self._note_failure(exc)
+            self._forget(process)
+            raise
+
+    def close(self) -> None:
+        """End the process, one that is connecting, too; whoever waits is told."""
+        self._is_closed = True
+        if (process := self._process) is not None:  # not under the lock, which a connect holds
+            process.end()
+
+    def _connected(self) -> _Process:
+        with self._lock:  # several who wait have one
+            if self._failure is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
+                raise self._failure
+            if self._is_closed:
+                raise _gone()
+            if self._process is None:
+                self._process = started = _Process(self._environ, self._functions)
+                try:
+                    if self._is_closed:  # `close` may have looked before there was a process
+                        raise _gone()
+                    address = self._environ.get("RAY_ADDRESS", "")
+                    started.ask("connect", (address,), CONNECT_SECONDS)
+                except EngineGone as exc:
+                    self._process = None
+                    started.end()
+                    self._note_failure(exc)
+                    raise
+            return self._process
+
+    def _note_failure(self, failure: EngineGone) -> None:
+        self._failure, self._failed_at = failure, time.monotonic()
+
+    def _forget(self, process: _Process) -> None:
+        process.end()
+        with self._lock:
+            if self._process is process:
+                self._process = None
+
+
+class DriverEnded(EngineGone):
+    """The driver process has ended, or does not answer."""
+
+
+class _Process:
+    """One driver process; asked by several threads at once."""
+
+    def __init__(self, environ: Mapping[str, str], functions: str) -> None:
+        self._pipe, its = Pipe()
+        try:
+            program = ["-m", f"{__package__}.ray_driver", functions, str(its.fileno())]
+            command = [sys.executable, "-P", *program]
+            self._process = subprocess.Popen(
+                command,
+                env={**environ, **_RAY_SETTINGS},
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            its.close()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[Any]] = {}  # by the numbers of questions
+        self._has_ended = False
+        threading.Thread(target=self._read, name="ray answers", daemon=True).start()
+
+    def ask(self, function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """Return the answer to one question.
+
+        Raises:
+            DriverEnded: There is none within so many seconds.
+            EngineGone, EngineRefused: The driver's own.
+        """
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._has_ended:
+                raise _gone()
+            number = next(self._numbers)
+            self._asked[number] = answer
+            with contextlib.suppress(OSError):  # then its end is read
+                self._pipe.send((number, function, arguments))
+        try:
+            return answer.result(seconds)
+        except TimeoutError as exc:
+            raise DriverEnded(f"Ray has not answered within {seconds:g} s", _LOOK) from exc
+
+    def end(self) -> None:
+        """Kill it; whoever waits is told."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> None:
+        """Be the thread that passes answers on, until the driver has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, has_worked, result = self._pipe.recv()
+                answer = self._asked.pop(number)
+                answer.set_result(result) if has_worked else answer.set_exception(result)
+        with self._lock:
+            self._has_ended = True
+        for answer in self._asked.values():
+            answer.set_exception(_gone())
+        self._pipe.close()
+
+
+_LOOK = "see whether it runs: ray status"
+
+
+def _gone() -> DriverEnded:
+    return DriverEnded("Ray does not answer: its cluster is gone, or not ours", _LOOK)
+
+
+class _Answers:
+    """The driver's own side: what it is asked, and what it answers."""
+
+    def __init__(self, functions: str, pipe: Connection) -> None:
+        self._functions = functions
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Answer until the agent has ended."""
+        functions = importlib.import_module(self._functions)
+        threads = ThreadPoolExecutor(QUESTIONS, "question")
+        while True:
+            try:
+                number, function, arguments = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)  # Ray's own end would wait for a cluster that may be gone
+            call = partial(getattr(functions, function), *arguments)
+            if function == "connect":  # Ray wants the first thread for it
+                self._answer(number, call)
+            else:
+                threads.submit(self._answer, number, call)
+
+    def _answer(self, number: int, call: Callable[[], Any]) -> None:
+        try:
+            answer = (number, True, call())
+        except EngineError as exc:
+            answer = (number, False, exc)
+        except Exception as exc:  # Ray raises many kinds
+            answer = (number, False, EngineGone(f"{type(exc).__name__}: {exc}"))
+        with self._lock, contextlib.suppress(OSError):
+            self._pipe.send(answer)
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)  # what Ray prints goes to the agent's log
+    _Answers(sys.argv[1], Connection(int(sys.argv[2]))).run()

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica's actor does on its node: it has a shim, as a local replica has.
+
+    actor (a worker of Ray's) ──starts──▶ shim ──▶ env host ──▶ its sessions
+       │  thread ◀──── status ─────────────┘
+       └──▶ the cluster's KV: where it listens, and how it has ended
+
+So limits, exits, drains and orphans are those of local replicas. On the agent's own node it listens
+where the plan says; on another, at the node's address. A port that is taken there is replaced by
+another: the report tells which.
+
+Failure cases
+
+    the actor is killed      by `ray.kill`, by Ray's memory monitor, with its node's raylet: the
+                             kernel sends the shim SIGTERM, which ends its server within its grace
+    the shim is killed       the kernel kills the server; the report says that it is gone
+    the node cannot tell     the report is written again until the cluster has it
+    the actor is killed and  its folder stays in the folder of Ray's session, as Ray's own logs do
+    its folder is left
+
+Imports the standard library and Ray alone: it runs in whatever Python the cluster has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ...shim import __file__ as _shim_file
+from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
+from ...shim.files import (
+    CONTROL_FD_VARIABLE,
+    LISTEN_FD_VARIABLE,
+    RUN_FILE_NAME,
+    open_control_socket,
+    write_json,
+)
+from ...system.listening_sockets import descriptors_text
+from ...system.prctl import die_with_parent
+from . import ray_kv
+from .node_program import http_address, listen, server_options
+
+Json = dict[str, Any]
+
+READ_BYTES = 256 * 1024
+RETRY_SECONDS = 1.0
+HEARD_SECONDS = 5.0  # for the shim to have read what it is asked
+CLOSE_SECONDS = 10.0  # for the shim to have ended everything, after SIGKILL
+MAX_LOG_BYTES = 64 * 2**20  # on the node; the agent keeps a copy, bounded by its own setting
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+class RayReplica:
+    """The shim of one replica, as its actor sees it."""
+
+    def __init__(self, told: Json) -> None:
+        """Start it; raises what keeps it from being started, by which the actor ends."""
+        self._told = told
+        self._plan: Json = told["plan"]
+        context = ray.get_runtime_context()
+        self._actor_id = str(context.get_actor_id())
+        self._report: Json = {"node": context.get_node_id()}
+        self._folder = _session_folder() / "openenvd" / self._actor_id
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket_path = str(Path(tempfile.gettempdir()) / f"oer-{self._actor_id[:20]}.sock")
+        self._log_path = self._folder / "log"
+        self._listeners = self._listen()
+        self._is_started = threading.Event()
+        self._problem: BaseException | None = None
+        # The kernel tells a process of the death of the thread that has started it.
+        threading.Thread(target=self._run, name="shim", daemon=True).start()
+        self._is_started.wait()
+        if self._problem is not None:
+            raise self._problem
+
+    def read_log(self, offset: int) -> tuple[bytes, int, bool]:
+        """Return what was printed after an offset, the offset after it, whether that is all."""
+        has_ended = self._report.get("exit") is not None
+        try:
+            with self._log_path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < offset:  # it was cut
+                    offset = 0
+                data = os.pread(file.fileno(), READ_BYTES, offset)
+        except FileNotFoundError:  # it was closed
+            return b"", offset, True
+        return data, offset + len(data), has_ended
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the server, if it runs."""
+        status = read_status_file(self._folder) or {}
+        if status.get("pid") and status.get("exit") is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status["pid"], number)
+
+    def stop(self, grace_seconds: float) -> None:
+        """Have the shim stop its server; another call can only shorten the grace."""
+        gone = contextlib.suppress(ShimGone, TimeoutError)
+        with gone, ShimClient.connect(self._socket_path) as shim:
+            shim.send("stop", grace_seconds=grace_seconds)
+            # A client that leaves at once may be dropped before its line is read.
+            shim.wait(lambda status: status["state"] in ("stopping", "stopped"), HEARD_SECONDS)
+
+    def close(self) -> None:
+        """Stop everything at once, and remove the folder."""
+        gone = contextlib.suppress(ShimGone, TimeoutError)
+        with gone, ShimClient.connect(self._socket_path) as shim:
+            shim.send("stop", grace_seconds=0.0)
+            shim.wait(lambda status: False, CLOSE_SECONDS)
+        clean_up_after_shim(self._folder, grace_seconds=0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Starting
+
+    def _listen(self) -> list[socket.socket]:
+        """Open the sockets: at the plan's address on the agent's node, else at the node's own."""
+        node_address = ray.util.get_node_ip_address()
+        is_here = node_address == self._told["agent_address"]
+        host = self._plan["host"] if is_here else node_address
+        listeners = listen(host, int(self._plan["port"]))
+        port = int(listeners[0].getsockname()[1])
+        is_planned = is_here and port == self._plan["port"]
+        self._report["address"] = None if is_planned else http_address(host, port)
+        self._report["host"], self._report["port"] = host, port
+        return listeners
+
+    def _run(self) -> None:
+        """Be the thread that has started the shim, and reports what becomes of it."""
+        try:
+            shim = self._start()
+        except BaseException as exc:
+            self._problem = exc
+            return
+        finally:
+            self._is_started.set()
+        with contextlib.suppress(ShimGone):
+            while True:
+                self._note(shim.wait(self._is_news))
+        self._note(read_status_file(self._folder) or {}, is_gone=True)
+        threading.Event().wait()  # its end would be the shim's
+
+    def _start(self) -> ShimClient:
+        write_json(str(self._folder / RUN_FILE_NAME), self._run_file())
+        program = Path(_shim_file).with_name("__main__.py")
+        fds = [one.fileno() for one in self._listeners]
+        with open_control_socket(self._socket_path) as control:
+            environ = {
+                CONTROL_FD_VARIABLE: str(control.fileno()),
+                LISTEN_FD_VARIABLE: descriptors_text(fds),
+            }
+            with self._log_path.open("ab") as log:
+                subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(program), str(self._folder)],
+                    env=os.environ | environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[control.fileno(), *fds],
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
+                )
+        for one in self._listeners:
+            one.close()
+        return ShimClient.connect(self._socket_path)
+
+    def _run_file(self) -> Json:
+        plan = self._plan
+        return {
+            "replica_id": plan["labels"]["replica"],
+            "argv": self._argv(),
+            "env": self._environment(),
+            "cwd": self._cwd(),
+            "host": self._report["host"],
+            "port": self._report["port"],
+            "socket_path": self._socket_path,
+            "log_path": str(self._log_path),
+            "max_log_bytes": MAX_LOG_BYTES,
+            "memory_limit_bytes": plan["memory_bytes"],
+            "cgroups": f"ray-{plan['labels']['home']}",
+        }
+
+    def _argv(self) -> list[str]:
+        """Return the server's command; in a runtime environment, by that one's Python."""
+        if not self._told["runtime_env"]:
+            return list(self._plan["command"])
+        program = Path(_shim_file).parents[1] / "env_host" / "__main__.py"
+        return [sys.executable, "-P", str(program)]
+
+    def _cwd(self) -> str:
+        folder = Path(self._plan["folder"])
+        return str(folder) if folder.is_dir() else str(Path.cwd())
+
+    def _environment(self) -> dict[str, str]:
+        gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
+        options = server_options(self._plan, self._report["host"], self._folder)
+        return {**self._plan["env"], **gpus, **options}
+
+    # Reporting
+
+    def _is_news(self, status: Json) -> bool:
+        """Whether the report says something else; its first one has the server's pid."""
+        told = _of(status)
+        return bool(told["pid"] or told["exit"]) and not told.items() <= self._report.items()
+
+    def _note(self, status: Json, *, is_gone: bool = False) -> None:
+        self._report |= _of(status)
+        if is_gone and self._report["exit"] is None:
+            self._report["exit"] = {"kind": "lost"}
+        self._tell()
+
+    def _tell(self) -> None:
+        """Write the report; again until the cluster has it."""
+        while True:
+            try:
+                ray_kv.write(ray_kv.REPORT.format(self._actor_id), self._report)
+                return
+            except Exception:
+                time.sleep(RETRY_SECONDS)
+
+
+def _of(status: Json) -> Json:
+    """Return of a shim's status the server's pid, how that has ended, and what below it has."""
+    exit_reason = status.get("exit")
+    if exit_reason is None and status.get("state") == "stopped":
+        exit_reason = {"kind": "stopped"}
+    below: Json = {
+        name: status[name] for name in ("shard_exits", "last_shard_exit") if name in status
+    }
+    return {"pid": status.get("pid"), "exit": exit_reason, **below}
+
+
+def _session_folder() -> Path:
+    """Return the folder of Ray's session on this node."""
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_session_dir_path())

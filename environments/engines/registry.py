@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines: a line each. To add one: its file beside this one, and its line here.
+
+Imports no engine: an engine's file is imported by `load`, in the agent's process alone. Engines of
+other packages are named by a variable: `OPENENVD_ENGINES=NAME=module:Class,…`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..engine_address import EngineAddress
+from . import kubernetes_options, ray_options, slurm_options, swarm_options
+from .base import Engine, EngineRefused
+from .docker_address import docker_address
+from .docker_options import host_config
+from .kubernetes_address import kubernetes_address
+from .ray_address import ray_address
+from .slurm_address import HOST_VARIABLE, slurm_address
+
+Variables = Mapping[str, str]
+
+
+class CheckOptions(Protocol):
+    """Looks at the engine's own options of a replica, and at whether it is in a sandbox."""
+
+    def __call__(self, options: Mapping[str, str], /, *, sandbox: bool) -> object:
+        """Raise `EngineRefused` for what cannot be."""
+
+
+def _nowhere(_: Variables) -> dict[str, str]:
+    """Return the address of an engine that is the same for every process of this machine."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """Where an engine is, and what it needs.
+
+    Attributes:
+        location: `module:Class`, or what else makes it; a module that begins with a dot is in
+            this package.
+        extra: The extra of openenvd that installs its library; None: it needs none.
+        address: Returns the variables that say which engine it is, all of them, from a process's
+            own (`address_here`). Raises `EngineFailed` when these lead nowhere.
+        check_options: Raises `EngineRefused` for options of a replica that it would refuse, so that
+            a launch need not begin; None: that is seen when the replica is started.
+        has_own_addresses: Whether its replicas are reached where their instances say, and at no
+            port of this machine.
+        moves: Whether a replica that is started again has another address: its environment has
+            one at the gateway then, also with one replica.
+        pulls_images: Whether its machines pull images themselves: none is looked for here.
+        runs_programs: Whether it runs programs of a Python here, which its machines see, too,
+            rather than images.
+    """
+
+    location: str
+    extra: str | None = None
+    address: Callable[[Variables], dict[str, str]] = _nowhere
+    check_options: CheckOptions | None = None
+    has_own_addresses: bool = False
+    moves: bool = False
+    pulls_images: bool = False
+    runs_programs: bool = False
+
+
+ENGINES: dict[str, EngineEntry] = {
+    "docker": EngineEntry(".docker:DockerEngine", "docker", docker_address, host_config),
+    "swarm": EngineEntry(
+        ".swarm:SwarmEngine", "docker", docker_address, swarm_options.check_options
+    ),
+    "slurm": EngineEntry(
+        ".slurm_ssh:slurm_engine",
+        address=slurm_address,
+        check_options=slurm_options.check_options,
+        runs_programs=True,
+        has_own_addresses=True,
+    ),
+    "ray": EngineEntry(
+        ".ray:RayEngine",
+        "ray",
+        ray_address,
+        ray_options.check_options,
+        has_own_addresses=True,
+        runs_programs=True,
+    ),
+    "kubernetes": EngineEntry(
+        ".kubernetes:KubernetesEngine",
+        "kubernetes",
+        kubernetes_address,
+        kubernetes_options.check_options,
+        has_own_addresses=True,
+        moves=True,
+        pulls_images=True,
+    ),
+}
+MORE_VARIABLE = "OPENENVD_ENGINES"
+
+
+def entries() -> dict[str, EngineEntry]:
+    """Return all engines by name, those of other packages included."""
+    more = (item.partition("=") for item in os.environ.get(MORE_VARIABLE, "").split(",") if item)
+    return ENGINES | {name: EngineEntry(location) for name, _, location in more}
+
+
+def address_here(name: str, environ: Variables = os.environ) -> EngineAddress:
+    """Return the engine that these variables lead to. Those of an address lead to itself.
+
+    Raises:
+        EngineFailed: They lead nowhere.
+    """
+    entry = entries().get(name)
+    return EngineAddress.of(name, {} if entry is None else entry.address(environ))
+
+
+def runs_programs(name: str) -> bool:
+    """Whether a provider runs programs rather than images: this machine does, too."""
+    entry = entries().get(name)
+    return entry is None or entry.runs_programs
+
+
+def has_own_addresses(name: str) -> bool:
+    """Whether a provider's replicas are reached where their engine says alone."""
+    entry = entries().get(name)
+    return entry is not None and entry.has_own_addresses
+
+
+def moves(name: str) -> bool:
+    """Whether a provider's replica that is started again has another address."""
+    entry = entries().get(name)
+    return entry is not None and entry.moves
+
+
+def login_node(name: str, environ: Variables = os.environ) -> str | None:
+    """Return the machine that a provider's programs are prepared on; None: on this one."""
+    return environ.get(HOST_VARIABLE) or None if name == "slurm" else None
+
+
+def pulls_images(name: str) -> bool:
+    """Whether a provider's machines pull images themselves."""
+    entry = entries().get(name)
+    return entry is not None and entry.pulls_images
+
+
+def load(name: str) -> Engine:
+    """Import an engine and make it.
+
+    Raises:
+        EngineRefused: There is no such engine, or its library is not installed.
+    """
+    entry = entries().get(name)
+    if entry is None:
+        raise EngineRefused(f"there is no engine {name!r}")
+    module, _, cls = entry.location.partition(":")
+    try:
+        found = importlib.import_module(module, __package__)
+    except ImportError as exc:
+        hint = None if entry.extra is None else f"pip install 'openenvd[{entry.extra}]'"
+        raise EngineRefused(f"the library of {name} cannot be imported: {exc}", hint) from exc
+    engine: Engine = getattr(found, cls)()
+    return engine

@@ -1,0 +1,597 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EngineReplica`: one replica of an engine, from its run file to its end.
+
+    engine (looks, find) ──┐                      ┌──▶ status file ──▶ the next agent
+    /health, /capacity  ───┼──▶ the state machine ┼──▶ status lines ──▶ daemon, launch
+    start, stop, drain, ───┘                      └──▶ start, signal, stop, remove ──▶ engine
+      sleep
+
+    from             to        when
+    starting         ready     its instance runs, and answers `/health`
+    starting, ready  exited    its instance has exited, is gone, or was refused; or nothing is heard
+                               of it, and its server does not answer, however often it is asked
+    ready            starting  its engine itself begins its instance anew
+    ready            draining  its sessions are to end, and none is to begin: SIGUSR1, which a
+                               server that is not ours is not sent: it would end at once
+    ready            asleep    it is to have no instance, and has no session
+    exited, asleep   starting  its start is requested: the old instance is removed first
+    any              stopping  its stop is requested, or the drain's time is over
+    draining         stopping  it has exited, or its engine itself begins it anew
+    stopping         stopped   its instance is removed: nothing of it is left
+
+What is about to be done is in the status file before it is done. An agent that is killed at any
+line leaves a state from which the next one goes on:
+
+    starting, no instance     `start` is called (again); one that was created is found by its name
+    ready, no instance        somebody has removed it: exited, as lost
+    asleep, an instance       it is stopped and removed, and the start that is requested waits
+    stopping, no instance     it was removed, and only not reported: stopped
+
+The engine may be gone, or refuse, for a while: the state stays, `problem` says why, and whatever
+was to be done is tried again. Only the engine's word that there is no such instance makes it lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...shim.client import read_status_file
+from ...shim.connections import read_operation
+from ...shim.files import STATUS_FILE_NAME, write_json
+from ...shim.server_exit import exit_without_start
+from ...shim.shutdown_policy import LEFT_GRACE_SECONDS
+from ...system.access_tokens import with_token
+from ...system.backoff import backoff_seconds
+from ...system.json_lines import Json, encode_line
+from ...system.log_files import last_lines
+from ...system.process_identity import boot_seconds
+from .. import run_files
+from ..errors import NotAnswering
+from ..run_files import RunFile, address_of
+from . import server_answers
+from .base import (
+    EngineGone,
+    EngineRefused,
+    ExitFacts,
+    Instance,
+    InstanceState,
+    NameTaken,
+    ReplicaPlan,
+)
+from .engine_watch import EngineWatch
+from .exits import exit_reason
+from .log_pump import LogPump
+from .replica_status import LONGEST_SECONDS, ReplicaStatus
+from .status_server import StatusServer
+
+log = logging.getLogger(__name__)
+
+LOG_TAIL_LINES = 20
+FIRST_PROBE_SECONDS = 0.05  # between two questions whether it is ready; grows with the waiting
+LONGEST_PROBE_SECONDS = 1.0
+CAPACITY_SECONDS = 2.0  # between two questions how full it is
+LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
+SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
+SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
+SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
+RETRY_SECONDS = 1.0  # after the engine did not answer
+DRAIN_SIGNAL = signal.SIGUSR1
+
+
+class EngineReplica:
+    """One replica. `run` is its task, which ends when nothing of the replica is left.
+
+    Attributes:
+        run_file: What is wanted of it.
+        status: What is known of it.
+    """
+
+    def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Json) -> None:
+        """Read where an earlier agent stood. `agent` is this process's identity."""
+        self.run_file = run_file
+        self.plan = plan_of(run_file)
+        known = read_status_file(run_file.run_dir)
+        self.status = ReplicaStatus() if known is None else ReplicaStatus.from_json(known)
+        self._watch = watch
+        self._engine = watch.engine
+        self._agent = agent
+        self._instance: Instance | None = None
+        self._pump: LogPump | None = None
+        self._due = asyncio.Event()  # something may have changed: go through the loop again
+        self._start_is_requested = False
+        self._is_seen = False  # whether `_instance` is as the engine has it
+        self._has_capacity = True  # until it has answered that it has not
+        self._has_signalled = False
+        self._probes = 0
+        self._unanswered: list[float] = []  # when a silent instance's server did not answer
+        self._server = StatusServer(run_file.socket_path, self._line, self._obey)
+        if self.status.host is None:
+            self.status.host, self.status.port = self.plan.host, self.plan.port
+
+    # What others tell it.
+
+    async def open(self) -> None:
+        """Let clients connect, with the status as it is; raises `OSError` when that fails."""
+        self._write_status()
+        await self._server.open()
+
+    def observe(self, instance: Instance | None) -> None:
+        """Take note of what a look has found: it is due when that is something else."""
+        if _seen(instance) != _seen(self._instance):
+            self._is_seen = False
+            self._due.set()
+
+    def note_problem(self, problem: str | None) -> None:
+        """Say why the engine cannot be asked; None: it can."""
+        self._tell_problem(problem)
+        self._is_seen = False
+        self._due.set()
+
+    def _obey(self, line: bytes) -> None:
+        op, seconds = read_operation(line)
+        match op:
+            case "start":
+                self._start_is_requested = self.status.state in ("exited", "asleep")
+            case "stop":
+                self._request_stop(seconds)
+            case "drain":
+                self._request_drain(seconds)
+            case _:
+                raise ValueError(f"unknown op: {op!r}")
+        self._due.set()
+
+    async def sleep(self, until: float) -> bool:
+        """End its instance until its start is requested, unless it has a session.
+
+        Its caller has seen to it that no more can begin.
+
+        Args:
+            until: When its caller has given up, and more may begin, in seconds since the boot.
+
+        Returns:
+            Whether it sleeps: its instance is being ended. It does not while its engine is away,
+            which could neither end nor start one.
+        """
+        is_known = self._watch.problem is None and self.status.problem is None
+        may_sleep = is_known and not await self._has_session() and boot_seconds() < until
+        if may_sleep and self.status.state == "ready":
+            self._set_state("asleep", deadline=_in(LEFT_GRACE_SECONDS))
+            self._due.set()
+        return self.status.state == "asleep"
+
+    async def _has_session(self) -> bool:
+        """Whether it has one, or does not answer; what cannot say how full it is has none."""
+        found = await self._read_capacity()
+        return self._has_capacity if found is None else bool(found["sessions"] or found["waiting"])
+
+    def _request_stop(self, grace_seconds: float) -> None:
+        deadline = _in(grace_seconds)
+        if self.status.state == "stopping" and self.status.deadline is not None:
+            deadline = min(deadline, self.status.deadline)
+        self._set_state("stopping", deadline=deadline)
+
+    def _request_drain(self, timeout_seconds: float) -> None:
+        if self.status.state in ("stopping", "stopped"):
+            return
+        self.status.is_draining = True
+        if self.status.state not in ("ready", "draining"):  # it has no sessions
+            self._request_stop(LEFT_GRACE_SECONDS)
+            return
+        deadline = _in(timeout_seconds)
+        if self.status.state == "draining" and self.status.deadline is not None:
+            deadline = min(deadline, self.status.deadline)
+        self._set_state("draining", deadline=deadline)
+
+    # Its task.
+
+    async def run(self) -> None:
+        """Bring it from what is observed to what is wanted, until it is stopped."""
+        while self.status.state != "stopped":
+            self._due.clear()
+            try:
+                seconds = await self._step()
+            except EngineGone:
+                seconds = RETRY_SECONDS
+            except (EngineRefused, NotAnswering) as exc:  # to do anything else than to start it
+                self._tell_problem(exc.message)
+                seconds = RETRY_SECONDS
+            except Exception as exc:  # a defect: no reason to leave what runs to itself
+                if self._tell_problem(f"{type(exc).__name__}: {exc}"):
+                    log.exception("cannot look after %s", self.run_file.replica_id)
+                seconds = RETRY_SECONDS
+            else:
+                waiting = None if self._instance is None else self._instance.waiting
+                self._tell_problem(self._watch.problem or waiting)
+            await self._wait(seconds)
+        await self._server.close()
+
+    async def close(self) -> None:
+        """Let go of it: its instance goes on."""
+        if self._pump is not None:
+            self._pump.stop()
+        await self._server.close()
+
+    async def _step(self) -> float | None:
+        """Do what is due; return in how many seconds to look again, None: when told."""
+        match self.status.state:
+            case "starting":
+                return await self._bring_up()
+            case "ready":
+                return await self._look_after()
+            case "draining":
+                return await self._drain()
+            case "exited":
+                return await self._await_start()
+            case "asleep":
+                return await self._rest()
+            case _:
+                return await self._stop()
+
+    async def _bring_up(self) -> float | None:
+        try:
+            if self._instance is None:
+                self._take(await self._watch.call(self._engine.start, self.plan))
+            instance = await self._find()
+        except EngineRefused as exc:
+            hint = "" if exc.hint is None else f" ({exc.hint})"
+            self._note_refusal(f"{exc.message}{hint}")
+            return None
+        if instance is None or instance.state is InstanceState.EXITED:
+            return await self._note_exit(instance)
+        if instance.state is InstanceState.STARTING or instance.runs < self.status.runs:
+            self._tell_waiting(instance.waiting)
+            return LONGEST_PROBE_SECONDS
+        self.status.runs = instance.runs
+        why = await self._why_not_ready(instance)
+        if why is not None and await self._has_ended(instance):
+            return await self._note_exit(instance)
+        found = await self._read_capacity() if why is None else None
+        if why is None and found is None and self._has_capacity and instance.drains:  # ours
+            why = f"nothing answers at {self._address}/capacity"
+        if why is not None:
+            self._tell_waiting(why + self._where_it_listens)
+            self._probes += 1
+            return backoff_seconds(
+                self._probes, first=FIRST_PROBE_SECONDS, longest=LONGEST_PROBE_SECONDS
+            )
+        info = server_answers.ready_info(found)
+        if self.status.state == "starting":  # not to be stopped by now
+            self.status.note_ready(info, time.time())
+            self._publish()
+        return 0.0
+
+    async def _look_after(self) -> float | None:
+        instance = await self._find()
+        if instance is None or await self._has_ended(instance):
+            return await self._note_exit(instance)
+        if instance.runs > self.status.runs:
+            reason = self._reason(
+                ExitFacts(ended_by=instance.waiting or instance.why_anew), stopped_by_us=False
+            )
+            self.status.note_new_run(reason, instance.runs)
+            self._publish()
+            return 0.0
+        if not self._unanswered:
+            await self._read_capacity()
+        return CAPACITY_SECONDS if self._has_capacity or instance.is_silent else None
+
+    async def _has_ended(self, instance: Instance) -> bool:
+        """Whether it has exited, or nothing is heard of it for long, also not by its server."""
+        if instance.state is InstanceState.EXITED:
+            return True
+        why = None
+        if instance.is_silent:
+            why = await self._why_not_ready(instance, SILENT_TIMEOUT_SECONDS)
+        if why is None:
+            self._unanswered.clear()
+            return False
+        self._unanswered.append(time.monotonic())
+        seconds = self._unanswered[-1] - self._unanswered[0]
+        return len(self._unanswered) >= SILENT_QUESTIONS and seconds >= SILENT_ASKED_SECONDS
+
+    async def _drain(self) -> float | None:
+        instance = await self._find()
+        if instance is None or instance.runs > self.status.runs or await self._has_ended(instance):
+            self._request_stop(0.0)
+            return 0.0
+        left = self.status.seconds_left(boot_seconds())
+        if left <= 0.0:
+            self._request_stop(LEFT_GRACE_SECONDS)
+            return 0.0
+        if instance.drains and not self._has_signalled:
+            with contextlib.suppress(EngineRefused):  # then it is stopped when the time is over
+                await self._watch.call(self._engine.signal, instance, DRAIN_SIGNAL)
+            self._has_signalled = True
+        await self._read_capacity()
+        return min(left, CAPACITY_SECONDS)
+
+    async def _await_start(self) -> float | None:
+        if not self._start_is_requested:
+            return None
+        instance = await self._find()
+        if instance is not None:
+            await self._watch.call(self._engine.remove, instance)
+            self._is_seen = False
+        self._begin_again("exited")
+        return 0.0
+
+    async def _rest(self) -> float | None:
+        instance = await self._find_to_stop()
+        if instance is not None:
+            await self._watch.call(self._engine.remove, await self._ended(instance))
+            self._is_seen = False
+            return 0.0
+        if self.status.instance is not None and self.status.state == "asleep":
+            self.status.note_gone()
+            self._publish()
+        if not self._start_is_requested:
+            return None
+        self._begin_again("asleep")
+        return 0.0
+
+    def _begin_again(self, state: str) -> None:
+        self._start_is_requested = False
+        if self.status.state == state:  # not to be stopped by now
+            self.status.begin_again()
+            self.status.host, self.status.port = self.plan.host, self.plan.port
+            self._instance = None
+            if (now := run_files.read(self.run_file.run_dir)) is not None:
+                self.plan = plan_of(now)  # its share may be another
+            self._has_capacity, self._probes = True, 0
+            self._unanswered.clear()
+            self._publish()
+
+    async def _stop(self) -> float | None:
+        instance = await self._find_to_stop()
+        if instance is not None:
+            instance = await self._ended(instance)
+            self._explain(instance, stopped_by_us=True)
+            await self._watch.call(self._engine.remove, instance)
+        self._set_state("stopped")
+        return 0.0
+
+    async def _ended(self, instance: Instance) -> Instance:
+        """Stop an instance; return it as it has ended, when all that it printed is in the log."""
+        if instance.state is not InstanceState.EXITED:
+            await self._end_instance(instance)
+            self._is_seen = False
+            instance = await self._find() or instance
+        await self._finish_log()
+        return instance
+
+    async def _find_to_stop(self) -> Instance | None:
+        was_refused = self.status.instance is None and self.status.exit is not None
+        try:
+            return await self._find()
+        except NameTaken:
+            return None
+        except EngineRefused:
+            if was_refused:  # the library is missing, say: it has none
+                return None
+            raise
+
+    async def _end_instance(self, instance: Instance) -> None:
+        """Stop an instance; once more whenever its deadline has come nearer meanwhile."""
+        stops: list[asyncio.Task[None]] = []
+        nearest = math.inf
+        while not any(stop.done() for stop in stops):
+            self._due.clear()
+            deadline = self.status.deadline or 0.0
+            if deadline < nearest:
+                nearest, left = deadline, self.status.seconds_left(boot_seconds())
+                stopping = self._watch.call_long(self._engine.stop, instance, left)
+                stops.append(asyncio.create_task(stopping))
+                stops[-1].add_done_callback(self._note_stop)
+            await self._due.wait()
+        for stop in stops:
+            if stop.done():
+                stop.result()
+
+    def _note_stop(self, stop: asyncio.Task[None]) -> None:
+        if not stop.cancelled():
+            stop.exception()  # retrieved: of several stops, one need not be waited for
+        self._due.set()
+
+    # The instance.
+
+    async def _find(self) -> Instance | None:
+        """Return the instance, asked for only when something has changed."""
+        if self._is_seen:
+            return self._instance
+        self._is_seen = True  # before it is asked: what changes meanwhile is another question
+        try:
+            instance = await self._watch.call(self._engine.find, self.plan)
+        except Exception:  # no answer that says that there is none
+            self._is_seen = False
+            raise
+        if instance is None:
+            self._instance = None
+        else:
+            self._take(instance)
+        return instance
+
+    def _take(self, instance: Instance) -> None:
+        """Note which instance it is, and follow its log."""
+        is_new = self._instance is None or self._instance.id != instance.id
+        self._instance = instance
+        if is_new:
+            self._pump = LogPump(
+                self._engine,
+                instance,
+                run_dir=self.run_file.run_dir,
+                log_path=self.run_file.log_path,
+                max_bytes=self.run_file.data["max_log_bytes"],
+            )
+        known = replace(self.status)
+        self.status.instance = instance.id
+        self.status.pid = instance.pid or self.status.pid
+        self.status.ends_at, self.status.replace_at = instance.ends_at, instance.replace_at
+        if instance.last_shard_exit is not None:
+            self.status.shard_exits = instance.shard_exits
+            self.status.last_shard_exit = instance.last_shard_exit
+        if known != self.status:
+            self._publish()
+
+    async def _note_exit(self, instance: Instance | None) -> float | None:
+        await self._finish_log()
+        self._explain(instance, stopped_by_us=False)
+        self._publish()
+        return None
+
+    def _note_refusal(self, why: str) -> None:
+        self.status.failed = why
+        self._note_end(exit_without_start(why))
+        self._publish()
+
+    def _explain(self, instance: Instance | None, *, stopped_by_us: bool) -> None:
+        """Note how the instance has ended, unless a stop finds that it had before."""
+        if stopped_by_us and self.status.exit is not None:
+            return
+        facts = None if instance is None else instance.exit
+        if instance is not None and instance.is_silent:
+            facts = ExitFacts(ended_by=instance.waiting)
+        self._note_end(self._reason(facts, stopped_by_us=stopped_by_us))
+
+    def _reason(self, facts: ExitFacts | None, *, stopped_by_us: bool) -> Json:
+        return exit_reason(
+            facts,
+            pid=self.status.pid or 0,
+            stopped_by_us=stopped_by_us,
+            limit_bytes=self.plan.memory_bytes,
+        ).to_json()
+
+    def _note_end(self, reason: Json) -> None:
+        state = self.status.state
+        self.status.note_exit(reason, self._log_tail())
+        if state not in ("starting", "ready"):  # more is requested of it, maybe only just now
+            self.status.state = state
+
+    async def _finish_log(self) -> None:
+        if self._pump is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pump.ended.wait(), LAST_LINES_SECONDS)
+            self._pump.stop()
+
+    def _log_tail(self) -> list[str]:
+        return last_lines(self.run_file.log_path, LOG_TAIL_LINES)
+
+    # Its server.
+
+    async def _why_not_ready(
+        self, instance: Instance, seconds: float = server_answers.TIMEOUT_SECONDS
+    ) -> str | None:
+        """Ask its server, at an address of its own or its plan's port; note which answers."""
+        usual = address_of(self.plan.host, self.plan.port)
+        if self.run_file.is_elsewhere and instance.address:
+            usual = instance.address
+        why = None
+        for address in dict.fromkeys((instance.address or usual, usual)):
+            url = with_token(address, self.run_file.token)
+            why = await self._watch.ask(server_answers.why_not_healthy, url, seconds)
+            if why is None:
+                parts = urlsplit(address)
+                self.status.host, self.status.port = parts.hostname, parts.port
+                return None
+        return why
+
+    async def _read_capacity(self) -> Json | None:
+        """Ask how full it is; a server that is not ours cannot say."""
+        if not self._has_capacity:
+            return None
+        try:
+            url = with_token(self._address, self.run_file.token)
+            found = await self._watch.ask(server_answers.read_capacity, url)
+        except NotAnswering:
+            return None
+        self._has_capacity = found is not None
+        if found is None:
+            return None
+        known = (self.status.sessions, self.status.capacity)
+        self.status.sessions = int(found["sessions"])
+        self.status.capacity = server_answers.summary(found)
+        if known != (self.status.sessions, self.status.capacity):
+            self._server.send_status()
+        return found
+
+    @property
+    def _address(self) -> str:  # not the gateway's
+        return address_of(self.status.host or self.plan.host, self.status.port or self.plan.port)
+
+    @property
+    def _where_it_listens(self) -> str:
+        if not self.plan.image:  # its sockets are opened for it
+            return ""
+        port = self.plan.container_port
+        return f"; its server must listen on 0.0.0.0, port {port} or the one that its image exposes"
+
+    # Reporting.
+
+    async def _wait(self, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._due.wait(), seconds)
+
+    def _set_state(self, state: str, *, deadline: float | None = None) -> None:
+        self.status.state = state
+        self.status.deadline = deadline
+        self._publish()
+
+    def _tell_problem(self, problem: str | None) -> bool:
+        """Say what keeps the engine from doing what is due; whether that is new."""
+        is_new = problem != self.status.problem
+        self.status.problem = problem
+        if is_new:
+            self._server.send_status()
+        return is_new
+
+    def _tell_waiting(self, why: str | None) -> None:
+        if why != self.status.waiting and self.status.state == "starting":
+            self.status.waiting = why
+            self._server.send_status()
+
+    def _publish(self) -> None:
+        """Write the status down, then send it."""
+        self._write_status()
+        self._server.send_status()
+
+    def _write_status(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: clients are sent it all the same
+            write_json(str(self.run_file.run_dir / STATUS_FILE_NAME), self._to_json())
+
+    def _to_json(self) -> Json:
+        head = {"event": "status", "replica_id": self.run_file.replica_id, "agent": self._agent}
+        return head | self.status.to_json()
+
+    def _line(self) -> bytes:
+        return encode_line(self._to_json())
+
+
+def _in(seconds: float) -> float:
+    """Return a deadline that no step of the clock moves, and that the next agent understands."""
+    return boot_seconds() + min(max(0.0, seconds), LONGEST_SECONDS)
+
+
+def plan_of(run_file: RunFile) -> ReplicaPlan:
+    """Return what an engine is to start."""
+    plan = ReplicaPlan.from_json(run_file.data["plan"])
+    return replace(plan, run_dir=str(run_file.run_dir))
+
+
+def is_stopped(run_dir: Path) -> bool:
+    """Whether nothing of a replica is left but its folder."""
+    return (read_status_file(run_dir) or {}).get("state") == "stopped"
+
+
+def _seen(instance: Instance | None) -> tuple[object, ...] | None:
+    """Return what makes an instance worth another question when it is otherwise."""
+    if instance is None:
+        return None
+    facts = instance.waiting, instance.ends_at, instance.runs, instance.shard_exits
+    return instance.id, instance.state, *facts

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica's server answers over HTTP, as a shim would have been told through its pipe.
+
+/health      every server: whether it is ready
+/capacity    an env host of ours: sessions and counters (`env_host/ipc/capacity.py`)
+DRAIN_ROUTE  the same: drains itself, where no signal can be sent to it
+
+Whatever its address is, it is called by a name that every server may be called by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
+from ..errors import NotAnswering
+from ..http_get import ask
+from .base import EngineRefused
+
+TIMEOUT_SECONDS = 2.0
+DRAIN_SECONDS = 5.0
+
+Json = dict[str, Any]
+
+
+def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:
+    """Return why a server is not ready, by its `/health`; None when it is. Blocks."""
+    try:
+        ask(base_url, "/health", seconds, host=LOOPBACK)
+    except NotAnswering as exc:
+        return exc.message
+    return None
+
+
+def read_capacity(base_url: str) -> Json | None:
+    """Return the answer of `/capacity`; None for a server that has none. Blocks.
+
+    Raises:
+        NotAnswering: The server does not answer at the moment.
+    """
+    try:
+        found = ask(base_url, "/capacity", TIMEOUT_SECONDS, host=LOOPBACK)
+    except NotAnswering as exc:
+        if exc.may_pass:
+            raise
+        return None
+    return found if isinstance(found, dict) and "sessions" in found else None
+
+
+def ask_to_drain(base_url: str, secret: str) -> None:
+    """Have a server end with its last session, as `signal` would. Blocks.
+
+    Raises:
+        NotAnswering: The server does not answer at the moment.
+        EngineRefused: It will not.
+    """
+    headers = {DRAIN_HEADER: secret}
+    try:
+        ask(base_url, DRAIN_ROUTE, DRAIN_SECONDS, host=LOOPBACK, method="POST", headers=headers)
+    except NotAnswering as exc:
+        if exc.may_pass:
+            raise
+        raise EngineRefused(exc.message) from exc
+
+
+def ready_info(capacity: Json | None) -> Json:
+    """Return the `info` of a status: what a server says of itself when it is ready."""
+    if capacity is None:
+        return {"ready": True, "max_sessions": None, "serving": "as_is", "notes": []}
+    return {
+        "ready": True,
+        "max_sessions": capacity.get("max_sessions"),
+        "serving": "sessions",
+        "shards": len(capacity["shards"]),
+        "isolate": bool(capacity.get("isolated")),
+        "notes": [],
+    }
+
+
+def summary(capacity: Json) -> Json:
+    """Return the `capacity` of a status: the counters of all shards together."""
+    shards = capacity["shards"]
+    totals = [shard["totals"] for shard in shards]
+    lags = [shard["lag"] for shard in shards]
+    return {
+        "max_sessions": capacity["max_sessions"],
+        "waiting": capacity["waiting"],
+        "begun": sum(each["sessions"] for each in totals),
+        "refused": sum(each["refused"] for each in totals),
+        "steps": sum(each["steps"] for each in totals),
+        "step_timeouts": sum(each["step_timeouts"] for each in totals),
+        "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
+        "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
+        "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
+    }

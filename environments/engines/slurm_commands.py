@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's commands: run, and what they print as values.
+
+Text in formats of our own is asked for rather than `--json`: it is the same in all versions, and
+leaves out what is not asked for. (`squeue --json` of 22.05 prints all jobs of the cluster,
+whichever are asked for, and its fields have changed with each version of its plug-in.)
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import EngineGone, EngineRefused, Labels
+
+COMMAND_SECONDS = 60.0  # a controller that does not answer is asked several times by the commands
+INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd on a login node"
+# What commands, and through `sbatch` jobs, are passed of the agent's variables: nothing private.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH")
+_OF_SLURM = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "MUNGE_")
+_JOB_FORMAT = "%i|%T|%r|%N|%L|%l|%k|%Z"  # the last may contain anything
+# What Slurm complains about, in lower case, when it cannot be asked.
+_GONE = {
+    "unable to contact slurm controller": "see whether it runs: scontrol ping",
+    "unable to contact the slurm controller": "see whether it runs: scontrol ping",
+    "munge": "see whether munge runs here: systemctl status munge",
+    "unable to process configuration file": "look at SLURM_CONF, or at /etc/slurm/slurm.conf",
+    "unable to establish configuration": "look at SLURM_CONF, or at /etc/slurm/slurm.conf",
+    "socket timed out": "it is busy: tried again",
+    "connection refused": "see whether it runs: scontrol ping",
+    "connect failure": "see whether it runs: scontrol ping",
+    "communication connection failure": "see whether it runs: scontrol ping",
+    "in standby mode": "see whether it runs: scontrol ping",
+}
+_HINTS = {
+    "invalid account": "name one of yours: --engine-option account=NAME (sacctmgr show assoc)",
+    "invalid partition": "name another: --engine-option partition=NAME (sinfo)",
+    "invalid qos": "name another: --engine-option qos=NAME",
+    "time limit": "ask for less: --engine-option time=HOURS:00:00 (sinfo shows the most)",
+    "memory specification": "ask for less --memory, or for another partition (sinfo -N -l)",
+    "requested node configuration is not available": "no node is as large: sinfo -N -l",
+    "invalid generic resource": "look at what nodes have: sinfo -o '%N %G'",
+    "unrecognized option": "sbatch --help lists them",
+    "invalid option": "sbatch --help lists them",
+}
+_NOT_THERE = ("invalid job id", "already completing", "already completed", "not running")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job, as `squeue` lists it.
+
+    Attributes:
+        id: Its number.
+        state: In Slurm's word: PENDING, RUNNING, OUT_OF_MEMORY.
+        reason: Why it is pending, or has ended so; `None` in words, if there is none.
+        node: Where it runs, or ran.
+        left_seconds: How long it may run on; None: it does not run, or has no limit.
+        limit_seconds: How long it may run in all; None: it has no limit.
+        labels: Whose it is.
+        run_dir: The replica's folder.
+    """
+
+    id: str
+    state: str
+    reason: str
+    node: str
+    left_seconds: float | None
+    limit_seconds: float | None
+    labels: Labels
+    run_dir: Path
+
+
+def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
+    """Return what a command prints.
+
+    Raises:
+        EngineGone: It is not installed, or Slurm does not answer.
+        EngineRefused: It says no.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin or "",
+            env=_environ(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise EngineGone(f"there is no command {command[0]} here", INSTALL) from exc
+    except subprocess.TimeoutExpired as exc:
+        text = f"{command[0]} has not answered within {seconds:g} s"
+        raise EngineGone(text, "see whether it runs: scontrol ping") from exc
+    if done.returncode != 0:
+        raise _error(command[0], done.stderr or done.stdout)
+    return done.stdout
+
+
+def jobs() -> Iterator[Row]:
+    """Yield this user's jobs that carry our labels, those that have just ended included.
+
+    Raises:
+        EngineGone
+    """
+    told = run(
+        "squeue",
+        "--noheader",
+        "--states=all",
+        f"--user={getpass.getuser()}",
+        f"--format={_JOB_FORMAT}",
+    )
+    for line in told.splitlines():
+        identity, state, reason, node, left, limit, comment, folder = line.split("|", 7)
+        labels = _labels(comment)
+        if labels is not None:
+            seconds = read_duration(left) if state == "RUNNING" else None
+            most = read_duration(limit)
+            yield Row(identity, state, reason, node, seconds, most, labels, Path(folder))
+
+
+def job_fields(job: str) -> dict[str, str]:
+    """Return what Slurm knows of one job, by the names of `scontrol`; nothing of one it forgot.
+
+    Raises:
+        EngineGone
+    """
+    try:
+        told = run("scontrol", "--oneliner", "show", "job", job)
+    except EngineRefused:
+        return {}
+    fields: dict[str, str] = {}
+    for word in told.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            fields.setdefault(name, value)  # a comment's own come later
+    return fields
+
+
+def read_duration(text: str) -> float | None:
+    """Read a duration of Slurm's, `days-hours:minutes:seconds` or less; None: it is none."""
+    days, _, rest = text.rpartition("-")
+    seconds = 0
+    try:
+        for part in rest.split(":"):
+            seconds = 60 * seconds + int(part)
+        return float(int(days or 0) * 86400 + seconds)
+    except ValueError:
+        return None
+
+
+def is_not_there(error: EngineRefused) -> bool:
+    """Whether a command was refused since the job does not run any more, or not yet."""
+    lowered = error.message.lower()
+    return any(words in lowered for words in _NOT_THERE)
+
+
+def _labels(comment: str) -> Labels | None:
+    try:
+        found = json.loads(comment)
+    except ValueError:
+        return None
+    return Labels.of(found) if isinstance(found, dict) else None
+
+
+def _environ(inherited: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in inherited.items()
+        if value and (name in _PASSED or name.startswith(_OF_SLURM))
+    }
+
+
+def _error(command: str, text: str) -> EngineGone | EngineRefused:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = "; ".join(dict.fromkeys(_bare(line) for line in lines)) or "it does not say why"
+    lowered = said.lower()
+    gone = next((hint for words, hint in _GONE.items() if words in lowered), None)
+    if gone is not None:
+        return EngineGone(f"Slurm does not answer: {said}", gone)
+    hint = next((hint for words, hint in _HINTS.items() if words in lowered), None)
+    return EngineRefused(f"{command}: {said}", hint)
+
+
+def _bare(line: str) -> str:
+    """Leave the command's name and `error:` out."""
+    words: Sequence[str] = line.split(": ", 2)
+    return words[-1] if len(words) > 1 and words[1] in ("error", "fatal") else line

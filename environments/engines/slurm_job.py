@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Slurm job of ours runs on its node: `python -m …engines.slurm_job FOLDER`.
+
+    job ──starts──▶ env host          its sockets are opened here, before anybody is told of them
+     └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit (`slurm_files.py`)
+
+It listens at the node's own address, as Slurm has it, and at the port that the replica's plan asks
+for, or at another where that is taken. Signals that Slurm sends it are passed on: SIGTERM, and
+SIGUSR1 to drain. It ends as its server has ended, so that Slurm knows, too.
+
+Failure cases
+
+    the folder cannot be written     the job goes on, unheard; the next beat is written again
+    the replica has another job      its node was cut off, say, and is back: this one ends
+    this process is killed           Slurm ends what is left of the job
+    the server is killed             its signal stands in the report, and is the job's own end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...env_host.protocol import LISTEN_FD_VARIABLE
+from ...shim.files import read_run_file
+from ...system.listening_sockets import descriptors_text
+from ...system.signal_pipe import SignalPipe
+from ...system.units import MB
+from .node_program import listen, server_options
+from .slurm_files import BEAT_SECONDS, JobReport, is_replaced
+
+Json = dict[str, Any]
+
+REPLACED_SECONDS = 5.0  # for the server of a job that was replaced to end
+ASK_SECONDS = 10.0  # for Slurm to say what address this node has
+# Variables that Slurm gives the job: what it has, and which GPUs are its own.
+_OF_JOB = ("SLURM_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "GPU_DEVICE_ORDINAL", "TMPDIR")
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def node_address(environ: Mapping[str, str]) -> str:
+    """Return this node's address, as Slurm has it; its own name where Slurm does not say."""
+    name = environ.get("SLURMD_NODENAME", "")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(
+            ["scontrol", "--oneliner", "show", "node", name],
+            capture_output=True,
+            text=True,
+            timeout=ASK_SECONDS,
+            check=True,
+        )
+        for word in told.stdout.split():
+            key, _, value = word.partition("=")
+            if key == "NodeAddr" and value:
+                return value
+    return socket.gethostname()
+
+
+def server_environment(
+    plan: Json, host: str, folder: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of the env host.
+
+    Args:
+        plan: The replica's plan.
+        host: The address that it is reached at.
+        folder: The replica's.
+        inherited: The job's variables.
+    """
+    megabytes = _number(inherited.get("SLURM_MEM_PER_NODE"))
+    cores = _number(inherited.get("SLURM_CPUS_ON_NODE"))
+    options = server_options(plan, host, folder, memory_bytes=megabytes * MB, cores=cores)
+    of_job = {name: text for name, text in inherited.items() if name.startswith(_OF_JOB)}
+    return {**plan["env"], **of_job, **options}
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+class Job:
+    """One job: its server, and what is reported of it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run = read_run_file(str(run_dir))
+        self._run_dir = run_dir
+        self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
+        host = node_address(os.environ)
+        self._listeners = listen(host, int(self._run["plan"]["port"]))
+        self._report = JobReport(
+            job=os.environ["SLURM_JOB_ID"],
+            node=os.environ.get("SLURMD_NODENAME", host),
+            host=host,
+            port=int(self._listeners[0].getsockname()[1]),
+            runs=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+        )
+
+    def run(self) -> int:
+        """Serve until the server has ended; returns its exit code, negative for a signal."""
+        server = self._start()
+        self._report.pid = server.pid
+        beat_at = 0.0
+        while server.poll() is None:
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + BEAT_SECONDS
+                self._beat(server)
+            select.select([self._signals.fileno()], [], [], max(0.0, beat_at - time.monotonic()))
+            for number in self._signals.take() - {signal.SIGCHLD}:
+                server.send_signal(number)
+        code = server.returncode
+        self._report.exit_code = code if code >= 0 else 128 - code
+        self._write()
+        return code
+
+    def _beat(self, server: subprocess.Popen[bytes]) -> None:
+        """Say that this job lives; end its server when the replica has another job."""
+        if is_replaced(self._run_dir, self._report.job):
+            sys.stderr.write("This replica has another job by now: ending.\n")
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(REPLACED_SECONDS)
+            server.kill()
+            server.wait()
+        self._report.beats += 1
+        self._write()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        plan = self._run["plan"]
+        environ = server_environment(plan, self._report.host, self._run_dir, os.environ)
+        fds = [one.fileno() for one in self._listeners]
+        environ[LISTEN_FD_VARIABLE] = descriptors_text(fds)
+        server = subprocess.Popen(
+            plan["command"],
+            env=environ,
+            cwd=plan["folder"],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+        )
+        for one in self._listeners:  # the server's alone: its clients see when it has ended
+            one.close()
+        return server
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk, a server of files that is away
+            self._report.write(self._run_dir)
+
+
+def main(run_dir: Path) -> int:
+    """Be a job; ends by the signal that has ended its server."""
+    os.umask(0o077)
+    code = Job(run_dir).run()
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server has left its own
+    with contextlib.suppress(OSError):  # SIGKILL has no other
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

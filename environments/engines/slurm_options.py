@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replica's plan is as arguments of `sbatch`, and the script that its job runs.
+
+`--engine-option NAME=VALUE` is `sbatch`'s own `--NAME=VALUE`, or `--NAME` for `true`: partition,
+account, time, qos, constraint and all others, which Slurm itself checks. Those that openenvd
+decides are refused here. Pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ...system.units import MB
+from .base import EngineRefused, ReplicaPlan
+from .slurm_files import OUTPUT_FILE_NAME
+
+# The program in the job; its signals are Slurm's, so no shell may stand before it.
+SCRIPT = """\
+#!/bin/sh
+# A replica of {environment}, by openenvd.
+exec {command}
+"""
+WARNED_SECONDS = 60  # before the time limit, for sessions to end; Slurm's own default, too
+# What makes a job a replica's, and found again.
+_OURS = frozenset(
+    {"array", "chdir", "comment", "error", "export-file", "input", "job-name", "nodes", "ntasks"}
+    | {"open-mode", "output", "parsable", "test-only", "wait", "wait-all-nodes", "wrap"}
+)
+_TRUE, _FALSE = "true", "false"
+
+
+def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
+    """Refuse what is not the user's to give; the rest is checked by Slurm itself.
+
+    Raises:
+        EngineRefused
+    """
+    if sandbox:
+        raise EngineRefused(
+            "a Slurm job is a process of yours: it has no sandbox",
+            "leave out --sandbox; or run containers: --provider docker",
+        )
+    for name in options:
+        if name in _OURS:
+            raise EngineRefused(
+                f"--engine-option {name} is openenvd's own: by it a replica's job is found",
+                "leave it out",
+            )
+
+
+def sbatch_arguments(
+    plan: ReplicaPlan, *, earlier: int = 0, avoided: Iterable[str] = ()
+) -> list[str]:
+    """Return the arguments of `sbatch` that start a replica's job.
+
+    Args:
+        plan: The replica.
+        earlier: How many jobs of it may still run where nobody can see to it: this one, which has
+            another name, waits for none of them.
+        avoided: The nodes of these.
+
+    Raises:
+        EngineRefused: An option is not the user's to give.
+    """
+    check_options(plan.options, sandbox=plan.sandbox)
+    options: dict[str, str] = {
+        "job-name": f"{plan.name}-{earlier}" if earlier else plan.name,
+        "comment": json.dumps(plan.labels.to_labels(), separators=(",", ":")),
+        "chdir": plan.run_dir,
+        "output": _literally(f"{plan.run_dir}/") + OUTPUT_FILE_NAME.format(job="%j"),
+        "open-mode": "append",
+        "nodes": "1",
+        "ntasks": "1",
+        "export": "ALL",  # of what the agent passes on: little
+        "no-requeue": _TRUE,
+        **_resources(plan),
+        **_user_options(plan),
+    }
+    if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
+        options["exclude"] = ",".join(nodes)
+    # An agent that is killed while it submits may leave a job that the next one does not see yet:
+    # of several, one at a time runs.
+    waits_for = ["singleton", *filter(None, [plan.options.get("dependency")])]
+    options["dependency"] = ",".join(waits_for)
+    return [_argument(name, value) for name, value in options.items() if value != _FALSE]
+
+
+def warned_seconds(options: Mapping[str, str]) -> float:
+    """Return how long before its time limit a job is told to drain."""
+    _, _, seconds = options.get("signal", "").partition("@")
+    return float(seconds) if seconds.isdecimal() else WARNED_SECONDS
+
+
+def job_script(plan: ReplicaPlan) -> str:
+    """Return the script of a replica's job, which Slurm keeps a copy of: it tells no secret."""
+    program = [sys.executable, "-P", "-m", f"{__package__}.slurm_job", plan.run_dir]
+    return SCRIPT.format(environment=plan.labels.environment, command=shlex.join(program))
+
+
+def _resources(plan: ReplicaPlan) -> dict[str, str]:
+    found = {}
+    if plan.memory_bytes:
+        found["mem"] = f"{math.ceil(plan.memory_bytes / MB)}M"
+    if plan.cpus:
+        found["cpus-per-task"] = str(math.ceil(plan.cpus))
+    if plan.gpus and not {"gres", "gpus", "gpus-per-node"} & set(plan.options):
+        found["gres"] = f"gpu:{plan.gpus}"
+    return found
+
+
+def _user_options(plan: ReplicaPlan) -> dict[str, str]:
+    options = {"signal": f"B:USR1@{WARNED_SECONDS}", **plan.options}
+    if options.get("requeue") == _TRUE:
+        options["no-requeue"] = _FALSE
+    return options
+
+
+def _argument(name: str, value: str) -> str:
+    return f"--{name}" if value == _TRUE else f"--{name}={value}"
+
+
+def _literally(path: str) -> str:
+    """Keep Slurm from replacing what looks like `%j` in a path."""
+    return str(Path(path)).replace("%", "%%") + "/"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm from a machine that reaches its login node only by ssh (`openenv up --slurm-ssh HOST`).
+
+    agent: SlurmOverSsh ──one ssh connection──▶ slurm_login.py on the login node ──▶ SlurmEngine
+       │                                          sbatch, squeue, files: all there, as if the daemon
+       │                                          ran there
+       └─ 127.0.0.1:PORT ──the same connection──▶ the replica's own address, at its node
+
+The login node has openenvd of the same version, in a folder that the nodes see, as it would have if
+the daemon ran there (`--slurm-ssh-python`). What is launched is copied there and prepared there
+before the first job is submitted (`../providers/prepared_there.py`). Each replica has a folder
+below openenvd's home there, and its port here is forwarded, at the one reserved for it if possible.
+
+Failure cases
+
+    the connection is lost         everything that is asked raises `EngineGone`: replicas stay as
+                                   they are, `status` says why. Jobs go on; sessions that went
+                                   through the connection are lost. The next one forwards the same
+                                   ports, and nothing is restarted
+    the login node is restarted    the same
+    this agent is killed           the connection goes on with its ports, for sessions or 3 s; the
+                                   next agent uses it, and knows its ports by `forwards.json`
+    a port is taken meanwhile      another is forwarded; the replica's address is another
+    openenvd is missing there,     `EngineGone`, with the command that installs it; tried again
+    or of another version
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, ClassVar
+from urllib.parse import urlsplit
+
+from ...shim.files import write_json
+from ..engine_address import EngineAddress
+from ..layout import Layout, make_private
+from .base import Check, Engine, EngineGone, Instance, InstanceState, ReplicaPlan
+from .remote_engine import EngineChannel, RemoteEngine, read_check
+from .slurm import SlurmEngine
+from .slurm_address import HOST_VARIABLE, PYTHON_VARIABLE, slurm_address
+from .ssh_connection import SshConnection
+
+AGAIN_SECONDS = 2.0  # after a connection that could not be made
+FORWARDS_FILE_NAME = "forwards.json"
+_NO_PROGRAM = (126, 127)  # a shell's exit codes
+
+Forwards = dict[str, tuple[int, str]]  # by replica: the port here, and `host:port` there
+
+
+def slurm_engine() -> Engine:
+    """Return Slurm's engine: of this machine, or of the one that a setting names."""
+    return SlurmOverSsh(os.environ) if os.environ.get(HOST_VARIABLE) else SlurmEngine()
+
+
+class LoginNode:
+    """The login node, as this home reaches it."""
+
+    def __init__(self, environ: Mapping[str, str], layout: Layout) -> None:
+        """Nothing is connected yet."""
+        self._python = environ.get(PYTHON_VARIABLE) or ""
+        self.connection = SshConnection(environ[HOST_VARIABLE], make_private(layout.sockets))
+
+    @property
+    def host(self) -> str:
+        """What it is called."""
+        return self.connection.host
+
+    def command(self, module: str) -> list[str]:
+        """Return the command that runs a module of openenvd there."""
+        return self.connection.command([self._python, "-P", "-m", module])
+
+    def failure(self, code: int, told: IO[bytes]) -> EngineGone:
+        """Return why such a command has ended."""
+        told.seek(0)
+        said = told.read().decode(errors="replace")
+        if code in _NO_PROGRAM or "No module named" in said:
+            return EngineGone(
+                f"the host {self.host} has no openenvd at {self._python}",
+                "install it there, in a folder that the nodes see: python3 -m venv ~/openenvd && "
+                "~/openenvd/bin/pip install openenvd; another one: openenv up --slurm-ssh-python",
+            )
+        return self.connection.failure(told)
+
+
+class SlurmOverSsh(RemoteEngine):
+    """Runs replicas as jobs of the cluster that a login node leads to."""
+
+    name: ClassVar[str] = "slurm"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        layout = Layout(Path(environ["OPENENV_HOME"]))
+        at = EngineAddress.of(self.name, slurm_address(environ))
+        self._node = LoginNode(environ, layout)
+        self._connecting = threading.Lock()
+        self._channel: EngineChannel | None = None
+        self._failed: tuple[float, EngineGone] | None = None  # when, and why
+        self._is_closed = False
+        self._ports = threading.Lock()
+        self._path = layout.engines / at.key / FORWARDS_FILE_NAME
+        self._forwards = _read_forwards(self._path)
+        self._forwarded: set[str] = set()  # replicas whose ports this channel's connection forwards
+
+    def channel(self) -> EngineChannel:
+        """Return the channel to the login node."""
+        with self._connecting:
+            if self._channel is not None and self._channel.is_open:
+                return self._channel
+            if self._is_closed:
+                raise EngineGone("the engine was closed")
+            if self._failed is not None and time.monotonic() < self._failed[0] + AGAIN_SECONDS:
+                raise EngineGone(self._failed[1].message, self._failed[1].hint)
+            try:
+                self._channel = self._connect()
+            except EngineGone as exc:
+                self._failed = (time.monotonic(), exc)
+                raise
+            return self._channel
+
+    def _connect(self) -> EngineChannel:
+        self._node.connection.open()
+        with self._ports:  # a master that this did not make, in the lost one's place, has none
+            self._forwarded.clear()
+            for replica in list(self._forwards):
+                self._forward_again(replica)
+        return self._start()
+
+    def _start(self) -> EngineChannel:
+        command = self._node.command(f"{__package__}.slurm_login")
+        return EngineChannel(command, self._node.host, self._node.failure)
+
+    def check(self) -> Check:
+        """Tell whether jobs can be submitted there; through a connection of its own."""
+        try:
+            channel = self._start()
+        except EngineGone as exc:
+            return Check(problem=exc.message, remedy=exc.hint)
+        try:
+            return read_check(channel.ask("check"))
+        except EngineGone as exc:
+            return Check(problem=exc.message, remedy=exc.hint)
+        finally:
+            channel.close()
+
+    def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the job of a replica, with the address that it is reached at from here."""
+        found = super().find(plan)
+        if found is None or found.address is None or found.state is not InstanceState.RUNNING:
+            return found
+        target = urlsplit(found.address).netloc
+        port = self._forward(plan.labels.replica, plan.port, target)
+        return replace(found, address=f"http://127.0.0.1:{port}")
+
+    def remove(self, instance: Instance) -> None:
+        """Remove a job, and forward its port no more."""
+        super().remove(instance)
+        with self._ports:
+            if (known := self._forwards.pop(instance.labels.replica, None)) is not None:
+                self._node.connection.cancel(*known)
+                self._forwarded.discard(instance.labels.replica)
+                self._write_forwards()
+
+    def changes(self) -> Iterator[None]:
+        """Yield when any job may have changed."""
+        yield from super().changes()
+        raise EngineGone("the engine was closed")
+
+    def close(self) -> None:
+        """End the channel; the connection ends when nothing goes through it any more."""
+        with self._connecting:
+            self._is_closed = True
+            if self._channel is not None:
+                self._channel.close()
+
+    # Ports
+
+    def _forward(self, replica: str, wanted: int, target: str) -> int:
+        """Forward a port of this machine to a replica; which one."""
+        with self._ports:
+            known = self._forwards.get(replica)
+            if known is not None and known[1] != target:  # it is on another node
+                self._node.connection.cancel(*known)
+                self._forwarded.discard(replica)
+                known = None
+            if known is None:
+                self._forwards[replica] = (wanted, target)
+            if replica not in self._forwarded:
+                self._forward_again(replica)
+            if replica not in self._forwarded:
+                raise EngineGone(f"no port can be forwarded to {target}, through {self._node.host}")
+            return self._forwards[replica][0]
+
+    def _forward_again(self, replica: str) -> None:
+        port, target = self._forwards[replica]
+        for each in (port, _free_port()):
+            if self._node.connection.forward(each, target):
+                self._forwards[replica] = (each, target)
+                self._forwarded.add(replica)
+                break
+        self._write_forwards()
+
+    def _write_forwards(self) -> None:
+        with contextlib.suppress(OSError):  # the next agent asks for all of them again
+            make_private(self._path.parent)
+            write_json(str(self._path), self._forwards)
+
+
+def _read_forwards(path: Path) -> Forwards:
+    try:
+        return {
+            name: (int(port), str(to)) for name, (port, to) in json.loads(path.read_bytes()).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

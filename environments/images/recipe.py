@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image is made of: its Dockerfile, as text. Pure functions.
+
+    BASE ─┬─▶ build   uv, the dependencies' files, an installation ─▶ /opt/venv, /opt/openenvd
+          └─▶ image   ◀── those two, and the project's files
+
+Settings and certificates of the package index stay in the stage `build`, which is not part of the
+image. It needs nothing that the classic builder lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...env_host.protocol import CONTAINER_PORT, HOST_CONFIG_VARIABLE, LISTEN_ADDRESS_VARIABLE
+from ..engines.base import ENV_HOST_LABEL
+from ..venv.project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
+
+PACKAGE_FOLDER = "/opt/openenvd"
+PROJECTS_FOLDER = "/app"
+VENV = "/opt/venv"
+# Names of folders and files in the build context.
+NEEDS, PACKAGE, PROJECT, CERTIFICATES = "needs", "openenvd", "project", "certificates.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what an image is made of, but for the files.
+
+    Attributes:
+        base: The image that it is based on; it has a Python.
+        config: The part of the env host's configuration that belongs to the program.
+        folder: Where the project's files are in the image; None: it has none.
+        requirements: The file that says what it needs, relative to the folder `needs`.
+        has_lock: Whether a `uv.lock` lies beside it.
+        requires_python: The versions of Python that it can run on.
+        more: Packages to install beside what it needs.
+        index: Variables of uv that say where packages come from. Not part of the digest.
+        has_certificates: Whether the context has certificates for the package index.
+    """
+
+    base: str
+    config: Mapping[str, Any]
+    version: str
+    folder: str | None = None
+    requirements: str | None = None
+    has_lock: bool = False
+    requires_python: str | None = None
+    more: tuple[str, ...] = ()
+    index: Mapping[str, str] = field(default_factory=dict)
+    has_certificates: bool = False
+
+
+def dockerfile(recipe: Recipe) -> str:
+    """Return the Dockerfile."""
+    return "\n".join([*_build_stage(recipe), "", *_image_stage(recipe), ""])
+
+
+def _build_stage(recipe: Recipe) -> Iterable[str]:
+    yield f"FROM {recipe.base} AS build"
+    yield from (f"ARG {name}" for name in sorted(recipe.index))
+    if recipe.has_certificates:
+        yield f"COPY {CERTIFICATES} /{CERTIFICATES}"
+        yield f"ENV SSL_CERT_FILE=/{CERTIFICATES} PIP_CERT=/{CERTIFICATES}"
+    yield f"ENV VIRTUAL_ENV={VENV} UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1"
+    yield "RUN command -v uv >/dev/null || pip install --no-cache-dir uv"
+    yield f"COPY {NEEDS} /{NEEDS}"
+    yield f"WORKDIR /{NEEDS}"
+    wanted = f" --python {shlex.quote(recipe.requires_python)}" if recipe.requires_python else ""
+    yield f"RUN uv venv --no-project{wanted} {VENV}"
+    yield from (f"RUN {command}" for command in _installation(recipe))
+    yield f"COPY {PACKAGE} {PACKAGE_FOLDER}"
+    yield f"RUN {VENV}/bin/python -m compileall -q {PACKAGE_FOLDER}"
+
+
+def _installation(recipe: Recipe) -> Iterable[str]:
+    """Yield what `venv/project_venv.py` does on this machine."""
+    ours = shlex.join(HOST_REQUIREMENTS)
+    if recipe.requirements is None:
+        yield f"uv pip install --no-cache {ours}"
+    elif recipe.has_lock:
+        locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
+        options = "--quiet --frozen --no-dev --no-emit-project"
+        yield (
+            f"uv export {options} --output-file {locked} "
+            f"&& uv pip install --no-cache --verify-hashes --no-deps -r {locked} "
+            f"&& uv pip install --no-cache {ours}"
+        )
+    else:
+        yield f"uv pip install --no-cache -r {shlex.quote(recipe.requirements)} {ours}"
+    if recipe.more:
+        yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
+    extras = shlex.join(HOST_EXTRAS)
+    install = f"uv pip install --no-cache --only-binary :all: {extras}"
+    yield f"{install} || echo continuing without {extras}"
+
+
+def _image_stage(recipe: Recipe) -> Iterable[str]:
+    yield f"FROM {recipe.base}"
+    yield f"COPY --from=build {VENV} {VENV}"
+    yield f"COPY --from=build {PACKAGE_FOLDER} {PACKAGE_FOLDER}"
+    if recipe.folder is not None:
+        yield f"COPY {PROJECT} {recipe.folder}"
+    yield f"WORKDIR {recipe.folder or PROJECTS_FOLDER}"
+    yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
+    yield f"    {LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{CONTAINER_PORT} \\"
+    config = json.dumps(dict(recipe.config), sort_keys=True)
+    yield f"    {HOST_CONFIG_VARIABLE}={_quoted(config)}"
+    yield f"LABEL {ENV_HOST_LABEL}={_quoted(recipe.version)}"
+    yield f"EXPOSE {CONTAINER_PORT}"
+    host = [f"{VENV}/bin/python", "-P", f"{PACKAGE_FOLDER}/env_host/__main__.py"]
+    yield f"ENTRYPOINT {json.dumps(host)}"
+
+
+def _quoted(text: str) -> str:
+    """Return a value of ENV or LABEL, in which nothing is substituted."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
+    return f'"{escaped}"'

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas on an engine: Docker, Swarm and what else `engines/registry.py` names.
+
+    free ports ─▶ run files with plans ─▶ "adopt" ─▶ the engine's agent ─▶ instances
+
+The agent reports as shims do (`engines/replica.py`), so what follows a launch is the same as for
+local replicas. Instances cannot share a listening socket: each replica has a port of its own on
+this machine, reserved by its run file. One replica's address is its environment's; several have
+theirs at the gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ...env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    HOST_CONFIG_VARIABLE,
+    HOST_OPTIONS_VARIABLE,
+    REPLICA_HEADER,
+    ServeOptions,
+)
+from ...shim.client import ShimClient, ShimGone
+from ...shim.files import RUN_FILE_NAME, write_json
+from ...system.options import options_of
+from .. import run_files
+from ..engines.base import Labels, ReplicaPlan
+from ..engines.registry import address_here, has_own_addresses, runs_programs
+from ..errors import EngineFailed, InvalidSpec
+from ..layout import Layout, make_private
+from ..sizing import share_sessions
+from ..sources.program import Program
+from ..spec import EnvironmentSpec
+from . import new_replicas
+from .base import OnReplica, StartedReplica
+from .environment_variables import MAX_SESSIONS_VARIABLE, child_environment
+from .new_replicas import Place, host_of
+from .ports import PortOwner, open_listeners
+from .started_replicas import Json, StartedReplicas
+
+_OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
+
+
+class EngineProvider:
+    """Starts replicas on one engine, through its agent."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.name = name
+        self._layout = Layout(home)
+
+    def start(
+        self,
+        spec: EnvironmentSpec,
+        program: Program,
+        *,
+        launch_id: str,
+        on_started: OnReplica,
+        address: str | None = None,
+        replaces: str | None = None,
+    ) -> EngineReplicas:
+        """Write each replica down, and have the agent start it.
+
+        What it `replaces` has ports of its own: nothing is taken over.
+
+        Raises:
+            InvalidSpec: There is no image, or there are more replicas than sessions.
+            EngineFailed, PortInUse, OSError
+        """
+        if program.image is None and not runs_programs(self.name):
+            raise InvalidSpec(
+                f"{self.name} runs images, and {spec.source} is none",
+                "make one: openenv image build, then launch docker://IMAGE",
+            )
+        make_private(self._layout.runs)
+        shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        numbers = run_files.free_numbers(known, spec.replicas)
+        with _started(on_started) as replicas, self._listening(spec, spec.replicas, known) as ports:
+            for ordinal, share in enumerate(shares):
+                place = Place(ordinal, numbers[ordinal], ports[ordinal])
+                data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
+                replicas.write_down(self._with_plan(data, spec, program, share))
+        return replicas
+
+    def add(
+        self,
+        like: run_files.RunFile,
+        shares: Sequence[int | None],
+        *,
+        replicas: int,
+        added_by: str,
+        on_started: OnReplica,
+    ) -> EngineReplicas:
+        """Write a replica down for each share of the sessions, and have the agent start it.
+
+        Raises:
+            InvalidSpec: It has the address of its one replica: others would be at other ones.
+            EngineFailed, PortInUse, OSError
+        """
+        if not like.is_at_gateway:
+            raise _not_at_the_gateway(like, replicas)
+        spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas, "port": None})
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        ordinals = run_files.free_ordinals(known, like.request_id, len(shares))
+        numbers = run_files.free_numbers(known, len(shares))
+        with _started(on_started) as added, self._listening(spec, len(shares), known) as ports:
+            for share, *place in zip(shares, ordinals, numbers, ports, strict=True):
+                data = new_replicas.like(
+                    self._layout, like, spec, Place(*place), max_sessions=share, added_by=added_by
+                )
+                plan = ReplicaPlan.from_json(data["plan"])
+                plan = replace(
+                    plan,
+                    labels=replace(plan.labels, replica=data["replica_id"]),
+                    port=data["port"],
+                    ordinal=data["number"],
+                    replicas=replicas,
+                )
+                added.write_down(data | {"plan": plan.to_json()})
+        return added
+
+    def _with_plan(
+        self, data: Json, spec: EnvironmentSpec, program: Program, max_sessions: int | None
+    ) -> Json:
+        replica_id, launch_id = data["replica_id"], data["request_id"]
+        plan = ReplicaPlan(
+            labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
+            **_what_runs(program),
+            env=self._base(spec, program) | _environment(spec, data, max_sessions),
+            host=data["host"],
+            port=data["port"],
+            memory_bytes=spec.memory_bytes,
+            cpus=spec.cpus,
+            gpus=spec.gpus or 0,
+            ordinal=data["number"],
+            replicas=spec.replicas,
+            sandbox=spec.sandbox,
+            options=spec.options_of_engine,
+        )
+        return data | {
+            "provider": self.name,
+            run_files.ENGINE_VARIABLES: dict(address_here(self.name).variables),
+            run_files.IS_ELSEWHERE: has_own_addresses(self.name),
+            "plan": plan.to_json(),
+            "env": plan.env,
+        }
+
+    def _base(self, spec: EnvironmentSpec, program: Program) -> dict[str, str]:
+        """Return the variables that a program needs; an image has them in itself."""
+        if program.image is not None:
+            return {}
+        home = str(self._layout.home)
+        config = json.dumps(program.config.to_json())
+        base = program.variables
+        if base is None:
+            base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
+        return {**base, HOST_CONFIG_VARIABLE: config}
+
+    @contextmanager
+    def _listening(
+        self, spec: EnvironmentSpec, count: int, known: list[run_files.RunFile]
+    ) -> Iterator[list[int]]:
+        """Listen on a free port for each replica, so that nobody else takes one meanwhile."""
+        owner = PortOwner(spec.name, self._layout.runs)
+        taken = {each.port for each in known}
+        with contextlib.ExitStack() as opened:
+            ports = []
+            for index in range(count):
+                wanted = None if index else spec.port
+                listeners = open_listeners(host_of(spec), wanted, owner, taken=taken)
+                for listener in listeners:
+                    opened.enter_context(listener)
+                ports.append(int(listeners[0].getsockname()[1]))
+            yield ports
+
+
+class EngineReplicas(StartedReplicas):
+    """The replicas of one launch on an engine. Owned by one thread."""
+
+    @property
+    def address(self) -> str:
+        """What goes into upstream's `base_url`."""
+        return self._run_files[0].address
+
+    def write_down(self, data: Json) -> None:
+        """Write one replica's run file: from then on its port is reserved, and it is found."""
+        run_dir = Path(data["run_dir"])
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(str(run_dir / RUN_FILE_NAME), data, sync=True)
+        self._run_files.append(run_files.RunFile.of(run_dir, data))
+
+    def start(self, on_started: OnReplica) -> None:
+        """Have the agent start all of them."""
+        for run_file in self._run_files:
+            run_files.revive(run_file)
+            run_dir = str(run_file.run_dir)
+            on_started(StartedReplica(run_file.replica_id, run_file.ordinal, run_dir))
+
+    def stop(self) -> None:
+        """Stop everything that was started; what an engine that is gone has, the daemon stops."""
+        with contextlib.suppress(EngineFailed):
+            super().stop()
+
+    def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
+        """Go on with another agent: the replica has not ended with this one."""
+        while run_files.goes_on(run_file):
+            with contextlib.suppress(ShimGone):  # killed again, by now
+                self._links[run_file.replica_id] = ShimClient.connect(run_file.socket_path)
+                return
+        super()._on_lost(run_file, cause)
+
+
+@contextmanager
+def _started(on_started: OnReplica) -> Iterator[EngineReplicas]:
+    """Replicas that are written down by the body, and started after it; stopped if that fails."""
+    replicas = EngineReplicas()
+    try:
+        yield replicas
+        replicas.start(on_started)
+    except BaseException:
+        replicas.stop()
+        raise
+
+
+def _what_runs(program: Program) -> Json:
+    """Return the fields of a plan that say what runs: an image, or a program of a Python here."""
+    if program.image is not None:
+        return {
+            "image": program.image,
+            "image_name": program.image_name,
+            "command": program.command,
+        }
+    links = {name: str(folder) for name, folder in program.links.items()}
+    return {"image": "", "command": program.argv, "folder": str(program.folder), "links": links}
+
+
+def _not_at_the_gateway(like: run_files.RunFile, replicas: int) -> InvalidSpec:
+    spec = like.data["spec"]
+    name, provider, source = like.environment, like.provider, spec["source"]
+    more = f" --replicas {replicas}" if replicas > 1 else ""
+    return InvalidSpec(
+        f"{name} runs on {provider} with one replica, at whose own port its clients are: others"
+        " can be added, or take its place, only behind the gateway",
+        f"openenv launch {source} --name {name} --provider {provider} --gateway{more}, with its"
+        " other options: it updates it, and gives it that address",
+    )
+
+
+def _environment(spec: EnvironmentSpec, data: Json, max_sessions: int | None) -> dict[str, str]:
+    """Return the variables of one replica: nothing of this machine's, the user's over ours."""
+    headers = {
+        ENVIRONMENT_HEADER: spec.name,
+        GENERATION_HEADER: data["request_id"],
+        REPLICA_HEADER: data["replica_id"],
+    }
+    options = {
+        **_asked(spec),
+        "max_sessions": max_sessions,
+        "memory_bytes": spec.memory_bytes,
+        "cores": None if spec.cpus is None else math.ceil(spec.cpus),
+        "headers": headers,
+        "replica": data["number"],
+    }
+    ours = {HOST_OPTIONS_VARIABLE: json.dumps(options)}
+    if max_sessions is not None:
+        ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
+    return {**ours, **spec.env}
+
+
+def _asked(spec: EnvironmentSpec) -> Json:
+    """Return the options that somebody has asked for; of others, the image has its own."""
+    asked = ((item, getattr(spec, item.name)) for item in options_of(ServeOptions))
+    return {
+        item.name: value
+        for item, value in asked
+        if value != item.default and item.name not in _OUTSIDE
+    }

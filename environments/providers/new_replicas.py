@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run file of a new replica says, whatever runs it: one of a launch, or one like another.
+
+of_launch ──┐
+            ├─▶ + what its provider needs ─▶ the run file
+like ───────┘
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from ...env_host.protocol import LOOPBACK, REPLICA_HEADER
+from ...system.units import MB
+from .. import run_files
+from ..layout import Layout, make_private
+from ..run_files import RunFile
+from ..spec import EnvironmentSpec
+from .environment_variables import MAX_SESSIONS_VARIABLE
+
+Json = dict[str, Any]
+
+# Of one replica; the oldest half beyond it is dropped. The daemon sets the variable.
+MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
+DEFAULT_MAX_LOG_MB = 64
+
+ID_PART = 4  # characters
+_NOT_ALIKE = ("shim", "cgroup", run_files.IN_PLACE_OF)
+
+
+class Place(NamedTuple):
+    """Where a replica is among those of its environment."""
+
+    ordinal: int  # within its launch: in its id
+    number: int  # among all that there are: in its sessions' ids
+    port: int
+
+
+def of_launch(
+    layout: Layout, spec: EnvironmentSpec, launch_id: str, place: Place, address: str | None
+) -> Json:
+    """Return the run file of a launch's replica; `address` is the gateway's."""
+    return {
+        "version": run_files.RUN_FILE_VERSION,
+        "environment": spec.name,
+        "request_id": launch_id,
+        "spec": _written(spec),
+        "host": host_of(spec),
+        "address": address,
+        "token": spec.token,
+        "memory_limit_bytes": spec.memory_bytes,
+        "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
+        **_its_own(layout, spec.name, launch_id, place),
+    }
+
+
+def like(
+    layout: Layout,
+    other: RunFile,
+    spec: EnvironmentSpec,
+    place: Place,
+    *,
+    max_sessions: int | None,
+    added_by: str,
+) -> Json:
+    """Return the run file of a replica that a request adds to one that runs.
+
+    Its id has a part of that request's: one that has ended, and whose folder is being removed, had
+    another.
+    """
+    own = _its_own(layout, spec.name, f"{added_by[:ID_PART]}-{other.request_id}", place)
+    data = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
+    data |= own | {"held": False, "spec": _written(spec), run_files.ADDED_BY: added_by}
+    headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
+    return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
+
+
+def host_of(spec: EnvironmentSpec) -> str:
+    """Return the address that replicas listen on; behind the gateway, nobody else reaches it."""
+    return LOOPBACK if spec.gateway else spec.host
+
+
+def server_options(data: Json) -> Json:
+    """Return what the variables of a run file tell our server; nothing for one that is not ours."""
+    return dict(json.loads(data["env"].get(run_files.options_variable(data)) or "{}"))
+
+
+def with_options(data: Json, **changed: Any) -> Json:
+    """Return a run file whose server is told something else."""
+    env, name = dict(data["env"]), run_files.options_variable(data)
+    if name in env:
+        env[name] = json.dumps(server_options(data) | changed)
+    share = changed.get("max_sessions")
+    if share is not None and env.get(MAX_SESSIONS_VARIABLE, "").isdecimal():
+        env[MAX_SESSIONS_VARIABLE] = str(share)
+    plan = {"plan": data["plan"] | {"env": env}} if "plan" in data else {}
+    return data | {"env": env, **plan}
+
+
+def _its_own(layout: Layout, name: str, ending: str, place: Place) -> Json:
+    """Return what no two replicas have alike; `ending`, of its id, ends with its launch's."""
+    replica_id = f"{name}-{place.ordinal}-{ending}"
+    log_path = layout.replica_log(name, replica_id)
+    make_private(log_path.parent)
+    return {
+        "replica_id": replica_id,
+        "ordinal": place.ordinal,
+        "number": place.number,
+        "port": place.port,
+        "run_dir": str(layout.run_dir(replica_id)),
+        "log_path": str(log_path),
+        "socket_path": str(layout.replica_socket(replica_id)),
+        "created_at": time.time(),
+    }
+
+
+def _written(spec: EnvironmentSpec) -> Json:
+    """Return what a database that was lost knew of it; `env` and `token` stand beside."""
+    return {key: value for key, value in asdict(spec).items() if key not in ("env", "token")}

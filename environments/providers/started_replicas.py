@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StartedReplicas`: the replicas of one launch, followed through their sockets until ready.
+
+The same for all providers: shims and agents speak one protocol (`shim/connections.py`).
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from pathlib import Path
+from typing import Any
+
+from ...processes.exits.exit_reason import ExitReason
+from ...processes.resources.memory import replica_bytes
+from ...processes.resources.pids_limit import HINT as ROOM_HINT
+from ...processes.resources.pids_limit import no_room_text, tells_no_room
+from ...shim.client import ShimClient, ShimGone
+from ...system.log_files import last_lines
+from .. import run_files
+from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
+from .base import OnReplica, StartedReplica
+
+Json = dict[str, Any]
+
+LAST_LINES = 20  # of a replica's log, in a failure
+IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
+_READY = ("ready", "asleep")  # states of a shim's status; the latter was ready a moment ago
+_ALIVE = ("starting", *_READY)
+_IMPORT_MACHINERY = 'File "<frozen importlib'
+_STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
+
+
+class StartedReplicas:
+    """What a launch has started. Owned by one thread."""
+
+    def __init__(self) -> None:
+        self._run_files: list[run_files.RunFile] = []
+        self._links: dict[str, ShimClient] = {}
+
+    def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
+        """All of them, ready.
+
+        Raises:
+            ReplicaFailed, NotReady
+        """
+        started = time.monotonic()
+        ready: dict[str, StartedReplica] = {}
+        self._connect()
+        while len(ready) < len(self._run_files):
+            for run_file in self._changed(started + timeout_seconds):
+                status = self._status_of(run_file)
+                _raise_if_ended(run_file, status)
+                if status["state"] in _READY and run_file.replica_id not in ready:
+                    info = status.get("info") or {}
+                    replica = StartedReplica(
+                        id=run_file.replica_id,
+                        ordinal=run_file.ordinal,
+                        run_dir=str(run_file.run_dir),
+                        pid=status.get("pid"),
+                        max_sessions=info.get("max_sessions"),
+                        memory_bytes=replica_bytes(status),
+                        notes=tuple(info.get("notes", ())),
+                        sessions_fail=status.get("sessions_fail"),
+                    )
+                    ready[run_file.replica_id] = replica
+                    on_ready(replica)
+            waiting = [r for r in self._run_files if r.replica_id not in ready]
+            if waiting and time.monotonic() - started >= timeout_seconds:
+                status = self._status_of(waiting[0])
+                why = status.get("problem") or status.get("waiting")
+                raise _not_ready(waiting[0], timeout_seconds, why)
+        return [ready[run_file.replica_id] for run_file in self._run_files]
+
+    def stop(self) -> None:
+        """Stop everything that was started, and give the port back."""
+        self.release()
+        run_files.stop_replicas([r.run_dir for r in self._run_files], _STOP_GRACE_SECONDS)
+
+    def release(self) -> None:
+        """Close our connections; the replicas go on."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _connect(self) -> None:
+        for run_file in self._run_files:
+            try:
+                self._links[run_file.replica_id] = ShimClient.connect(run_file.socket_path)
+            except ShimGone as exc:
+                self._on_lost(run_file, exc)
+
+    def _changed(self, deadline: float) -> list[run_files.RunFile]:
+        """Replicas whose shims have reported something; none when the time is over."""
+        by_link = {self._links[r.replica_id]: r for r in self._run_files}
+        timeout = max(0.0, deadline - time.monotonic())
+        readable, _, _ = select.select(list(by_link), [], [], timeout)
+        return [by_link[link] for link in readable]
+
+    def _status_of(self, run_file: run_files.RunFile) -> Json:
+        while True:
+            try:
+                return self._read_status(run_file)
+            except ShimGone as exc:
+                self._on_lost(run_file, exc)
+
+    def _read_status(self, run_file: run_files.RunFile) -> Json:
+        link = self._links[run_file.replica_id]
+        status = link.status
+        if link.has_ended and status["state"] in _ALIVE:  # it exited after its last status
+            raise ShimGone(f"the shim of {run_file.replica_id} has ended")
+        return status
+
+    def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
+        """Fail, as a replica ends with its shim."""
+        raise _shim_lost(run_file) from cause
+
+
+def _name_of(run_file: run_files.RunFile) -> str:
+    return f"replica {run_file.ordinal} of {run_file.environment}"
+
+
+def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
+    if status["state"] in _ALIVE:
+        return
+    who = _name_of(run_file)
+    lines = status.get("log_tail") or last_lines(run_file.log_path, LAST_LINES)
+    lines = readable(lines, run_file.run_dir / IMPORTS)
+    if tells_no_room("\n".join([status.get("failed") or "", *lines])):
+        raise NoProcesses(f"{who} cannot be started: {no_room_text()}", ROOM_HINT)
+    if failure := status.get("failed"):
+        if [line.strip() for line in lines] == [failure]:  # the log repeats it
+            lines = []
+        raise ReplicaFailed(
+            with_last_lines(f"{who} failed to start: {failure}", lines),
+            "fix the error above, and launch again",
+        )
+    if status["state"] != "exited" or not status.get("exit"):
+        raise ReplicaFailed(f"{who} was stopped before it was ready")
+    reason = ExitReason.from_json(status["exit"])
+    message = f"{who} {reason.sentence()} before it was ready"
+    hint = f"full log: openenv logs {run_file.environment}"
+    raise ReplicaFailed(
+        _with_heading(message, lines),
+        "give it more: --memory 2G" if reason.is_oom else hint,
+        is_oom=reason.is_oom,
+        evidence=reason.to_json(),
+    )
+
+
+def readable(lines: list[str], imports: Path) -> list[str]:
+    """Clean a traceback: the project's own paths instead of our links, no frames of `import`."""
+    try:
+        links = {str(link): str(link.readlink()) for link in imports.iterdir()}
+    except OSError:
+        links = {}
+    kept = [line for line in lines if not line.lstrip().startswith(_IMPORT_MACHINERY)]
+    for link, target in links.items():
+        kept = [line.replace(link, target) for line in kept]
+    return kept
+
+
+def _with_heading(message: str, lines: list[str]) -> str:
+    if not lines:
+        return f"{message}, without any output"
+    return with_last_lines(f"{message}; its last lines:", lines)
+
+
+def _not_ready(
+    run_file: run_files.RunFile, timeout_seconds: float, why: str | None
+) -> EnvironmentsError:
+    lines = last_lines(run_file.log_path, LAST_LINES)
+    message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
+    if why is not None:
+        message += f": {why}"
+    return NotReady(_with_heading(message, lines), "allow more time with --ready-timeout")
+
+
+def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:
+    lines = last_lines(run_file.log_path, LAST_LINES)
+    message = f"the shim of {_name_of(run_file)} ended unexpectedly"
+    return ReplicaFailed(_with_heading(message, lines), "launch it again")

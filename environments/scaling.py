@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More or fewer replicas of an environment that runs, as its run files know it.
+
+    replicas_of ─┬─ too few:  provider.add ──▶ marked run files ──ready──▶ keep ──▶ the daemon's
+                 └─ too many: drain ──▶ their shims, which end with the last session
+
+A replica that is being added is marked in its run file with the request that adds it: the daemon
+leaves it alone until it is kept, and stops it when the request has ended without that. One that is
+drained is the daemon's to remove. All of it can be repeated, and blocks.
+
+    the worker is killed      its next attempt, or the daemon, stops what is marked; what was kept
+                              says what it is in place of, and the daemon drains that
+    a shim is killed          `drain` stops what is left: its sessions are lost already
+    an agent is killed        another one drains: the sessions are the instance's, and go on
+    the environment goes down everything that has a run file is stopped, marked or not
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ..shim.client import ShimClient, ShimGone, read_status_file
+from ..shim.files import RUN_FILE_NAME, write_json
+from ..system.descriptors import Message, send_message
+from ..system.process_identity import boot_seconds
+from . import run_files
+from .agent_client import ask_agent
+from .errors import NotReady
+from .layout import Layout
+from .providers.new_replicas import with_options
+from .run_files import ADDED_BY, IN_PLACE_OF, RunFile
+
+Json = dict[str, Any]
+ANSWER_MARGIN_SECONDS = 1.0  # for an answer that was given in time to arrive
+
+
+def replicas_of(runs: Path, name: str) -> list[RunFile]:
+    """The replicas that an environment is to have, the oldest first: not those being drained."""
+    found = [run_file for run_file in run_files.of_environment(runs, name) if _stays(run_file)]
+    return sorted(found, key=lambda run_file: (run_file.created_at, run_file.ordinal))
+
+
+def stop_added_by(runs: Path, name: str, request_id: str) -> list[str]:
+    """Stop what a request has started and not kept; returns the ids."""
+    found = run_files.of_environment(runs, name)
+    marked = [run_file for run_file in found if run_file.data.get(ADDED_BY) == request_id]
+    run_files.stop_replicas(run_file.run_dir for run_file in marked)
+    return [run_file.replica_id for run_file in marked]
+
+
+def keep(run_dirs: Iterable[Path], in_place_of: Iterable[Json] = ()) -> None:
+    """Leave replicas that are ready to the daemon; also what each of them is in place of."""
+    for run_dir, replaced in zip_longest(run_dirs, in_place_of):
+        if (run_file := run_files.read(run_dir)) is not None:
+            data = {key: value for key, value in run_file.data.items() if key != ADDED_BY}
+            if replaced is not None:
+                data[IN_PLACE_OF] = replaced
+            write_json(str(run_dir / RUN_FILE_NAME), data, sync=True)
+
+
+def drain(run_file: RunFile, timeout_seconds: float) -> None:
+    """Have a replica end with its last session; at once when its shim does not answer."""
+    while True:
+        try:
+            with ShimClient.connect(run_file.socket_path) as link:
+                link.send("drain", timeout_seconds=timeout_seconds)
+                link.wait(lambda status: bool(status.get("is_draining")), timeout_seconds + 1.0)
+            return
+        except ShimGone:
+            if not run_files.goes_on(run_file):
+                if not is_stopped(run_file.run_dir):
+                    run_files.stop_replica(run_file.run_dir)
+                return
+        except TimeoutError:
+            return
+
+
+def wait_until_gone(run_file: RunFile, timeout_seconds: float) -> None:
+    """Wait until a replica that is being drained has ended.
+
+    Raises:
+        NotReady: It has not in this time.
+        EngineFailed: Its engine cannot be asked.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            with contextlib.suppress(ShimGone), ShimClient.connect(run_file.socket_path) as link:
+                link.wait(lambda _: False, timeout=max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise NotReady(
+                f"{run_file.replica_id} has not ended yet: its engine does not answer, or is slow",
+                "it ends when it does; restart the others then",
+            ) from None
+        if not run_files.goes_on(run_file):
+            return
+
+
+def is_stopped(run_dir: Path) -> bool:
+    """Whether a replica has ended, and said so: the daemon removes what is left of it."""
+    return (read_status_file(run_dir) or {}).get("state") == "stopped"
+
+
+def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
+    """Give running replicas another share of the sessions, now and after a restart.
+
+    Sessions beyond it go on. What runs on an engine cannot be told: it has it after a restart.
+    """
+    for run_file, share in zip(staying, shares, strict=True):
+        data = with_options(run_file.data, max_sessions=share)
+        data["spec"] = data.get("spec", {}) | {"replicas": replicas}
+        write_json(str(run_file.run_dir / RUN_FILE_NAME), data, sync=True)
+        if share is not None and run_file.is_local:
+            _tell_share(run_file, share)
+
+
+def _tell_share(run_file: RunFile, share: int) -> None:
+    """Tell the env host; one that does not run, or counts no sessions, reads it when it starts."""
+    _tell(run_file, {"max_sessions": share})
+
+
+def ask_to_sleep(run_file: RunFile, within_seconds: float) -> bool:
+    """Have a replica's server end, if nobody uses it; whether that is known by now.
+
+    A local one has no answer: its status says so when it has ended.
+
+    Raises:
+        EngineFailed, OSError: The agent of its engine cannot be asked, or does not answer within
+            this time; then it does nothing later.
+    """
+    if run_file.is_local:
+        _tell(run_file, {"sleep": True})
+        return False
+    layout = Layout(run_file.run_dir.parent.parent)
+    answer = ask_agent(
+        layout,
+        run_file.engine,
+        "sleep",
+        run_dir=str(run_file.run_dir),
+        until=boot_seconds() + within_seconds,
+        timeout_seconds=within_seconds + ANSWER_MARGIN_SECONDS,
+    )
+    return bool(answer["asleep"])
+
+
+def _tell(run_file: RunFile, head: Json) -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.setblocking(False)
+        end.connect(run_file.data["door_path"])
+        send_message(end, Message(head))
+
+
+def _stays(run_file: RunFile) -> bool:
+    """Whether it is not being drained or stopped, nor left by a request that has not kept it."""
+    status = read_status_file(run_file.run_dir) or {}
+    is_ending = status.get("is_draining") or status.get("state") in ("stopping", "stopped")
+    return not is_ending and ADDED_BY not in run_file.data

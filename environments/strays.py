@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strays: what runs with this home's label, and nobody has written down.
+
+    on an engine    an instance without a run file: the agent writes down which there are
+    any provider    a replica with a run file, of a launch that no table knows, and whose
+                    environment's name is another launch's by now
+
+They are shown, and stopped when somebody asks for it: a lost table must not cost what runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import run_files
+from .agent_client import STRAYS_FILE_NAME, ask_agent
+from .engine_address import ADDRESS_FILE_NAME, EngineAddress
+from .errors import EngineFailed
+from .layout import Layout
+
+Json = dict[str, Any]
+
+
+def engines_used(layout: Layout) -> list[EngineAddress]:
+    """Return the engines that this home has used. Reads a file for each."""
+    found = (_read_address(path) for path in layout.engines.glob(f"*/{ADDRESS_FILE_NAME}"))
+    return sorted((at for at in found if at is not None), key=lambda at: at.key)
+
+
+def strays_seen(layout: Layout) -> list[Json]:
+    """Return the strays on engines, as their agents have seen them last. Reads a file for each."""
+    found = {
+        (at.engine, stray["id"]): {"provider": at.engine, **stray}
+        for at in engines_used(layout)  # of which two may be one, by another name
+        for stray in _read(layout, at)
+    }
+    return list(found.values())
+
+
+def stray_of(run_file: run_files.RunFile) -> Json:
+    """Return what is shown of a replica that no table knows."""
+    return {
+        "provider": run_file.provider,
+        "id": run_file.replica_id,
+        "environment": run_file.environment,
+        "replica": run_file.replica_id,
+        "generation": run_file.request_id,
+    }
+
+
+def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
+    """Have each engine's agent look for strays; yields the engines that cannot, and why. Blocks."""
+    for at in engines_used(layout):
+        try:
+            ask_agent(layout, at, "list")
+        except OSError as exc:
+            yield str(at), str(exc)
+
+
+def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
+    """Stop a stray, and leave nothing of it. Blocks.
+
+    Args:
+        layout: The home.
+        stray: One that was shown: its `provider` and its `id`.
+        grace_seconds: For sessions to end.
+
+    Raises:
+        EngineFailed: Its engine does not answer, or it is no stray.
+    """
+    if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
+        run_files.stop_replica(run_file.run_dir, grace_seconds)
+        return
+    if stray["provider"] == run_files.LOCAL:
+        return  # it is gone
+    engines = [at for at in engines_used(layout) if at.engine == stray["provider"]]
+    if not engines:
+        raise EngineFailed(f"this home has used no engine {stray['provider']!r}")
+    with_it = [at for at in engines if any(s["id"] == stray["id"] for s in _read(layout, at))]
+    for at in with_it or engines:
+        ask_agent(layout, at, "stop", instance=stray["id"], grace_seconds=grace_seconds)
+
+
+def _read_address(path: Path) -> EngineAddress | None:
+    try:
+        return EngineAddress.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _read(layout: Layout, at: EngineAddress) -> list[Json]:
+    try:
+        found = json.loads((layout.engines / at.key / STRAYS_FILE_NAME).read_bytes())
+        return list(found["strays"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--engine-option` of Docker: what each becomes in a container's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.docker import _configuration
+from openenvd.environments.engines.docker_options import host_config
+from openenvd.operations.launch import LaunchPayload
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "host"),
+    [
+        ("shm-size", "64m", {"ShmSize": 64 * 2**20}),
+        ("volume", "/a:/b:ro,/c:/d", {"Binds": ["/a:/b:ro", "/c:/d"]}),
+        ("tmpfs", "/run:size=8m,mode=700", {"Tmpfs": {"/run": "size=8m,mode=700"}}),
+        ("ulimit", "nofile=64:128", {"Ulimits": [{"Name": "nofile", "Soft": 64, "Hard": 128}]}),
+        ("init", "false", {"Init": False}),
+        ("network", "mine", {"NetworkMode": "mine"}),
+        (
+            "device",
+            "/dev/fuse",
+            {
+                "Devices": [
+                    {
+                        "PathOnHost": "/dev/fuse",
+                        "PathInContainer": "/dev/fuse",
+                        "CgroupPermissions": "rwm",
+                    }
+                ]
+            },
+        ),
+    ],
+)
+def test_an_option_becomes_a_part_of_the_host_config(
+    name: str, value: str, host: dict[str, Any]
+) -> None:
+    assert host_config({name: value}, sandbox=False) == (host, {})
+
+
+def test_the_user_belongs_to_the_container_itself() -> None:
+    assert host_config({"user": "1000"}, sandbox=False) == ({}, {"User": "1000"})
+
+
+def test_a_sandbox_is_read_only_and_has_no_capabilities() -> None:
+    host, _ = host_config({"tmpfs": "/data", "cap-drop": "NET_RAW"}, sandbox=True)
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL", "NET_RAW"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert set(host["Tmpfs"]) == {"/tmp", "/data"}
+    again, _ = host_config({}, sandbox=True)
+    assert set(again["Tmpfs"]) == {"/tmp"}
+
+
+@pytest.mark.parametrize(
+    ("options", "sandbox", "message"),
+    [
+        ({"shmsize": "1g"}, False, "docker has no option 'shmsize'"),
+        ({"shm-size": "much"}, False, "write a size"),
+        ({"privileged": "perhaps"}, False, "write true or false"),
+        ({"network": "host"}, False, "nobody could connect"),
+        ({"pids-limit": "x"}, False, "--engine-option pids-limit=x"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name(
+    options: dict[str, str], sandbox: bool, message: str
+) -> None:
+    with pytest.raises(EngineRefused, match=message):
+        host_config(options, sandbox=sandbox)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "privileged=true",
+        "cap-add=SYS_ADMIN",
+        "read-only=false",
+        "read-only=0",
+        "security-opt=seccomp=unconfined",
+        "security-opt=no-new-privileges:false",
+        "security-opt=no-new-privileges,apparmor=unconfined",
+        "volume=/:/host",
+        "volume=data:/data,/etc:/etc:ro",
+        "volume=../x:/x",
+        "device=/dev/sda",
+        "ipc=host",
+        "ipc=container:other",
+    ],
+)
+@pytest.mark.parametrize("provider", ["docker", "swarm"])
+def test_no_option_takes_back_what_a_sandbox_drops(provider: str, option: str) -> None:
+    words = {"source": "docker://image:1", "provider": provider, "sandbox": True}
+    with pytest.raises(ValidationError, match="takes back what --sandbox drops"):
+        LaunchPayload(**words, engine_options=[option])
+
+
+def test_options_that_open_nothing_are_allowed_in_a_sandbox() -> None:
+    options = ["volume=data:/data", "read-only=true", "security-opt=no-new-privileges"]
+    options += ["privileged=false", "ipc=private", "runtime=runsc", "user=1000"]
+    payload = LaunchPayload(source="docker://image:1", sandbox=True, engine_options=options)
+    assert payload.provider == "docker"
+
+
+def test_an_option_that_is_not_known_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ValidationError, match="did you mean shm-size"):
+        LaunchPayload(source="docker://image:1", engine_options=["shmsize=1g"])
+    with pytest.raises(ValidationError, match="a service of Swarm cannot have"):
+        LaunchPayload(source="echo", provider="swarm", engine_options=["runtime=runsc"])
+
+
+def test_an_unknown_option_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(EngineRefused) as refused:
+        host_config({"shmsize": "1g"}, sandbox=False)
+    assert "did you mean shm-size?" in str(refused.value.hint)
+
+
+def test_gpus_that_are_not_there_are_refused_rather_than_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    labels = Labels("home", "trial", "trial-0-1", "1")
+    plan = ReplicaPlan(labels=labels, image="trial", host="127.0.0.1", port=1, gpus=2)
+    with pytest.raises(EngineRefused, match="this machine has 1 GPU"):
+        _configuration(plan, 8000)

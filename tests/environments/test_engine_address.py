@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine is asked is decided at a launch, and not by whoever starts its agent again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.env_host.protocol import HostConfig
+from openenvd.environments import run_files
+from openenvd.environments.agent_client import ask_agent, ensure_agent
+from openenvd.environments.engine_address import EngineAddress
+from openenvd.environments.engines.docker_address import docker_address
+from openenvd.environments.engines.registry import address_here
+from openenvd.environments.errors import EngineFailed
+from openenvd.environments.layout import Layout
+from openenvd.environments.providers import provider_named
+from openenvd.environments.sources.program import Program
+from openenvd.environments.spec import EnvironmentSpec
+from openenvd.environments.strays import engines_used
+from openenvd.shim.client import ShimClient
+
+SECONDS = 30.0
+USUAL = {
+    "DOCKER_HOST": "unix:///var/run/docker.sock",
+    "DOCKER_TLS_VERIFY": "",
+    "DOCKER_CERT_PATH": "",
+}
+
+
+@pytest.fixture
+def no_agent(layout: Layout) -> Iterator[None]:
+    """No agent of this home runs afterwards."""
+    yield
+    for process in agents(layout):
+        process.kill()
+
+
+def agents(layout: Layout) -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline", "environ"])
+    return [
+        process
+        for process in found
+        if "openenvd: agent" in " ".join(process.info["cmdline"] or ())
+        and (process.info["environ"] or {}).get("OPENENV_HOME") == str(layout.home)
+    ]
+
+
+def make_context(folder: Path, name: str, host: str, **endpoint: Any) -> str:
+    """A context as `docker context create` writes it; its digest."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    path = folder / "contexts" / "meta" / digest / "meta.json"
+    path.parent.mkdir(parents=True)
+    meta = {"Name": name, "Endpoints": {"docker": {"Host": host, **endpoint}}}
+    path.write_text(json.dumps(meta))
+    return digest
+
+
+def test_docker_is_where_its_command_finds_it(tmp_path: Path) -> None:
+    config = {"DOCKER_CONFIG": str(tmp_path)}
+    assert docker_address(config) == USUAL
+    make_context(tmp_path, "one", "unix:///one.sock")
+    make_context(tmp_path, "two", "unix:///two.sock")
+    (tmp_path / "config.json").write_text('{"currentContext": "one"}')
+    assert docker_address(config)["DOCKER_HOST"] == "unix:///one.sock"
+    named = {**config, "DOCKER_CONTEXT": "two"}
+    assert docker_address(named)["DOCKER_HOST"] == "unix:///two.sock"
+    assert docker_address({**config, "DOCKER_CONTEXT": "default"}) == USUAL
+    host = {**named, "DOCKER_HOST": "tcp://three:2376", "DOCKER_CERT_PATH": "/certs"}
+    assert docker_address(host) == {
+        "DOCKER_HOST": "tcp://three:2376",
+        "DOCKER_TLS_VERIFY": "",
+        "DOCKER_CERT_PATH": "/certs",
+    }
+
+
+@pytest.mark.parametrize(("skip", "verify"), [(False, "1"), (True, "")])
+def test_a_context_brings_its_certificates(tmp_path: Path, skip: bool, verify: str) -> None:
+    digest = make_context(tmp_path, "far", "tcp://far:2376", SkipTLSVerify=skip)
+    certificates = tmp_path / "contexts" / "tls" / digest / "docker"
+    certificates.mkdir(parents=True)
+    found = docker_address({"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "far"})
+    assert (found["DOCKER_CERT_PATH"], found["DOCKER_TLS_VERIFY"]) == (str(certificates), verify)
+    assert docker_address(found) == found
+
+
+def test_a_context_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "nowhere"}
+    with pytest.raises(EngineFailed, match="no context 'nowhere'"):
+        docker_address(environ)
+
+
+def test_an_agent_asks_the_engine_of_its_address_and_not_of_its_starter(
+    layout: Layout, no_agent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/starter.sock")
+    for name in ("one", "two"):
+        at = address_here("docker", {"DOCKER_HOST": f"unix:///nowhere/{name}.sock"})
+        with pytest.raises(EngineFailed, match=f"nothing answers at unix:///nowhere/{name}.sock"):
+            ask_agent(layout, at, "list")
+    assert len(agents(layout)) == 2
+    assert {str(at) for at in engines_used(layout)} == {
+        "docker at unix:///nowhere/one.sock",
+        "docker at unix:///nowhere/two.sock",
+    }
+
+
+def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_agent(
+    home: Path, layout: Layout, no_agent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/launch.sock")
+    spec = EnvironmentSpec("sample", "docker://image:1", provider="docker")
+    program = Program(Path("/"), Path("/"), HostConfig("sample"), image="image:1")
+    provider_named("docker", home).start(
+        spec, program, launch_id=secrets.token_hex(8), on_started=lambda _: None
+    ).release()
+    [run_file] = run_files.all_of(layout.runs)
+    for process in agents(layout):
+        process.kill()
+        process.wait(SECONDS)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/other.sock")
+    run_files.revive(run_file)
+    with ShimClient.connect(run_file.socket_path) as client:
+        status = client.wait(lambda status: status["problem"] is not None, SECONDS)
+    assert "unix:///nowhere/launch.sock" in status["problem"]
+    other = EngineAddress.of("docker", {**USUAL, "DOCKER_HOST": "unix:///nowhere/other.sock"})
+    with ensure_agent(layout, other) as agent, pytest.raises(EngineFailed, match="no replica of"):
+        agent.ask("adopt", run_dir=str(run_file.run_dir))

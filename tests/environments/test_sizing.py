@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many replicas an environment is to have, for how many sessions."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.environments.sizing import (
+    DOWN_SHARE,
+    UP_SHARE,
+    Decision,
+    Lull,
+    Occupancy,
+    Scaling,
+    decide,
+    share_sessions,
+    wanted_replicas,
+)
+
+NOW = 1000.0
+SCALING = Scaling(least=1, most=8, down_seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sessions", "wanted"),
+    [
+        # slots of each: 10
+        (1, 0, 1),
+        (1, 8, 1),  # UP_SHARE is what may be taken
+        (1, 9, 2),
+        (1, 10, 2),
+        (2, 16, 2),
+        (2, 17, 3),
+        (2, 20, 4),  # all of it: so that 20 take no more than TARGET_SHARE
+        (4, 40, 7),
+        (7, 70, 8),  # no more than the most
+        (8, 80, 8),
+        (2, 6, 2),  # one alone would have more than DOWN_SHARE taken
+        (2, 5, 1),
+        (8, 36, 8),
+        (8, 35, 6),
+        (8, 1, 1),
+        (8, 0, 1),
+        (0, 0, 1),  # no fewer than the least
+    ],
+)
+def test_replicas_follow_the_share_of_slots_that_is_taken(
+    replicas: int, sessions: int, wanted: int
+) -> None:
+    assert wanted_replicas(Occupancy(replicas, 10, sessions), SCALING) == wanted
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 7, 10, 64, 1024])
+def test_a_change_is_never_the_reason_for_the_next_one(slots: int) -> None:
+    scaling = Scaling(1, 1000, 60.0)
+    for replicas in range(1, 12):
+        for sessions in range(0, slots * replicas + 1, max(1, slots // 7)):
+            wanted = wanted_replicas(Occupancy(replicas, slots, sessions), scaling)
+            assert wanted_replicas(Occupancy(wanted, slots, sessions), scaling) == wanted
+
+
+def test_what_is_added_is_never_taken_away_for_the_same_sessions() -> None:
+    assert DOWN_SHARE < UP_SHARE
+    seen = Occupancy(2, 10, 17)
+    more = decide(seen, SCALING, None, NOW).replicas
+    assert decide(Occupancy(more, 10, 17), SCALING, None, NOW) == Decision(more)
+
+
+def test_more_are_added_at_once() -> None:
+    assert decide(Occupancy(1, 10, 10), SCALING, Lull(NOW - 5, 1), NOW) == Decision(2)
+
+
+@pytest.mark.parametrize(
+    ("lull", "now", "decision"),
+    [
+        (None, NOW, Decision(4, Lull(NOW, 1), NOW + 60)),
+        (Lull(NOW, 1), NOW + 59.9, Decision(4, Lull(NOW, 1), NOW + 60)),
+        (Lull(NOW, 1), NOW + 60, Decision(1)),
+        (Lull(NOW, 3), NOW + 30, Decision(4, Lull(NOW, 3), NOW + 60)),  # there were more meanwhile
+        (Lull(NOW, 3), NOW + 60, Decision(3)),
+    ],
+)
+def test_fewer_are_enough_when_they_have_been_for_a_while(
+    lull: Lull | None, now: float, decision: Decision
+) -> None:
+    assert decide(Occupancy(4, 10, 2), SCALING, lull, now) == decision
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sessions", "lull", "now", "decision"),
+    [
+        (1, 0, None, NOW, Decision(1, Lull(NOW, 0), NOW + 300)),
+        (1, 0, Lull(NOW, 0), NOW + 299, Decision(1, Lull(NOW, 0), NOW + 300)),
+        (1, 0, Lull(NOW, 0), NOW + 300, Decision(0)),
+        (1, 1, Lull(NOW, 0), NOW + 300, Decision(1)),  # it is used
+        (2, 0, None, NOW, Decision(2, Lull(NOW, 1), NOW + 60)),  # first to one
+        (2, 0, Lull(NOW, 1), NOW + 60, Decision(1)),
+        (1, 0, Lull(NOW, 1), NOW + 60, Decision(1, Lull(NOW + 60, 0), NOW + 360)),  # of two
+    ],
+)
+def test_the_last_one_may_sleep_when_it_had_no_session_for_its_own_time(
+    replicas: int, sessions: int, lull: Lull | None, now: float, decision: Decision
+) -> None:
+    scaling = Scaling(1, 8, 60.0, idle_seconds=300.0)
+    assert decide(Occupancy(replicas, 10, sessions), scaling, lull, now) == decision
+
+
+def test_a_lull_ends_when_all_replicas_are_wanted_again() -> None:
+    assert decide(Occupancy(4, 10, 25), SCALING, Lull(NOW - 59, 1), NOW) == Decision(4)
+
+
+def test_each_of_what_scales_itself_has_its_share_of_the_most() -> None:
+    assert share_sessions(16, 2, most=8) == [2, 2]
+    assert share_sessions(17, 3, most=8) == [3, 2, 2]
+    assert share_sessions(None, 2, most=8) == [None, None]

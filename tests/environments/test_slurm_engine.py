@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's engine by the commands that it runs; a list of jobs stands for Slurm."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.engines import slurm, slurm_commands, slurm_nodes
+from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPlan
+from openenvd.environments.engines.slurm import SlurmEngine
+from openenvd.environments.engines.slurm_commands import Row
+from openenvd.environments.engines.slurm_files import JobReport, leave_job, left_jobs, write_job
+from openenvd.system.process_identity import boot_seconds
+
+LABELS = Labels("home", "echo", "echo-0-abc", "abc")
+NODE = "n1 idle 0/4/0/4 1000 0 (null) (null) 127.0.0.1\n"
+
+
+class Jobs:
+    """What Slurm knows, and which commands it was given that change anything."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.rows: dict[str, Row] = {}
+        self.commands: list[tuple[str, ...]] = []
+
+    def put(self, job: str, state: str, left: float | None = None) -> None:
+        self.rows[job] = Row(job, state, "None", "n1", left, 120.0, LABELS, self.run_dir)
+
+    def run(self, *command: str, stdin: str | None = None, seconds: float = 0.0) -> str:
+        if command[0] == "sinfo":
+            return NODE
+        if "show" in command:
+            return ""
+        self.commands.append(command)
+        if command[0] == "scancel":
+            self.put(command[-1], "CANCELLED")
+        if command[0] != "sbatch":
+            return ""
+        job = str(len(self.rows) + 7)
+        self.put(job, "PENDING")
+        return job
+
+    def submitted(self) -> int:
+        return sum(command[0] == "sbatch" for command in self.commands)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    made = Jobs(tmp_path)
+    monkeypatch.setattr(slurm_commands, "run", made.run)
+    monkeypatch.setattr(slurm_nodes, "run", made.run)
+    monkeypatch.setattr(slurm_commands, "jobs", lambda: list(made.rows.values()))
+    return made
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> ReplicaPlan:
+    return ReplicaPlan(labels=LABELS, image="", host="127.0.0.1", port=1, run_dir=str(tmp_path))
+
+
+def test_a_replica_that_has_left_a_job_is_started_again_after_the_next_one(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    engine = SlurmEngine()
+    jobs.put("7", "COMPLETING")
+    write_job(tmp_path, "7")
+    leave_job(tmp_path, "7")
+    second = engine.start(plan)
+    jobs.put(second.id, "FAILED")
+    engine.remove(second)
+    third = engine.start(plan)
+    assert third.id not in ("7", second.id)
+    assert (third.state, jobs.submitted()) == (InstanceState.STARTING, 2)
+
+
+def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING", left=120.0)
+    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
+    found = SlurmEngine().find(plan)
+    assert found is not None
+    assert found.ends_at is not None
+    assert found.replace_at == found.ends_at - 80
+
+
+def test_when_a_job_ends_is_told_by_a_clock_that_no_step_moves_and_again_when_it_moves(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING", left=120.0)
+    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
+    engine = SlurmEngine()
+    changes = engine.changes()
+    next(changes)
+    found = engine.find(plan)
+    assert found is not None
+    assert found.ends_at is not None
+    assert 60 < found.ends_at - boot_seconds() <= 120.5
+    jobs.put("7", "RUNNING", left=3600.0)
+    closing = threading.Timer(20, engine.close)
+    closing.start()
+    next(changes)
+    closing.cancel()
+
+
+def test_a_requeue_that_is_seen_when_the_job_runs_again_has_a_reason(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
+) -> None:
+    jobs.put("7", "RUNNING")
+    JobReport(job="7", node="n1", host="n1", port=1, runs=1).write(tmp_path)
+    found = SlurmEngine().find(plan)
+    assert found is not None
+    assert (found.runs, found.why_anew) == (1, "Slurm has requeued job 7")
+
+
+def test_a_silent_job_that_is_stopped_has_its_grace(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "SILENT_SECONDS", 0.0)
+    jobs.put("7", "RUNNING")
+    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
+    engine = SlurmEngine()
+    found = engine.find(plan)
+    assert found is not None
+    assert found.is_silent
+    engine.stop(found, 20.0)
+    assert jobs.commands == [("scancel", "--batch", f"--signal={signal.SIGTERM:d}", "7")]
+    assert left_jobs(tmp_path) == []
+
+
+def test_a_job_that_waits_may_go_to_a_lost_node_again_when_what_was_left_there_has_ended(
+    jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "FRESH_SECONDS", 0.0)
+    jobs.put("7", "COMPLETING")
+    leave_job(tmp_path, "7")
+    plan = replace(plan, options={"exclude": "n5"})
+    engine = SlurmEngine()
+    engine.start(plan)
+    assert "--exclude=n5,n1" in jobs.commands[0]
+    engine.find(plan)
+    engine.list()
+    assert len(jobs.commands) == 1
+    jobs.put("7", "CANCELLED")
+    for _ in range(2):
+        engine.list()
+        engine.find(plan)
+    assert jobs.commands[1:] == [("scontrol", "update", "jobid=8", "ExcNodeList=n5")]
