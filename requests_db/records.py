@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
+from .states import (
+    EnvironmentState,
+    ErrorKind,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
 
 Json = dict[str, Any]
 
@@ -85,13 +92,29 @@ class Environment:
     request_id: str | None = None  # the launch that made it
     address: str | None = None  # what goes into upstream's `base_url`
     error: RequestError | None = None
+    generation: int = 1  # the number of the one that `request_id` launched
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One row of `generations`: what one launch of an environment was to start, and what became."""
+
+    environment: str
+    number: int  # from 1, for as long as the environment is known
+    request_id: str  # the launch
+    spec: Json  # of the launch, without secrets
+    state: GenerationState
+    created_at: float
+    served_at: float | None = None
+    ended_at: float | None = None
+    error: str | None = None  # why it failed
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One row of `replicas`."""
 
-    id: str  # `<environment>-<ordinal>-<launch id>`: names its run directory too
+    id: str  # `<environment>-<ordinal>-…-<launch id>`: names its run directory too
     environment: str
     ordinal: int
     provider: str
@@ -102,6 +125,11 @@ class Replica:
     restarts: int = 0
     exit: Json | None = None  # the last `ExitReason` as JSON
 
+    @property
+    def request_id(self) -> str:
+        """The launch that it belongs to."""
+        return self.id.rpartition("-")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -109,7 +137,7 @@ class Event:
 
     seq: int
     at: float
-    kind: str  # `request.state`, `request.progress`, `environment.state`, `replica.state`
+    kind: str  # `request.state`, `environment.state`, … (`journal.py`)
     request_id: str | None = None
     environment: str | None = None
     data: Json = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .records import Environment, Event, Request
+from .records import Environment, Event, Generation, Request
 from .states import RequestState
 
 Events = tuple[Event, ...]
@@ -17,7 +17,8 @@ class Submitted:
 
     request: Request
     events: Events
-    ends: str | None = None  # a running launch that was called off: its worker has yet to be ended
+    # Running launches that were called off: their workers have yet to be ended.
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,36 @@ class NameTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherSource:
+    """An environment of the name runs from another source, and an update was not asked for."""
+
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True)
+class BeingUpdated:
+    """An environment of the name is being updated already; nothing was written."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFull:
     """The queue of its schedule is full; nothing was written."""
 
     pending: int
 
 
-SubmitResult = Submitted | Duplicate | KeyReused | NameTaken | QueueFull
+@dataclass(frozen=True, slots=True)
+class CannotChange:
+    """The environment does not serve, or a request is changing it; nothing was written."""
+
+    environment: Environment
+    change: Request | None = None
+
+
+Refusal = CannotChange | Duplicate | KeyReused | NameTaken | OtherSource | BeingUpdated | QueueFull
+SubmitResult = Submitted | Refusal
 
 
 @dataclass(frozen=True, slots=True)

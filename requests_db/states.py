@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of requests, environments and replicas: plain constants, safe to import anywhere.
+"""The states of requests, environments, generations and replicas: constants, to import anywhere.
 
     PENDING ──dispatcher──▶ RUNNING ──supervisor──▶ SUCCEEDED | FAILED | CANCELLED
        │  ▲                    │
@@ -57,6 +57,7 @@ class EnvironmentState(StrEnum):
     STARTING = "STARTING"  # its launch request runs: prepared, started, not yet ready
     READY = "READY"  # every wanted replica answers
     DEGRADED = "DEGRADED"  # some replica is down and will be restarted
+    ASLEEP = "ASLEEP"  # nobody uses it, so no server runs; who connects wakes it
     FAILED = "FAILED"  # the launch failed, or the restart budget is spent; `error` says why
     STOPPING = "STOPPING"  # a `down` is under way
     STOPPED = "STOPPED"  # taken down; kept so that its logs can still be found by name
@@ -67,11 +68,23 @@ class EnvironmentState(StrEnum):
         return self not in {EnvironmentState.FAILED, EnvironmentState.STOPPED}
 
 
+class GenerationState(StrEnum):
+    """The state of one generation of an environment: what one launch of it started."""
+
+    STARTING = "STARTING"  # its launch waits or runs
+    SERVING = "SERVING"  # sessions connect to it
+    DRAINING = "DRAINING"  # a newer one serves; its sessions end as they will
+    RETIRED = "RETIRED"  # nothing of it runs: a newer one serves, or it was taken down
+    FAILED = "FAILED"  # it was not ready, or its restart budget is spent; `error` says why
+
+
 class ReplicaState(StrEnum):
     """The state of one replica, observed by the reconciler."""
 
     STARTING = "STARTING"
     READY = "READY"
+    ASLEEP = "ASLEEP"  # its server has ended since nobody used it; one is started for who connects
+    DRAINING = "DRAINING"  # its sessions go on and none begins; it is stopped when they have ended
     BACKING_OFF = "BACKING_OFF"  # it died and will be started again after a pause
     FAILED = "FAILED"  # it died and its restart budget is spent
     STOPPED = "STOPPED"

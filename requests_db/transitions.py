@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .errors import InvalidTransition
-from .states import EnvironmentState, RequestState
+from .states import EnvironmentState, GenerationState, RequestState
 
 REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.PENDING: frozenset({RequestState.RUNNING, RequestState.CANCELLED}),
@@ -27,7 +27,10 @@ REQUEST_TRANSITIONS: Mapping[RequestState, frozenset[RequestState]] = {
     RequestState.CANCELLED: frozenset(),
 }
 
-_OBSERVED = frozenset({EnvironmentState.READY, EnvironmentState.DEGRADED, EnvironmentState.FAILED})
+# In which of its states an environment takes sessions, of which its first may have to wait.
+SERVING = frozenset({EnvironmentState.READY, EnvironmentState.DEGRADED, EnvironmentState.ASLEEP})
+
+_OBSERVED = SERVING | {EnvironmentState.FAILED}
 _ENDS = frozenset({EnvironmentState.STOPPING, EnvironmentState.STOPPED})
 
 # A name that is taken again by a new launch is a new row, not a transition of the old one.
@@ -37,11 +40,31 @@ ENVIRONMENT_TRANSITIONS: Mapping[EnvironmentState, frozenset[EnvironmentState]] 
     EnvironmentState.STARTING: _OBSERVED | _ENDS | {EnvironmentState.PENDING},
     EnvironmentState.READY: _OBSERVED - {EnvironmentState.READY} | _ENDS,
     EnvironmentState.DEGRADED: _OBSERVED - {EnvironmentState.DEGRADED} | _ENDS,
+    EnvironmentState.ASLEEP: _OBSERVED - {EnvironmentState.ASLEEP} | _ENDS,
     EnvironmentState.FAILED: _ENDS,
     # A late observation of its replicas must not revive a stopping environment.
     EnvironmentState.STOPPING: frozenset({EnvironmentState.STOPPED, EnvironmentState.FAILED}),
     EnvironmentState.STOPPED: frozenset(),
 }
+
+
+# In which of its states a generation that is ready may take an environment over.
+UPDATABLE = SERVING | {EnvironmentState.FAILED}
+
+_ENDED = frozenset({GenerationState.RETIRED, GenerationState.FAILED})
+
+GENERATION_TRANSITIONS: Mapping[GenerationState, frozenset[GenerationState]] = {
+    GenerationState.STARTING: _ENDED | {GenerationState.SERVING},
+    GenerationState.SERVING: _ENDED | {GenerationState.DRAINING},
+    GenerationState.DRAINING: _ENDED,
+    GenerationState.RETIRED: frozenset(),
+    GenerationState.FAILED: frozenset(),
+}
+
+
+def may_follow_generation(before: GenerationState, after: GenerationState) -> bool:
+    """Whether a generation may go from `before` to `after`."""
+    return after in GENERATION_TRANSITIONS[before]
 
 
 def may_follow(before: EnvironmentState, after: EnvironmentState) -> bool:

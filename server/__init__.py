@@ -7,6 +7,7 @@ Where to look, in the order in which a request meets them:
     __main__.py     `python -m openenvd.server`: what `openenv up` starts
     daemon.py       the life cycle: lock, sockets, parts, serve, stop
       home_lock.py, listening.py, assembly.py, daemon_log.py      its steps
+    dashboard/      the page for a browser: its files, its stream
     api/            the FastAPI application: security, routes, streams, JSON shapes, metrics
     dispatch/       from an accepted payload to a durable request (submission.py); the one thread
                     that knows both the queue and the executor (dispatcher.py)
@@ -15,8 +16,8 @@ Where to look, in the order in which a request meets them:
     housekeeping/   what is removed when nothing uses it any more; the folder of sockets
     errors.py       what the API refuses, and why a daemon does not start
 
-Each room may import those below it: api, reconcile, dispatch, housekeeping and events (pyproject's
-`server-layers`).
+Each room may import those below it: dashboard, api, reconcile, dispatch, housekeeping and events
+(pyproject's `server-layers`).
 
 This file imports nothing: `settings` must stay cheap to import.
 """

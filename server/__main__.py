@@ -18,8 +18,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from setproctitle import getproctitle
 
@@ -28,7 +27,7 @@ from ..system.forking import close_all_but
 from ..system.proc import prefer_own_session, set_oom_score_adj
 from .daemon_log import set_up_log
 from .errors import DaemonError
-from .settings import SETTINGS, Paths, Settings
+from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 
 if TYPE_CHECKING:
     from ..executor import PreforkedZygote
@@ -46,15 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     os.umask(0o077)
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
-    os.chdir("/")
+    paths = Paths.from_environment()
     try:
-        settings = _settings(options)
+        given = given_settings(paths, flags_of_killed(paths) | _flags(options))
+        settings = Settings(**{name: each.value for name, each in given.items()})
     except ValueError as exc:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
         return _refuse(options.ready_fd, error, code=2)
-    paths = Paths.from_environment()
+    os.environ["OPENENV_HOME"] = str(paths.home)
+    os.chdir("/")
     for item in SETTINGS:  # for the processes below
-        os.environ[item.variable] = str(getattr(settings, item.name))
+        if (value := getattr(settings, item.name)) is not None:
+            os.environ[item.variable] = str(value)
     set_oom_score_adj(os.getpid(), DAEMON_OOM_SCORE_ADJ)
     if options.ready_fd is not None:  # in the background; in the foreground it is the user's
         prefer_own_session(DAEMON_NICE)
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = _import_daemon()
     gc.freeze()
     gc.enable()
-    return run(paths, settings, options.ready_fd, zygote)
+    return run(paths, settings, options.ready_fd, zygote, given)
 
 
 def _import_daemon() -> Callable[..., int]:
@@ -107,15 +109,14 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     return None
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """The flags' values, else the variables', else the defaults.
+def _flags(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags: they override variables.
 
     Raises:
         ValueError: saying which one cannot be.
     """
     flags = {item.name: getattr(options, item.name) for item in SETTINGS}
-    said = {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
-    return replace(Settings.from_environment(), **said)
+    return {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
 
 
 def _check_floor(settings: Settings) -> None:

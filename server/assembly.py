@@ -99,7 +99,10 @@ async def running_parts(
         clock,
     )
     dispatcher = Dispatcher(context)
+    submitter = Submitter(store, dispatcher, bus, settings, clock)
     reconciler = Reconciler(store, bus, paths)
+    reconciler.autoscaler.submit = submitter.scale
+    reconciler.successors.submit = submitter.replace
     logs = LogWatcher(loop)
     lag = EventLoopLagMonitor("the daemon's loop")
     try:
@@ -117,7 +120,7 @@ async def running_parts(
             executor=executor,
             reconciler=reconciler,
             dispatcher=dispatcher,
-            submitter=Submitter(store, dispatcher, bus, settings, clock),
+            submitter=submitter,
             bus=bus,
             logs=logs,
             lag=lag,

@@ -28,9 +28,9 @@ import signal
 import socket
 import syslog
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvloop
@@ -42,15 +42,17 @@ from ..processes.resources.limits import read_limits
 from ..processes.resources.pids_limit import is_no_room, no_room_text
 from ..shim.fork_server_client import stop_fork_servers
 from .api.app import create_app
+from .api.browser_sessions import BrowserSessions
 from .api.dependencies import Dependencies
 from .assembly import running_parts
+from .dashboard.routes import add_dashboard
 from .dispatch.planning import NO_PROCESSES_HINT
 from .errors import DaemonError
 from .home_lock import HomeLock, hold_lock
 from .housekeeping.cleanup import collect_daily
 from .housekeeping.sweep import sweep_regularly
 from .listening import HttpServer, bind, identity_of, write_identity
-from .settings import Paths, Settings
+from .settings import Given, Paths, Settings
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +61,16 @@ VITAL_THREADS = frozenset({"dispatcher", "executor-supervisor"})
 
 
 def run(
-    paths: Paths, settings: Settings, ready_fd: int | None, zygote: PreforkedZygote | None = None
+    paths: Paths,
+    settings: Settings,
+    ready_fd: int | None,
+    zygote: PreforkedZygote | None = None,
+    given: Mapping[str, Given] | None = None,
 ) -> int:
     """Run the daemon until it is stopped; returns the process's exit code.
 
     One line to `ready_fd` says that it answers, or why it does not. The zygote is the workers' fork
-    server, when it was forked already.
+    server, when it was forked already; `given` are the settings that are not their defaults.
     """
     try:
         with (
@@ -72,7 +78,7 @@ def run(
             hold_lock(paths) as lock,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(Daemon(paths, settings, ready_fd, zygote, lock).main())
+            runner.run(Daemon(paths, settings, ready_fd, zygote, lock, given or {}).main())
     except DaemonError as exc:
         _write_ready_line(ready_fd, exc.to_json())
         log.error("%s%s", exc.message, f" ({exc.hint})" if exc.hint else "")
@@ -89,6 +95,7 @@ class Daemon:
     ready_fd: int | None
     zygote: PreforkedZygote | None
     lock: HomeLock
+    given: Mapping[str, Given] = field(default_factory=dict)
     stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def main(self) -> None:
@@ -101,7 +108,8 @@ class Daemon:
         self._handle_signals()
         self.watch_threads()
         tcp, unix = bind(self.paths, self.settings)
-        identity = identity_of(self.paths, tcp)
+        identity = identity_of(self.paths, tcp, self.given, self.settings.port)
+        self.settings = replace(self.settings, port=identity["port"])
         try:
             with tcp, unix:
                 async with running_parts(
@@ -115,18 +123,23 @@ class Daemon:
     async def _serve(self, deps: Dependencies, sockets: list[socket.socket]) -> None:
         """Answer until the daemon is stopped; return when the last stream has ended."""
         token = write_identity(self.paths, deps.identity)
-        server = HttpServer(create_app(deps, token), self.settings)
+        sessions = BrowserSessions(token)
+        app = create_app(deps, token, sessions)
+        memory = add_dashboard(app, deps, sessions)
+        server = HttpServer(app, self.settings)
         serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
         _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])
-        cleanup = asyncio.create_task(collect_daily(self.paths, self.settings))
+        cleanup = asyncio.create_task(collect_daily(self.paths, self.settings, deps.store))
         sweeping = asyncio.create_task(sweep_regularly(self.paths, sweep_cgroups))
+        measuring = asyncio.create_task(memory.measure_regularly())
         await self._until_stopped(serving)
         self.stopping.set()
         deps.bus.wake_all()  # streams end by themselves, before they would be cut
         server.request_exit()
         cleanup.cancel()
         sweeping.cancel()
+        measuring.cancel()
         await serving
 
     def watch_threads(self) -> None:

@@ -55,12 +55,20 @@ class NameTaken(ApiError, kind="name_taken", status=409):
     """A live environment has the name."""
 
 
+class CannotChange(ApiError, kind="cannot_change", status=409):
+    """The environment does not serve, or another request is changing it."""
+
+
 class KeyReused(ApiError, kind="key_reused", status=409):
     """An idempotency key that came with another operation or payload before."""
 
 
 class QueueFull(ApiError, kind="queue_full", status=429):
     """Too many requests wait already."""
+
+
+class Unreadable(ApiError, kind="unreadable", status=500):
+    """What reads the folder of a rollout was ended, or took too long."""
 
 
 class StorageFailed(ApiError, kind="storage", status=507):

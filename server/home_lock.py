@@ -21,7 +21,8 @@ from .settings import Paths
 
 # What is there before the first database.
 OURS = frozenset(
-    {"daemon.lock", "start.lock", "daemon.log", "daemon.json", "run", "logs", "sockets", "venvs"}
+    {"config.toml", "daemon.lock", "start.lock", "daemon.log", "daemon.json"}
+    | {"run", "logs", "sockets", "venvs"}
 )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .api.security import ensure_token
 from .errors import DaemonError
 from .home_lock import state_unwritable
 from .housekeeping.runtime_dir import held
-from .settings import Paths, Settings
+from .settings import FIRST_PORT, PORTS, Given, Paths, Settings
 
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut
@@ -34,18 +35,7 @@ def bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket
     Raises:
         DaemonError: the port is in use, or the folder of sockets cannot be written.
     """
-    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        tcp.bind(("127.0.0.1", settings.port))
-        tcp.listen(LISTEN_BACKLOG)  # this too fails when another process was first
-    except OSError as exc:
-        tcp.close()
-        raise DaemonError(
-            "port_in_use",
-            f"port {settings.port} cannot be bound: {_who_listens(settings.port)}",
-            "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
-        ) from exc
+    tcp = _listening(settings.port)
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with held(paths.sockets):
@@ -60,18 +50,57 @@ def bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket
     return tcp, unix
 
 
-def identity_of(paths: Paths, tcp: socket.socket) -> dict[str, Any]:
-    """Describe this daemon for `daemon.json`."""
+def _listening(port: int | None) -> socket.socket:
+    """Listen on this TCP port of the loopback interface; on the first free one, if None is given.
+
+    Raises:
+        DaemonError: the port is in use, or all of them are.
+    """
+    candidates = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else (port,)
+    for each in candidates:
+        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tcp.bind(("127.0.0.1", each))
+            tcp.listen(LISTEN_BACKLOG)  # this too fails when another process was first
+        except OSError as exc:
+            tcp.close()
+            error = exc
+        else:
+            return tcp
+    raise DaemonError(
+        "port_in_use",
+        f"port {candidates[0]} cannot be bound: {_who_listens(candidates[0])}",
+        "choose another: openenv up --port N, or OPENENV_PORT=N (0 picks a free one)",
+    ) from error
+
+
+def identity_of(
+    paths: Paths, tcp: socket.socket, given: Mapping[str, Given], asked: int | None
+) -> dict[str, Any]:
+    """Describe this daemon for `daemon.json`.
+
+    Args:
+        paths: Its own.
+        tcp: The socket that it listens on.
+        given: Its settings that are not left to their defaults; the flags among them are for the
+            next one, if this one is killed.
+        asked: The port that was asked for.
+    """
     port = tcp.getsockname()[1]
+    is_next = asked is None and port != FIRST_PORT
     return {
         "pid": os.getpid(),
         "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # of no wall clock
         "version": __version__,
         "address": f"http://127.0.0.1:{port}",
         "port": port,
+        "passed_over": f"not {FIRST_PORT}: {_who_listens(FIRST_PORT)}" if is_next else None,
         "socket": str(paths.socket),
         "home": str(paths.home),
         "started_at": time.time(),
+        "flags": {name: one.value for name, one in given.items() if one.origin.startswith("--")},
+        "settings_from": {name: one.origin for name, one in given.items()},
     }
 
 

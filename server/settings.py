@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of the daemon, declared once; and where its files are.
 
-Flag, environment variable and documentation derive from `Settings`. Standard library and
-platformdirs alone: the CLI imports this module, and must start quickly.
+Flag, environment variable, key of `config.toml` and documentation derive from `Settings`. Standard
+library and platformdirs alone: the CLI imports this module, and must start quickly.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..environments.engines.slurm_address import USUAL_PYTHON
 from ..environments.layout import Layout
 
 # Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
 # seen to meet its own health poll's outgoing port.
-DEFAULT_PORT = 8585
+FIRST_PORT = 8585
+PORTS = 1000  # looked at from there on, when none is asked for
 MAX_COUNT = 1_000_000_000  # of anything: what is more was not meant
 DURABILITIES = ("process", "power")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
+
+
+_FILES = frozenset({"gateway_certificate", "gateway_key"})  # relative to where they were written
+
+
+def _full_path(text: str) -> str:
+    return os.path.abspath(os.path.expanduser(text)) if text else text  # noqa: PTH100, PTH111
 
 
 def _setting(
@@ -35,8 +46,11 @@ def _setting(
 class Settings:
     """The settings in force. Each is declared here and nowhere else."""
 
-    port: int = _setting(
-        DEFAULT_PORT, "TCP port of the daemon, on loopback; 0 picks a free one.", most=65535
+    port: int | None = _setting(
+        None,
+        f"TCP port of the daemon, on loopback; by default {FIRST_PORT}, or the next free one. "
+        "0 picks any.",
+        most=65535,
     )
     max_long_workers: int = _setting(0, "Maximum number of LONG workers; 0 lets the plan decide.")
     max_short_workers: int = _setting(0, "Maximum number of SHORT workers; 0 lets the plan decide.")
@@ -70,6 +84,20 @@ class Settings:
         "What an acknowledged request survives: process, a killed daemon; power, a power cut too.",
         among=DURABILITIES,
     )
+    gateway_host: str = _setting("127.0.0.1", "IP address that a gateway listens on.")
+    gateway_port: int = _setting(
+        0, "TCP port that a gateway listens on; 0 picks a free one.", most=65535
+    )
+    gateway_certificate: str = _setting(
+        "", "File of a gateway's certificate chain, PEM; with it, the gateway speaks TLS alone."
+    )
+    gateway_key: str = _setting("", "File of the private key of a gateway's certificate, PEM.")
+    slurm_ssh: str = _setting(
+        "", "Login node of the Slurm cluster, as ssh takes it; empty: Slurm's commands run here."
+    )
+    slurm_ssh_python: str = _setting(
+        USUAL_PYTHON, "Python on the login node that has openenvd; relative to the home folder."
+    )
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
     log_format: str = _setting(
         "text",
@@ -82,17 +110,6 @@ class Settings:
         """Whether what is acknowledged is on the disk."""
         return self.durability == "power"
 
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Defaults, overridden by `OPENENV_*` variables.
-
-        Raises:
-            ValueError: naming the variable whose value does not parse.
-        """
-        environ = os.environ if environ is None else environ
-        values = {s.name: s.parse(environ[s.variable]) for s in SETTINGS if environ.get(s.variable)}
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -100,7 +117,7 @@ class Setting:
 
     name: str
     type: type
-    default: Any
+    default: Any  # None: its help says
     help: str
     least: float
     most: float
@@ -127,12 +144,30 @@ class Setting:
         except ValueError as exc:
             raise ValueError(f"{self.variable}={text!r}: it must be {self.range}") from exc
 
+    def take(self, value: Any, folder: Path) -> Any:
+        """The value that a file in `folder` has.
+
+        Raises:
+            ValueError: saying what it may be.
+        """
+        kinds = (int, float) if self.type is float else (self.type,)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(f"it must be {self.range}")
+        if self.name in _FILES and value:
+            return str(folder / os.path.expanduser(str(value)))  # noqa: PTH111  never raises
+        try:
+            return self.check(self.type(value))
+        except ValueError as exc:
+            raise ValueError(f"it must be {self.range}") from exc
+
     def check(self, value: Any) -> Any:
         """The value, if it may be one.
 
         Raises:
             ValueError: saying what it may be.
         """
+        if self.type is str and self.among is None:
+            return _full_path(value) if self.name in _FILES else value
         if self.among is not None:
             value = value.lower()
         # Not the other way round: a `nan` is neither more nor less than anything.
@@ -145,14 +180,98 @@ class Setting:
         """What it may be, as a phrase."""
         if self.among is not None:
             return f"one of {', '.join(self.among)}"
+        if self.type is str:
+            return "a text"
         kind = "a whole number" if self.type is int else "a number"
         return f"{kind} from {self.least:g} to {self.most:.0f}"
 
 
+def _type(default: Any) -> type:
+    return int if default is None else type(default)
+
+
 SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(item.name, type(item.default), item.default, **item.metadata)
+    Setting(item.name, _type(item.default), item.default, **item.metadata)
     for item in fields(Settings)
 )
+
+
+class Given(NamedTuple):
+    """The value of a setting that is not left to its default."""
+
+    value: Any
+    origin: str  # a flag, a variable, or the file's name
+
+
+def given_settings(
+    paths: Paths, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> dict[str, Given]:
+    """Read all that is given: a flag counts before a variable, and that before `config.toml`.
+
+    Raises:
+        ValueError: naming where what cannot be stands.
+    """
+    environ = os.environ if environ is None else environ
+    given = _given_in_file(paths.config_file)
+    for item in SETTINGS:
+        if text := environ.get(item.variable):
+            given[item.name] = Given(item.parse(text), item.variable)
+        if item.name in flags:
+            given[item.name] = Given(flags[item.name], item.flag)
+    return given
+
+
+def _given_in_file(path: Path) -> dict[str, Given]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{path} cannot be read: {exc}") from exc
+    import tomllib  # 2 MB that few need
+
+    try:
+        found = tomllib.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"{path}: {exc}") from exc
+    given = {}
+    for key, value in found.items():
+        item = _named(key, path)
+        if item.name in given:
+            raise ValueError(f"{path}: {item.name} is given twice, with a dash and without")
+        try:
+            given[item.name] = Given(item.take(value, path.parent), path.name)
+        except ValueError as exc:
+            raise ValueError(f"{path}: {key} = {value!r}: {exc}") from exc
+    return given
+
+
+def _named(key: str, path: Path) -> Setting:
+    known = {item.name: item for item in SETTINGS}
+    if (item := known.get(key.replace("-", "_"))) is not None:
+        return item
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, known, 1)
+    hint = f"did you mean {near[0]}?" if near else "openenv config lists them"
+    raise ValueError(f"{path}: no setting is called {key!r}; {hint}")
+
+
+def flags_of_killed(paths: Paths) -> dict[str, Any]:
+    """The flags of the daemon before, if it was killed: whatever command starts the next one.
+
+    One that is stopped takes `daemon.json` along.
+    """
+    known: dict[str, Any] = {}
+    try:
+        found = dict(json.loads(paths.daemon_file.read_bytes())["flags"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return known
+    for item in SETTINGS:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # another version's
+            if item.name in found:
+                known[item.name] = item.check(item.type(found[item.name]))
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +304,19 @@ class Paths(Layout):
         return self.home / "daemon.json"
 
     @property
+    def config_file(self) -> Path:
+        """The settings that the user has written down."""
+        return self.home / "config.toml"
+
+    @property
     def token(self) -> Path:
         """The token that every call needs."""
         return self.home / "token"
+
+    @property
+    def sign_in_page(self) -> Path:
+        """The file that leads a browser to the dashboard's one-time link; removed at sign-in."""
+        return self.home / "sign-in.html"
 
     @property
     def database(self) -> Path:

@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
-from ..records import Environment, Event, MemoryEstimate, Replica, Request
+from ..records import Environment, Event, Generation, MemoryEstimate, Replica, Request
 from ..states import RequestState, Schedule
 from . import prepared, statements
 from .prepared import Parameters
-from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, REPLICAS, REQUESTS, Row
+from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, GENERATIONS, REPLICAS, REQUESTS, Row
 
 ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
@@ -80,6 +80,12 @@ def events_after(seq: int, request_id: str | None = None, limit: int = 1000) -> 
     return Query(statement, {**given, "after_seq": seq, "up_to": limit}, EVENTS.read_all)
 
 
+def newest_events(request_id: str, limit: int) -> Query[list[Event]]:
+    """The last events of a request, newest first."""
+    parameters = {"of_request": request_id, "up_to": limit}
+    return Query(statements.NEWEST_EVENTS_OF, parameters, EVENTS.read_all)
+
+
 def last_seq() -> Query[int]:
     """The number of the last event; 0 before the first."""
     return Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
@@ -122,6 +128,11 @@ def latest_arrival() -> Query[float]:
     return Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0))
 
 
+def run_seconds() -> Query[float]:
+    """For how many seconds daemons have run on this database, as it was last noted."""
+    return Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
+
+
 def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
     """The memory estimates, the latest first."""
     return Query(statements.LATEST_ESTIMATES, {"up_to": limit}, ESTIMATES.read_all)
@@ -138,9 +149,24 @@ def environments(include_stopped: bool = False) -> Query[list[Environment]]:
     return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
 
 
+def never_launched() -> Query[list[Request]]:
+    """The launches that failed of environments that are nothing else yet, newest first."""
+    return Query(statements.NEVER_LAUNCHED, {}, REQUESTS.read_all)
+
+
 def names() -> Query[list[str]]:
     """The names of environments that are neither failed nor stopped."""
     return Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
+
+
+def generations(environment: str) -> Query[list[Generation]]:
+    """The generations of one environment, newest first."""
+    return Query(statements.GENERATIONS_OF, {"of_environment": environment}, GENERATIONS.read_all)
+
+
+def unsettled_names() -> Query[list[str]]:
+    """The names of environments of which a generation is starting or draining."""
+    return Query(statements.UNSETTLED_NAMES, {}, lambda rows: [name for (name,) in rows])
 
 
 def replicas(environment: str | None = None) -> Query[list[Replica]]:

@@ -16,6 +16,7 @@ from sqlalchemy import Table
 from ..records import (
     Environment,
     Event,
+    Generation,
     MemoryEstimate,
     NewRequest,
     PeakSample,
@@ -23,8 +24,15 @@ from ..records import (
     Request,
     RequestError,
 )
-from ..states import EnvironmentState, ErrorKind, ReplicaState, RequestState, Schedule
-from .tables import environments, events, expectations, replicas, requests
+from ..states import (
+    EnvironmentState,
+    ErrorKind,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
+from .tables import environments, events, expectations, generations, replicas, requests
 
 # A step of priority is worth so long a wait: a request that waits longer than that is ahead of one
 # that came later and is one step more urgent, so none waits for ever.
@@ -130,6 +138,9 @@ REQUESTS = RowFormat[Request](
 )
 ENVIRONMENTS = RowFormat[Environment](
     Environment, environments, spec=_JSON, state=_state(EnvironmentState), error=_ERROR
+)
+GENERATIONS = RowFormat[Generation](
+    Generation, generations, spec=_JSON, state=_state(GenerationState)
 )
 REPLICAS = RowFormat[Replica](Replica, replicas, state=_state(ReplicaState), exit=_JSON)
 EVENTS = RowFormat[Event](Event, events, data=_JSON)

@@ -30,19 +30,29 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from ..states import FINAL_STATES, EnvironmentState, RequestState
+from ..states import FINAL_STATES, EnvironmentState, GenerationState, RequestState
 from .rows import (
     ENVIRONMENTS,
     ESTIMATES,
     EVENTS,
+    GENERATIONS,
     PRIORITY_STEP_SECONDS,
     REPLICAS,
     REQUESTS,
 )
-from .tables import environments, events, expectations, marks, replicas, requests, tally
+from .tables import (
+    environments,
+    events,
+    expectations,
+    generations,
+    marks,
+    replicas,
+    requests,
+    tally,
+)
 
 _r, _e, _p, _v, _t = requests.c, environments.c, replicas.c, events.c, tally.c
-_m = marks.c
+_m, _g = marks.c, generations.c
 _waiting = requests.alias("waiting")
 
 
@@ -135,6 +145,15 @@ REQUESTS_BY_PREFIX = (
 RUNNING_REQUESTS = (
     select(*REQUESTS.columns).where(_r.finished_at.is_(None), _r.state == _RUNNING).order_by(_r.seq)
 )
+CHANGES_OF = (
+    select(*REQUESTS.columns)
+    .where(
+        _r.finished_at.is_(None),
+        _r.environment == bindparam("of_environment"),
+        _r.operation.in_(bindparam("operations", expanding=True)),
+    )
+    .order_by(_r.seq)
+)
 CURRENT = select(_r.id, _r.seq, _r.environment, _r.state, _r.cancel_requested_at).where(
     _r.id.in_(bindparam("ids", expanding=True))
 )
@@ -199,6 +218,12 @@ _after = select(*EVENTS.columns).where(_v.seq > bindparam("after_seq"))
 EVENTS_AFTER = _after.order_by(_v.seq).limit(bindparam("up_to"))
 _request_seq = select(_r.seq).where(_r.id == bindparam("of_request")).scalar_subquery()
 EVENTS_OF_AFTER = EVENTS_AFTER.where(_v.request_seq == _request_seq)
+NEWEST_EVENTS_OF = (
+    select(*EVENTS.columns)
+    .where(_v.request_seq == _request_seq)
+    .order_by(_v.seq.desc())
+    .limit(bindparam("up_to"))
+)
 
 # Of each request, and of each environment by its launch.
 LAST_EVENTS = union_all(
@@ -215,18 +240,52 @@ LAST_EVENTS = union_all(
 ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
 ALL_ENVIRONMENTS = select(*ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
+# The launches of those of which nothing else is known: they failed.
+NEVER_LAUNCHED = (
+    select(*REQUESTS.columns)
+    .join(environments, _r.id == _e.request_id)
+    .where(_e.state == EnvironmentState.FAILED.value, _r.state == RequestState.FAILED.value)
+    .order_by(_r.seq.desc())
+)
 NAMES = select(_e.name).where(_is_live).order_by(_e.name)
 INSERT_ENVIRONMENT = insert(environments)
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))
 MOVE_ENVIRONMENT = (
     update(environments)
     .where(_e.name == bindparam("of_name"), _e.state == bindparam("from_state"))
-    .values(_given(_e.state, _e.updated_at, _e.address, _e.error, _e.request_id))
+    .values(_given(_e.state, _e.updated_at, _e.address, _e.error))
+)
+SET_SPEC = (
+    update(environments)
+    .where(_e.name == bindparam("of_name"))
+    .values(_given(_e.spec, _e.updated_at))
 )
 # Of all that has happened to it, nothing is later than the event `old`.
 _is_old: BindParameter[int] = bindparam("old")
 _lately = select(_v.environment).where(_v.seq > _is_old, _v.environment.is_not(None))
 FORGOTTEN_ENVIRONMENTS = select(_e.name).where(~_is_live, _e.name.not_in(_lately)).order_by(_e.name)
+
+# Newest first.
+GENERATIONS_OF = (
+    select(*GENERATIONS.columns)
+    .where(_g.environment == bindparam("of_environment"))
+    .order_by(_g.number.desc())
+)
+# Whose launches are under way, or whose sessions end.
+UNSETTLED_NAMES = select(_g.environment).where(
+    _g.state.in_(_literals([GenerationState.STARTING, GenerationState.DRAINING]))
+)
+INSERT_GENERATION = insert(generations)
+_generation = (_g.environment == bindparam("of_environment"), _g.number == bindparam("of_number"))
+GENERATION = select(*GENERATIONS.columns).where(*_generation)
+MOVE_GENERATION = (
+    update(generations)
+    .where(*_generation, _g.state == bindparam("from_state"))
+    .values(_given(_g.state, _g.served_at, _g.ended_at, _g.error))
+)
+DELETE_GENERATIONS = delete(generations).where(
+    _g.environment == bindparam("of_environment"), _g.number <= bindparam("up_to_number")
+)
 
 REPLICA_BY_ID = select(*REPLICAS.columns).where(_p.id == bindparam("of_id"))
 ALL_REPLICAS = select(*REPLICAS.columns).order_by(_p.environment, _p.ordinal, _p.id)
@@ -235,7 +294,9 @@ INSERT_REPLICA = insert(replicas)
 UPDATE_REPLICA = (
     update(replicas).where(_p.id == bindparam("to_id")).values(_given(*REPLICAS.columns))
 )
+DELETE_REPLICA = delete(replicas).where(_p.id == bindparam("of_id"))
 DELETE_REPLICAS_OF = delete(replicas).where(_p.environment == bindparam("of_environment"))
+DELETE_REPLICAS_LIKE = DELETE_REPLICAS_OF.where(_p.id.like(bindparam("like")))
 
 # Retention. Old is what had no event since the one that `OLD_EVENT` names.
 
@@ -244,6 +305,7 @@ ADD_RUN_SECONDS = (
     .values(run_seconds=_t.run_seconds + bindparam("elapsed"))
     .returning(_t.run_seconds, _t.last_event)
 )
+RUN_SECONDS = select(_t.run_seconds)
 NEWEST_MARK = select(func.max(_m.run_seconds))
 INSERT_MARK = insert(marks)
 _passed = select(func.max(_m.run_seconds)).where(_m.run_seconds <= bindparam("until"))
@@ -261,6 +323,12 @@ COLLECT_UP_TO = (
     .limit(1)
     .offset(bindparam("keep"))
 )
+# Of what runs, and of what an environment can be rolled back to, when it has failed too.
+_launches_to_keep = (
+    select(_g.request_id)
+    .join(environments, _e.name == _g.environment)
+    .where(_e.state != EnvironmentState.STOPPED.value)
+)
 COLLECTABLE = (
     select(_r.id, _r.seq, _r.state)
     .where(
@@ -271,7 +339,7 @@ COLLECTABLE = (
                 select(_v.request_seq).where(_v.seq > _is_old, _v.request_seq.is_not(None))
             ),
         ),
-        _r.id.not_in(select(_e.request_id).where(_is_live, _e.request_id.is_not(None))),
+        _r.id.not_in(_launches_to_keep),
     )
     .order_by(_r.seq)
     .limit(bindparam("up_to"))

@@ -17,6 +17,9 @@ sort (`new_request` in `rows.py`).
 `expectations` holds the estimates of memory that finished requests gave: one row per operation and
 source, with the latest samples, so that it stays small whatever is collected elsewhere.
 
+`generations` is the history of each environment, a row for each launch of its name. Its specs show
+what was launched: tokens and secret variables are in the launches' requests alone.
+
 `tally` is one row: how many requests are in each state, and the last event's number. Every
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
 given out in the order of commits: a reader that resumes after number n has missed nothing below n.
@@ -43,7 +46,14 @@ from sqlalchemy import (
     text,
 )
 
-from ..states import FINAL_STATES, EnvironmentState, ReplicaState, RequestState, Schedule
+from ..states import (
+    FINAL_STATES,
+    EnvironmentState,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
 
 metadata = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "ck": "%(constraint_name)s"}
@@ -120,7 +130,23 @@ environments = Table(
     Column("request_id", String(16)),
     Column("address", Text),
     Column("error", Text),  # JSON: a RequestError
+    Column("generation", Integer, nullable=False, server_default=text("1")),
     CheckConstraint(_one_of("state", EnvironmentState), name="ck_environments_state"),
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    Column("environment", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("request_id", String(16), nullable=False),
+    Column("spec", Text, nullable=False),  # JSON, without secrets
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("served_at", Double),
+    Column("ended_at", Double),
+    Column("error", Text),
+    CheckConstraint(_one_of("state", GenerationState), name="ck_generations_state"),
 )
 
 replicas = Table(

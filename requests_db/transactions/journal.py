@@ -27,6 +27,7 @@ from ..transitions import check_transition
 REQUEST_STATE = "request.state"
 REQUEST_PROGRESS = "request.progress"
 ENVIRONMENT_STATE = "environment.state"
+GENERATION_STATE = "generation.state"
 REPLICA_STATE = "replica.state"
 
 _STATE_TEXTS = {state: to_json({"state": state}) for state in RequestState}

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ..records import Event, Replica, RequestError
+from ..records import Event, Generation, Json, Replica, RequestError
 from ..sql import statements
 from ..sql.rows import ENVIRONMENTS, REPLICAS
-from ..states import EnvironmentState
-from ..transitions import may_follow
-from .journal import ENVIRONMENT_STATE, REPLICA_STATE, Journal
+from ..states import EnvironmentState, GenerationState, ReplicaState
+from ..transitions import UPDATABLE, may_follow
+from . import generations
+from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, Journal
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,10 @@ def set_environment_state(
     now: float,
     address: str | None = None,
     error: RequestError | None = None,
-    request_id: str | None = None,
 ) -> Event | None:
     """Move an environment to a state; None when that changes nothing, or is no longer allowed.
 
-    An address or request id of None stays what it was. An error is kept while the state stays
+    An address of None stays what it was. An error is kept while the state stays
     FAILED, and cleared by any other.
     """
     found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
@@ -51,16 +51,16 @@ def set_environment_state(
         state=to_state,
         address=address if address is not None else before.address,
         error=error if error is not None else kept,
-        request_id=request_id if request_id is not None else before.request_id,
     )
     if after == before:
         return None
     after = replace(after, updated_at=now)
     values = ENVIRONMENTS.values(after)
-    columns = ("state", "updated_at", "address", "error", "request_id")
+    columns = ("state", "updated_at", "address", "error")
     given = {f"to_{column}": values[column] for column in columns}
     guard = {"of_name": name, "from_state": before.state.value}
     connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
+    generations.follow(connection, after, now)
     data = {"state": to_state.value, "address": after.address}
     if after.error is not None:
         data["error"] = after.error.message
@@ -69,14 +69,80 @@ def set_environment_state(
     return journal.write(connection)[0]
 
 
+def switch_generation(
+    connection: Connection, generation: Generation, *, now: float, spec: Json, address: str
+) -> tuple[Event, ...]:
+    """Have a generation that is ready serve its environment; the one that served drains.
+
+    Nothing when the environment was taken down meanwhile.
+    """
+    name = generation.environment
+    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
+    before = None if found is None else ENVIRONMENTS.read(found)
+    if before is None or before.state not in UPDATABLE:
+        return ()
+    after = replace(
+        before,
+        state=EnvironmentState.READY,
+        request_id=generation.request_id,
+        generation=generation.number,
+        spec=generations.spec_of(spec),
+        address=address,
+        error=None,
+        updated_at=now,
+    )
+    connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
+    connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(after))
+    generations.move(connection, name, before.generation, GenerationState.DRAINING, now)
+    generations.move(connection, name, generation.number, GenerationState.SERVING, now)
+    data = {"state": after.state.value, "address": address, "generation": after.generation}
+    journal = Journal()
+    journal.noted(ENVIRONMENT_STATE, now, data, environment=name)
+    return journal.write(connection)
+
+
+def end_generation(
+    connection: Connection,
+    generation: Generation,
+    state: GenerationState,
+    *,
+    now: float,
+    error: str | None = None,
+) -> tuple[Event, ...]:
+    """Write that nothing of a generation runs any more, and forget its replicas."""
+    name, ending = generation.environment, f"%-{generation.request_id}"
+    generations.move(connection, name, generation.number, state, now, error)
+    connection.execute(statements.DELETE_REPLICAS_LIKE, {"of_environment": name, "like": ending})
+    data = {"number": generation.number, "state": state.value, "error": error}
+    journal = Journal()
+    journal.noted(GENERATION_STATE, now, data, environment=name)
+    return journal.write(connection)
+
+
+def set_replicas(connection: Connection, name: str, replicas: int, *, now: float) -> None:
+    """Write how many replicas an environment is to have from now on."""
+    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
+    if found is None:
+        return
+    before = ENVIRONMENTS.read(found)
+    after = replace(before, spec=before.spec | {"replicas": replicas})
+    given = {"to_spec": ENVIRONMENTS.values(after)["spec"], "to_updated_at": now}
+    connection.execute(statements.SET_SPEC, given | {"of_name": name})
+
+
 def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> Event | None:
-    """Write the observed state of a replica; None when it was written before."""
+    """Write the observed state of a replica; None when it was written before.
+
+    One that has stopped after it was drained is forgotten: it is wanted no more.
+    """
     found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
     values = REPLICAS.values(replica)
     if found is None:
         connection.execute(statements.INSERT_REPLICA, values)
-    elif REPLICAS.read(found) == replica:
+    elif (before := REPLICAS.read(found)) == replica:
         return None
+    elif before.state is ReplicaState.DRAINING and replica.state is ReplicaState.STOPPED:
+        connection.execute(statements.DELETE_REPLICA, {"of_id": replica.id})
     else:
         given = {f"to_{column}": value for column, value in values.items()}
         connection.execute(statements.UPDATE_REPLICA, given)

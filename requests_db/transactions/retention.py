@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from ..sql import prepared, statements
 from ..states import RequestState
+from . import generations
 from .journal import Journal
 
 BATCH = 500  # requests per transaction: other writers get their turn between them
@@ -40,7 +41,7 @@ def note_time(connection: Connection, elapsed_seconds: float, keep_seconds: floa
 
 
 def collect(connection: Connection, old_event: int, keep_requests: int) -> list[str]:
-    """Remove up to `BATCH` ended requests; never the launch of a live environment.
+    """Remove up to `BATCH` ended requests; never a launch of an environment that is not stopped.
 
     Args:
         connection: in a transaction.
@@ -78,4 +79,5 @@ def collect_environments(connection: Connection, old_event: int) -> list[str]:
     for name in names:
         connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": name})
         connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
+        generations.forget(connection, name)
     return names

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submits and cancels requests: functions over a connection, each one transaction's work."""
+"""Submits and cancels requests: functions over a connection, each one transaction's work.
+
+A launch takes its name. Where an environment of the name runs, it updates that: the environment
+stays as it is, and the launch is its next generation, whose payload says which launch it replaces.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,31 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ..records import Environment, Event, NewRequest
+from ..records import Environment, Event, Generation, Json, NewRequest, Request
 from ..results import (
+    BeingUpdated,
     Cancellation,
+    CannotChange,
     Duplicate,
     KeyReused,
     NameTaken,
+    OtherSource,
     QueueFull,
+    Refusal,
     SubmitResult,
     Submitted,
 )
 from ..sql import prepared, statements
-from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
-from ..states import EnvironmentState, RequestState, Schedule
+from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_request
+from ..states import EnvironmentState, GenerationState, RequestState, Schedule
+from ..transitions import SERVING, UPDATABLE
+from . import generations
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import set_environment_state
 
+# Operations that change an environment: one at a time, but for `down`, which calls others off.
+CHANGES = ("launch", "down", "scale", "restart", "rollback")
+ALTERING = ("scale", "restart")
 _ID_BYTES = 8
 
 
@@ -37,6 +50,7 @@ def submit(
     environment: Environment | None = None,
     max_pending: int | None = None,
     stopping: str | None = None,
+    changing: str | None = None,
 ) -> SubmitResult:
     """Write a request.
 
@@ -46,14 +60,20 @@ def submit(
             another operation or payload is refused.
         now: seconds since the epoch, for people.
         arrival: the same on the queue's clock, by which requests age; `now` if there is none.
-        environment: takes its name in the same transaction; its row points to the request.
+        environment: takes its name in the same transaction; its row points to the request. One of
+            the name that runs is updated instead.
         max_pending: how many requests of its schedule may wait.
-        stopping: the name of an environment that is STOPPING from then on; a launch of it that is
-            still under way, which would bring it up again, is cancelled.
+        stopping: the name of an environment that is STOPPING from then on; a request that
+            launches or changes it, and is still under way, is cancelled.
+        changing: the name of an environment that has to serve, and that no other request changes.
     """
-    refusal = _refusal(connection, new, environment, max_pending)
+    holder = None if environment is None else _live(connection, environment.name)
+    refusal = _refusal(connection, new, holder, max_pending, changing)
     if refusal is not None:
         return refusal
+    if environment is not None:
+        replaces = None if holder is None else holder.request_id
+        new = replace(new, payload={**new.payload, "replaces": replaces})
     request_id = secrets.token_hex(_ID_BYTES)
     draft = new_request(request_id, new, now, now if arrival is None else arrival)
     seq = prepared.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
@@ -61,15 +81,12 @@ def submit(
     journal = Journal()
     journal.created(request, now)
     if environment is not None:
-        _take_name(connection, replace(environment, request_id=request.id), journal)
+        _launch(connection, replace(environment, request_id=request.id), holder, journal)
     events = journal.write(connection)
     if stopping is None:
         return Submitted(request, events)
-    marked, called_off = _stop(connection, stopping, now)
-    if called_off is None:
-        return Submitted(request, events + marked)
-    ends = called_off.request.id if called_off.is_under_way else None
-    return Submitted(request, events + marked + called_off.events, ends)
+    marked, ends = _stop(connection, stopping, now)
+    return Submitted(request, events + marked, tuple(ends))
 
 
 def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]:
@@ -104,24 +121,73 @@ def cancel(connection: Connection, request_id: str, now: float) -> Cancellation 
 def _refusal(
     connection: Connection,
     new: NewRequest,
-    environment: Environment | None,
+    holder: Environment | None,
     max_pending: int | None,
-) -> Duplicate | KeyReused | NameTaken | QueueFull | None:
+    changing: str | None,
+) -> Refusal | None:
     """The reason to write nothing; None if there is none. An existing request comes first."""
     if new.idempotency_key is not None:
         known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
         if known is not None:
             first = REQUESTS.read(known)
-            is_same = (first.operation, first.payload) == (new.operation, new.payload)
+            asked = dict.fromkeys(generations.OF_UPDATE & first.payload.keys())
+            is_same = (first.operation, first.payload | asked) == (
+                new.operation,
+                new.payload | asked,
+            )
             return Duplicate(first) if is_same else KeyReused(first)
-    if environment is not None:
-        name = environment.name
-        found = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
-        if found is not None and (holder := ENVIRONMENTS.read(found)).state.is_live:
-            return NameTaken(holder)
+    if changing is not None and (why := _cannot_change(connection, changing)) is not None:
+        return why
+    if holder is not None and (refusal := _why_no_update(connection, new, holder)) is not None:
+        return refusal
     if max_pending is not None and _is_full(connection, new.schedule, max_pending):
         return QueueFull(max_pending)
     return None
+
+
+def _why_no_update(connection: Connection, new: NewRequest, holder: Environment) -> Refusal | None:
+    if changes := _changes(connection, holder.name, ALTERING):
+        return CannotChange(holder, changes[0])
+    for row in connection.execute(statements.GENERATIONS_OF, {"of_environment": holder.name}):
+        generation = GENERATIONS.read(row)
+        if generation.request_id != holder.request_id and _is_under_way(connection, generation):
+            return BeingUpdated(generation)
+    wanted = new.payload.get("update")
+    if holder.state not in UPDATABLE or wanted is False:
+        return NameTaken(holder)
+    if not wanted and _source_of(new.payload) != _source_of(holder.spec):
+        return OtherSource(holder)
+    return None
+
+
+def _is_under_way(connection: Connection, generation: Generation) -> bool:
+    """Whether its launch may still make it serve."""
+    if generation.state is not GenerationState.STARTING:
+        return False
+    row = _one(connection, statements.REQUEST_BY_ID, of_id=generation.request_id)
+    launch = None if row is None else REQUESTS.read(row)
+    return launch is not None and not (launch.state.is_final or launch.cancel_requested_at)
+
+
+def _source_of(spec: Json) -> tuple[str | None, ...]:
+    """What is launched; with the folder it is found from, where the text does not say it all."""
+    source = str(spec.get("source"))
+    is_whole = source.startswith("/") or "://" in source or not set(source) & set("/.:")
+    return (source,) if is_whole else (source, spec.get("cwd"))
+
+
+def _cannot_change(connection: Connection, name: str) -> CannotChange | None:
+    environment = ENVIRONMENTS.read(_one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name))
+    changes = _changes(connection, name, CHANGES)
+    if environment.state in SERVING and not changes:
+        return None
+    return CannotChange(environment, changes[0] if changes else None)
+
+
+def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> list[Request]:
+    """Requests that change an environment and have not ended, the oldest first."""
+    parameters = {"of_environment": name, "operations": list(operations)}
+    return REQUESTS.read_all(connection.execute(statements.CHANGES_OF, parameters).all())
 
 
 def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bool:
@@ -134,28 +200,56 @@ def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bo
     return of_schedule >= max_pending
 
 
-def _stop(
-    connection: Connection, name: str, now: float
-) -> tuple[tuple[Event, ...], Cancellation | None]:
-    """Mark the environment as stopping, and cancel its launch while that is under way."""
-    found = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
+def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, ...], list[str]]:
+    """Mark the environment as stopping, and cancel its launches that are under way.
+
+    Returns:
+        The events, and the launches that run, whose workers have yet to be ended.
+    """
     marked = set_environment_state(connection, name, EnvironmentState.STOPPING, now=now)
-    events = () if marked is None else (marked,)
-    if found is None:
-        return events, None
-    environment = ENVIRONMENTS.read(found)
-    under_way = environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING)
-    if not under_way or environment.request_id is None:
-        return events, None
-    return events, cancel(connection, environment.request_id, now)
+    events: tuple[Event, ...] = () if marked is None else (marked,)
+    ends: list[str] = []
+    for row in connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).all():
+        generation = GENERATIONS.read(row)
+        if generation.state is not GenerationState.STARTING:
+            continue
+        called_off = cancel(connection, generation.request_id, now)
+        if called_off is not None:
+            events += called_off.events
+            ends += [called_off.request.id] if called_off.is_under_way else []
+    for change in _changes(connection, name, ALTERING):
+        if (called_off := cancel(connection, change.id, now)) is not None:
+            events += called_off.events
+            ends += [change.id] if called_off.is_under_way else []
+    return events, ends
 
 
 def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
     return connection.execute(statement, parameters).one_or_none()
 
 
+def _live(connection: Connection, name: str) -> Environment | None:
+    """The environment that has the name now; one that is being updated has it, failed or not."""
+    row = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
+    found = None if row is None else ENVIRONMENTS.read(row)
+    return found if found is not None and found.state.is_live else None
+
+
+def _launch(
+    connection: Connection, environment: Environment, holder: Environment | None, journal: Journal
+) -> None:
+    """Give the environment its name; or one that has it already, another generation."""
+    environment = replace(environment, spec=generations.spec_of(environment.spec))
+    if holder is None:
+        _take_name(connection, environment, journal)
+    else:
+        generations.begin(connection, environment, environment.created_at)
+
+
 def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
-    """Write the environment in the place of an ended one of the same name."""
+    """Write the environment, with its generation, in the place of an ended one of its name."""
+    number = generations.begin(connection, environment, environment.created_at)
+    environment = replace(environment, generation=number)
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))

@@ -16,15 +16,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...requests_db.errors import DatabaseError
 from ...system.loop_lag import EventLoopLagMonitor
 from ..errors import ApiError, StorageFailed
-from . import routes_daemon, routes_environments, routes_requests
+from . import (
+    routes_daemon,
+    routes_environments,
+    routes_gateway,
+    routes_requests,
+    routes_rollouts,
+)
+from .browser_sessions import BrowserSessions
 from .dependencies import Dependencies
 from .fast_path import FastPath
 from .schemas import invalid_of
 from .security import Guard
 
 
-def create_app(deps: Dependencies, token: str) -> FastAPI:
-    """The application, guarded by the token."""
+def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> FastAPI:
+    """The application, guarded by the token, or by a browser's session."""
     app = FastAPI(
         title="openenvd",
         version=deps.identity["version"],
@@ -36,13 +43,19 @@ def create_app(deps: Dependencies, token: str) -> FastAPI:
     app.state.deps = deps
     app.add_middleware(FastPath, deps=deps)
     app.add_middleware(LagSampling, lag=deps.lag)
-    app.add_middleware(Guard, token=token)  # around it
+    app.add_middleware(Guard, token=token, sessions=sessions)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseError, _answer_database_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_defect)
-    for routes in (routes_requests, routes_environments, routes_daemon):
+    for routes in (
+        routes_requests,
+        routes_environments,
+        routes_gateway,
+        routes_rollouts,
+        routes_daemon,
+    ):
         app.include_router(routes.router, prefix="/v1")
     app.include_router(routes_daemon.root)
     return app

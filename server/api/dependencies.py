@@ -19,6 +19,7 @@ from ..events.bus import EventBus
 from ..events.log_files import LogWatcher
 from ..reconcile.reconciler import Reconciler
 from ..settings import Paths, Settings
+from .replay import ReplayReader
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Dependencies:
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
     began_at: float = field(default_factory=time.monotonic)
+    replay: ReplayReader = field(default_factory=ReplayReader)
 
 
 # Asynchronous, though it awaits nothing: FastAPI runs any other dependency in a pool of threads,

@@ -151,6 +151,7 @@ def _loop_families(lag: LagSnapshot) -> list[str]:
             "openenvd_loop_lag_seconds",
             "How late the event loop was over the last minute; 1 is the longest.",
             [({"quantile": q}, s) for q, s in (quantiles | {"1": lag.max_seconds}).items()],
+            "summary",
         ),
         metric_family(
             "openenvd_loop_stalls_total",

@@ -2,6 +2,7 @@
 """Why a pending request does not run yet, as `status` and the views of requests show it.
 
 memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
+it is an update, and the same             …; an update needs memory for both generations at once
 there is room for it and all before it    about to start
 others are before it                      queued behind 70 LONG requests
 no other is before it                     waiting for a LONG worker
@@ -55,11 +56,18 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
     return f"queued behind {many} {schedule} {noun}, the first of which waits for memory"
 
 
+def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
+    """Say what a request that waits for memory needs it for."""
+    both = "; an update needs memory for both generations at once"
+    return sentence + both if is_update else sentence
+
+
 def _reason(
     deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
 ) -> str:
     if shortage := deps.dispatcher.claimer.shortages.get(request.id):
-        return shortage.sentence()
+        is_update = request.payload.get("replaces") is not None
+        return reason_of_shortage(shortage.sentence(), is_update=is_update)
     places = queues[request.schedule]
     if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
         return "about to start"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from itertools import islice
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
+from ...environments.strays import stray_of, strays_seen
 from ...requests_db.records import Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
@@ -26,7 +28,7 @@ RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
 # Of no interest once they have gone well: what they have done is seen in the environments, or was
 # their answer.
-SOON_FORGOTTEN = frozenset({"check", "describe", "down", "probe", "prune"})
+SOON_FORGOTTEN = frozenset({"check", "describe", "down", "down_strays", "probe", "prune"})
 
 router = APIRouter()
 root = APIRouter()
@@ -34,28 +36,48 @@ root = APIRouter()
 
 @router.get("/status")
 async def status(deps: Injected) -> Json:
-    """The daemon, its environments, and the requests that are active or ended lately."""
+    """The daemon, its environments, strays, and the requests that are active or ended lately.
+
+    A launch that failed is a request, and no environment.
+    """
     store = deps.store
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
     ended = [state for state in RequestState if state.is_final]
-    recent = worth_showing(await store.read(queries.list_requests(states=ended, limit=LOOKED_AT)))
-    environments = await environment_views(deps)
+    latest = await store.read(queries.list_requests(states=ended, limit=LOOKED_AT))
+    failed = await store.read(queries.never_launched())
+    recent = worth_showing(latest, failed)
+    names = {launch.environment for launch in failed}
+    environments = [e for e in await environment_views(deps) if e["name"] not in names]
     why = await reasons(deps, active)
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
+        "strays": await _strays(deps),
         "requests": [request_view(r, why.get(r.id)) for r in [*active, *recent]],
     }
 
 
-def worth_showing(ended: Iterable[Request]) -> list[Request]:
-    """Of requests that have ended, the newest first: those that `status` has room for."""
+async def _strays(deps: Dependencies) -> list[Json]:
+    """What runs and nobody has written down."""
+    local = deps.reconciler.replicas.strays
+    kept = [run_file for run_file in local if run_file.run_dir.exists()]
+    return [*map(stray_of, kept), *await asyncio.to_thread(strays_seen, deps.paths)]
+
+
+def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[Request]:
+    """Of requests that have ended, those that `status` has room for; the newest first, as given.
+
+    The launches that `failed` are among them however old they are: of their environments, nothing
+    else is shown.
+    """
     kept = (
         request
         for request in ended
         if request.operation not in SOON_FORGOTTEN or request.state is not RequestState.SUCCEEDED
     )
-    return list(islice(kept, RECENT))
+    recent = list(islice(kept, RECENT))
+    known = {request.id for request in recent}
+    return recent + [launch for launch in failed if launch.id not in known]
 
 
 @router.get("/info")

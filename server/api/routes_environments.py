@@ -14,14 +14,17 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...environments import run_files
+from ...operations import registry
 from ...requests_db.records import Environment, Json, Replica
 from ...requests_db.sql import queries
 from ...system.access_tokens import with_token
+from ..dispatch.submission import Submission
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT
+from .schemas import Rollback
 from .streams import text_stream
-from .views import environment_view
+from .views import environment_view, generation_view, request_view
 
 router = APIRouter()
 
@@ -34,26 +37,43 @@ async def list_environments(deps: Injected, include_stopped: bool = False) -> Js
 
 @router.get("/environments/{name}")
 async def get_environment(name: str, deps: Injected) -> Json:
-    """One environment."""
+    """One environment, with its generations: the newest first."""
     await deps.reconciler.queue.wait(name)
     environment = await deps.submitter.environment(name)
     replicas = await deps.store.read(queries.replicas(name))
-    return {"environment": environment_view(environment, replicas, deps.reconciler.replicas.live)}
+    history = await deps.store.read(queries.generations(name))
+    view = environment_view(environment, replicas, deps.reconciler.replicas.live)
+    return {"environment": view | {"generations": [generation_view(each) for each in history]}}
 
 
 @router.get("/environments/{name}/base_url")
 async def base_url(name: str, deps: Injected) -> Json:
     """What clients connect to: the address, with the token if the environment wants one."""
+    await deps.reconciler.queue.wait(name)  # an update that succeeded takes over a moment later
     environment = await deps.submitter.environment(name)
-    found = await asyncio.to_thread(run_files.of_environment, deps.paths.runs, name)
-    token = found[0].token if found else None
-    # The launch's own word for it: the environment's row is written a moment later.
-    address = found[0].address if found else environment.address
+    found = await asyncio.to_thread(run_files.that_serves, deps.paths.runs, name)
+    token = None if found is None else found.token
+    address = environment.address if found is None else found.address
     return {
         "address": address,
         "token": token,
         "base_url": None if address is None else with_token(address, token),
     }
+
+
+@router.post("/environments/{name}/rollback", status_code=202)
+async def rollback(name: str, body: Rollback, deps: Injected) -> Json:
+    """Launch an earlier generation again: an update to what it was."""
+    launch = Submission(
+        operation=registry.by_name("launch"),
+        payload={"drain_timeout_seconds": body.drain_timeout_seconds},
+        idempotency_key=body.idempotency_key,
+        priority=body.priority,
+        timeout_seconds=body.timeout_seconds,
+        retry_oom=body.retry_oom,
+    )
+    request = await deps.submitter.rollback(name, body.to, launch)
+    return {"request_id": request.id, "request": request_view(request)}
 
 
 @router.get("/environments/{name}/logs")
@@ -84,7 +104,7 @@ async def environment_views(deps: Dependencies, *, include_stopped: bool = False
 
 def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:
     folder = deps.paths.environment_logs / environment.name
-    logs = oldest_first(folder.glob("*.log"))
+    logs = oldest_first(folder.glob("*.log"), environment.request_id)
     if replica is not None:
         logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]
     if not logs:
@@ -95,10 +115,14 @@ def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -
     return logs[-1]
 
 
-def oldest_first(paths: Iterable[Path]) -> list[Path]:
-    """By when they were last written; one that is collected meanwhile is left out."""
-    written: list[tuple[int, Path]] = []
+def oldest_first(paths: Iterable[Path], launch_id: str | None) -> list[Path]:
+    """By when they were last written, but those of the latest launch last: a clock may step.
+
+    One that is collected meanwhile is left out.
+    """
+    written: list[tuple[bool, int, Path]] = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            written.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(written)]
+            is_latest = path.stem.rpartition("-")[2] == launch_id
+            written.append((is_latest, path.stat().st_mtime_ns, path))
+    return [path for *_, path in sorted(written)]

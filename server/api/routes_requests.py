@@ -15,7 +15,7 @@ from ...requests_db.states import RequestState
 from ..dispatch.submission import Submission
 from .dependencies import Dependencies, Injected
 from .pending_reasons import reason_when_new, reasons
-from .schemas import Submit, submit_union
+from .schemas import Retry, Submit, submit_union
 from .streams import (
     Position,
     RequestStream,
@@ -80,6 +80,17 @@ async def cancel(request_id: str, deps: Injected) -> Json:
     done = await deps.submitter.cancel(request_id)
     view = await _view(deps, done.request)
     return {"request": view, "cancelled": done.is_done, "cancelling": done.is_under_way}
+
+
+@router.post("/requests/{request_id}/retry", status_code=202)
+async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> Json:
+    """Submit the same again: its payload, which no answer shows whole, and its options."""
+    memory_mb = None if body is None else body.memory_mb
+    first = await deps.submitter.find(request_id)
+    if first.environment is not None:  # what became of it is seen a moment later
+        await deps.reconciler.queue.wait(first.environment)
+    request = await deps.submitter.retry(first.id, memory_mb)
+    return {"request_id": request.id, "request": request_view(request)}
 
 
 @router.get("/requests/{request_id}/events")

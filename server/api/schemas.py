@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...operations import registry
-from ...operations.base import MAX_SECONDS, Operation
+from ...operations.base import MAX_SECONDS, Operation, payload_of
+from ...operations.options import DrainOptions
 from ..errors import Invalid
 
 _SEE = "GET /openapi.json shows every operation"
@@ -42,6 +43,24 @@ class Submit(BaseModel):
     retry_oom: bool = Field(
         False,
         description="Run again with more memory if it was killed for memory, as attempts allow.",
+    )
+
+
+class Rollback(Submit, payload_of(DrainOptions)):  # type: ignore[misc]  # a class made at run time
+    """Which generation of an environment to launch again."""
+
+    to: int | None = Field(
+        None, ge=1, description="Its number; by default the last one that served before."
+    )
+
+
+class Retry(BaseModel):
+    """How a request is submitted again."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    memory_mb: int | None = Field(
+        None, ge=32, description="Memory limit this time, of what has one in its payload."
     )
 
 

@@ -13,6 +13,7 @@ by itself after the final state and the last byte of the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": still here\n\n"
+SWITCH_SECONDS = 30.0  # for what a launch updates to be left by new sessions
 REPLAY_PAGE = 1000  # events read at once for a client that comes back
 
 
@@ -72,6 +74,7 @@ async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) 
                     ends = [event for event in await subscription.next() if _is_final(event)]
                     if ends:
                         request = await _request_of(deps, ends[-1])
+                await _until_switched(deps, request)
         except TimeoutError:
             request = await deps.submitter.find(request_id)
     return request
@@ -83,6 +86,19 @@ async def _request_of(deps: Dependencies, event: Event) -> Request:
         return event.request
     assert event.request_id is not None
     return await deps.submitter.find(event.request_id)
+
+
+async def _until_switched(deps: Dependencies, request: Request) -> None:
+    """Hold the end of an update back until new sessions begin with what it has launched.
+
+    For a while: should that take its time, the launch has succeeded all the same.
+    """
+    if not (request.state is RequestState.SUCCEEDED and request.payload.get("replaces")):
+        return
+    with deps.bus.subscribe() as subscription, contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SWITCH_SECONDS):
+            while not (deps.stopping.is_set() or await deps.reconciler.has_switched(request)):
+                await subscription.next()
 
 
 class RequestStream:
@@ -131,6 +147,7 @@ class RequestStream:
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
+            await _until_switched(self._deps, self._request)
             yield sse(self._position, "state", request_view(self._request))
             return
         async for page in _missed(self._deps, self._position.seq, self._request.id):
@@ -225,6 +242,8 @@ async def request_ends(deps: Dependencies, request: Request) -> None:
 async def _render(deps: Dependencies, position: Position, event: Event) -> bytes:
     if event.kind == "request.state" and event.request_id is not None:
         request = await _request_of(deps, event)
+        if _is_final(event):
+            await _until_switched(deps, request)
         # The row may be ahead of the event: a client must see the states in their order.
         view = request_view(request)
         if not _is_final(event):

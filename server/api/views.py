@@ -12,26 +12,25 @@ from dataclasses import asdict
 from ...env_host.ipc.capacity import BLOCKED
 from ...env_host.protocol import LOOPBACK
 from ...processes.exits.exit_reason import ExitReason
-from ...requests_db.records import Environment, Event, Json, Replica, Request, RequestError
-from ...requests_db.states import ReplicaState, RequestState
-from ...system.hidden_values import REDACTED, hide_credentials, is_secret
+from ...requests_db.records import (
+    Environment,
+    Event,
+    Generation,
+    Json,
+    Replica,
+    Request,
+    RequestError,
+)
+from ...requests_db.states import EnvironmentState, ReplicaState, RequestState
+from ...system.hidden_values import hide_credentials, hide_values, redact, secret_values
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
-
-def redact(payload: Json) -> Json:
-    """The payload with its tokens hidden, and the values of `env` that look secret."""
-    shown = {name: hide_credentials(value) for name, value in payload.items()}
-    if shown.get("token") is not None:
-        shown["token"] = REDACTED
-    if isinstance(env := shown.get("env"), dict):
-        shown["env"] = {k: REDACTED if is_secret(k, v) else v for k, v in env.items()}
-    return shown
-
-
+SLEEPING = "sleeping; wakes on connect"
+_WITH_SESSIONS = (ReplicaState.READY, ReplicaState.DRAINING)
 _SHOWN_OF_REQUEST = (
     *("id", "operation", "state", "schedule", "environment", "priority"),
     *("attempts", "max_attempts", "lost_daemons", "timeout_seconds", "retry_oom", "worker"),
@@ -47,15 +46,16 @@ def request_view(request: Request, pending_reason: str | None = None) -> Json:
         "environment": hide_credentials(request.environment),
         "payload": redact(request.payload),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
-        "error": error_view(request.error),
+        "error": error_view(request.error, request.payload),
     }
 
 
-def error_view(error: RequestError | None) -> Json | None:
-    """Why something failed; None when nothing did."""
+def error_view(error: RequestError | None, payload: Json) -> Json | None:
+    """Why something failed, without the secrets that it was given; None when nothing did."""
     if error is None:
         return None
-    return {name: hide_credentials(value) for name, value in asdict(error).items()}
+    shown = {name: hide_credentials(value) for name, value in asdict(error).items()}
+    return dict(hide_values(shown, secret_values(payload)))
 
 
 def environment_view(
@@ -64,24 +64,34 @@ def environment_view(
     """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
     views = [replica_view(replica, live.get(replica.id)) for replica in replicas]
-    known = [size for r in replicas if (size := _max_sessions(live.get(r.id)))]
+    staying = [replica for replica in replicas if replica.state is not ReplicaState.DRAINING]
+    known = [size for r in staying if (size := _max_sessions(live.get(r.id)))]
     return {
         "name": environment.name,
         "state": environment.state,
         "address": environment.address,
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
-        "serving": serving_view(live.get(replica.id) for replica in replicas),
+        "serving": _serving_now(environment, [live.get(replica.id) for replica in replicas]),
         "sessions_fail": sessions_fail(live.get(replica.id) for replica in replicas),
         "provider": spec.get("provider"),
+        "gpus": gpus_of(spec),
         "source": hide_credentials(spec.get("source")),
         "host": spec.get("host") or LOOPBACK,
         "is_exposed": not is_loopback(spec.get("host") or LOOPBACK),
         "request_id": environment.request_id,
+        "generation": environment.generation,
         "created_at": environment.created_at,
-        "error": error_view(environment.error),
+        "error": error_view(environment.error, spec),
         "replicas": views,
     }
+
+
+def generation_view(generation: Generation) -> Json:
+    """One generation of an environment; its spec was written without secrets."""
+    names = ("number", "state", "request_id", "spec", "created_at", "served_at", "ended_at")
+    view = {name: getattr(generation, name) for name in names}
+    return {**view, "error": hide_credentials(generation.error)}
 
 
 def replica_view(replica: Replica, live: Json | None) -> Json:
@@ -91,21 +101,36 @@ def replica_view(replica: Replica, live: Json | None) -> Json:
         "ordinal": replica.ordinal,
         "state": replica.state,
         "pid": replica.pid,
-        "sessions": (live or {}).get("sessions", 0) if replica.state is ReplicaState.READY else 0,
+        "sessions": (live or {}).get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
         "restarts": replica.restarts,
+        "wakes": (live or {}).get("wakes", 0),
         "exit": replica.exit,
-        "message": _replica_message(replica),
+        "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
         "shard_exit": shard_exit_view(live),
     }
 
 
+def gpus_of(spec: Json) -> Json | None:
+    """Return what each replica has of GPUs: how many, or which part of one, and what it is."""
+    options = dict(text.partition("=")[::2] for text in spec.get("engine_options") or ())
+    try:
+        each = float(options.get("gpus") or spec.get("gpus") or 0)
+    except ValueError:  # which its engine refuses
+        return None
+    resource = options.get("gpu-resource") or options.get("gres")  # Slurm's: shard:2
+    return {"each": each, "resource": resource} if each else None
+
+
 def _max_sessions(live: Json | None) -> int | None:
     info = (live or {}).get("info") or {}  # None until the replica is ready
-    size: int | None = info.get("max_sessions")
+    known = (live or {}).get("capacity") or info  # which tells of another share of the sessions
+    size: int | None = known.get("max_sessions")
     return size
 
 
 def _replica_message(replica: Replica) -> str | None:
+    if replica.state is ReplicaState.ASLEEP:
+        return SLEEPING
     if replica.exit is None:
         return None
     how = ExitReason.from_json(replica.exit).sentence()
@@ -139,6 +164,13 @@ def daemon_view(
 # How an environment is served, and which of its processes have exited.
 
 
+def _serving_now(environment: Environment, lives: list[Json | None]) -> Json | None:
+    view = serving_view(lives)
+    if view is not None and environment.state is EnvironmentState.ASLEEP:
+        view["sentence"] = SLEEPING
+    return view
+
+
 def serving_view(lives: Iterable[Json | None]) -> Json | None:
     """`{"shards", "isolated", "sentence", "held"}` of all replicas; None until one is ready."""
     known = [live for live in lives if live]
@@ -158,7 +190,8 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
 
 def sessions_fail(lives: Iterable[Json | None]) -> str | None:
     """Why no environment could be created when last one was to be; None: it could, or none was."""
-    return next((cause for live in lives if live and (cause := live.get("sessions_fail"))), None)
+    causes = (cause for live in lives if live and (cause := live.get("sessions_fail")))
+    return hide_credentials(next(causes, None))  # type: ignore[no-any-return]  # a text, or None
 
 
 def _held_view(lives: Iterable[Json]) -> Json | None:

@@ -2,34 +2,52 @@
 """From an accepted payload to a durable request.
 
 What an operation means for the environment it names is decided here, before the request is
-written, and written with it: `launch` takes the name, `down` marks the environment as stopping (and
-cancels a launch that is still under way). Everything else happens in the worker and is observed by
-the reconciler.
+written, and written with it: `launch` takes the name, or updates what runs under it; `down` marks
+the environment as stopping (and cancels launches that are still under way). Everything else happens
+in the worker and is observed by the reconciler.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...environments.errors import EnvironmentsError
 from ...environments.names import validate_name
+from ...operations import registry
 from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.queue_clock import QueueClock
-from ...requests_db.records import Environment, NewRequest, Request
+from ...requests_db.records import Environment, Generation, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
-from ..errors import AmbiguousId, Invalid, KeyReused, NameTaken, NotFound, QueueFull
+from ...system.hidden_values import hide_credentials
+from ..errors import AmbiguousId, CannotChange, Invalid, KeyReused, NameTaken, NotFound, QueueFull
 from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
+from .rollback import rollback_target
 from .running import label_of
 
 NEAR_MATCHES = 3
+_CHANGING = ("scale", "restart")  # of what serves, by one request at a time
+_UNDER_WAY = {
+    "launch": "being launched",
+    "down": "being taken down",
+    "scale": "being scaled",
+    "restart": "being restarted",
+    "rollback": "being rolled back",
+}
+_NOT_SERVING = {
+    EnvironmentState.PENDING: "waiting to be launched",
+    EnvironmentState.STARTING: "being launched",
+    EnvironmentState.STOPPING: "being taken down",
+    EnvironmentState.STOPPED: "not running",
+    EnvironmentState.FAILED: "not running: it has failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +76,8 @@ class Submitter:
         """Write the request, and all that it changes, in one transaction; nothing after that fails.
 
         Raises:
-            Invalid, NotFound, NameTaken, KeyReused, QueueFull, DatabaseError: nothing was written.
+            Invalid, NotFound, NameTaken, CannotChange, KeyReused, QueueFull, DatabaseError: nothing
+                was written.
         """
         new = _new_request(submission)
         if new.operation == "launch":
@@ -66,7 +85,99 @@ class Submitter:
         if new.operation == "down":
             await self._check_can_stop(new)
             return await self._write(new, stopping=new.environment)
+        if new.operation in _CHANGING:
+            await self.environment(str(new.environment))
+            return await self._write(new, changing=new.environment)
         return await self._write(new)
+
+    async def rollback(self, name: str, to: int | None, submission: Submission) -> Request:
+        """Launch an earlier generation of an environment again, as its next one.
+
+        Args:
+            name: The environment's.
+            to: The number of the generation; None: the last that served before.
+            submission: A launch; of its payload, what is not that generation's.
+
+        Raises:
+            NotFound: there is no such environment.
+            Invalid: there is no generation that it could be rolled back to.
+            NameTaken, KeyReused, QueueFull, DatabaseError: nothing was written.
+        """
+        environment = await self.environment(name)
+        history = await self.store.read(queries.generations(name))
+        target = rollback_target(environment, history, to)
+        launch = await self.store.read(queries.get(target.request_id))
+        if not isinstance(launch, Request):
+            text = f"the launch of generation {target.number} of {name} is no longer known"
+            raise Invalid(text, "launch it with its options: openenv launch", field="to")
+        ran = (launch.result or {}).get("environment", {})
+        of_update = {"update": True, "replaces": None, "content": ran.get("content")}
+        payload = {**launch.payload, **ran.get("manifest", {}), **submission.payload, **of_update}
+        return await self.submit(replace(submission, payload=payload))
+
+    async def retry(self, request_id: str, memory_mb: int | None) -> Request:
+        """Submit a request that has ended once more.
+
+        A launch of what runs meanwhile is an update of that.
+
+        Args:
+            request_id: The request's id, or its beginning.
+            memory_mb: The memory limit in its payload this time; None: the same.
+
+        Raises:
+            NotFound, AmbiguousId: there is no such request.
+            Invalid: it has not ended, or has no memory limit.
+            NameTaken, CannotChange, QueueFull, DatabaseError: nothing was written.
+        """
+        request = await self.find(request_id)
+        if not request.state.is_final:
+            text = f"request {request.id} is {request.state.lower()}: only what ended can run again"
+            raise Invalid(text, f"openenv wait {request.id}")
+        payload = dict(request.payload)
+        if memory_mb is not None:
+            if "memory_mb" not in payload:
+                raise Invalid(f"a {request.operation} has no memory limit", field="memory_mb")
+            payload["memory_mb"] = memory_mb
+        if request.operation == "launch":
+            payload |= {"update": True, "replaces": None}
+        return await self.submit(
+            Submission(
+                registry.by_name(request.operation),
+                payload,
+                priority=request.priority,
+                timeout_seconds=request.timeout_seconds,
+                retry_oom=request.retry_oom,
+            )
+        )
+
+    async def scale(self, name: str, replicas: int, reason: str) -> None:
+        """Submit a `scale`, for the reason that the history is to show.
+
+        Raises:
+            NotFound, CannotChange, QueueFull, DatabaseError: nothing was written.
+        """
+        await self._submit_own("scale", {"name": name, "replicas": replicas, "reason": reason})
+
+    async def replace(
+        self, name: str, replicas: list[int], drain_timeout_seconds: float, reason: str
+    ) -> None:
+        """Submit a `restart` of replicas in one go, for the reason that the history is to show.
+
+        Raises:
+            NotFound, CannotChange, QueueFull, DatabaseError: nothing was written.
+        """
+        given = {
+            "name": name,
+            "together": replicas,
+            "drain_timeout_seconds": drain_timeout_seconds,
+            "reason": reason,
+        }
+        await self._submit_own("restart", given)
+
+    async def _submit_own(self, name: str, given: dict[str, Any]) -> None:
+        operation = registry.by_name(name)
+        payload = operation.Payload.model_validate(given).model_dump(mode="json")
+        await self.submit(Submission(operation, payload))
 
     async def _write(
         self,
@@ -74,6 +185,7 @@ class Submitter:
         *,
         environment: Environment | None = None,
         stopping: str | None = None,
+        changing: str | None = None,
     ) -> Request:
         outcome = await self.store.write(
             submitting.submit,
@@ -83,12 +195,13 @@ class Submitter:
             arrival=self.clock.now(),
             max_pending=self.settings.max_pending,
             stopping=stopping,
+            changing=changing,
         )
         match outcome:
             case results.Submitted():
                 self.bus.publish(outcome.events)
-                if outcome.ends is not None:
-                    self.dispatcher.claimer.cancel(outcome.ends)
+                for request_id in outcome.ends:
+                    self.dispatcher.claimer.cancel(request_id)
                 self.dispatcher.submitted(new.schedule)
                 return outcome.request
             case results.Duplicate():
@@ -97,6 +210,12 @@ class Submitter:
                 raise _key_reused(new, outcome.request)
             case results.NameTaken():
                 raise _name_taken(outcome.environment)
+            case results.OtherSource():
+                raise _other_source(outcome.environment, new)
+            case results.BeingUpdated():
+                raise _being_updated(outcome.generation)
+            case results.CannotChange():
+                raise _cannot_change(outcome.environment, outcome.change)
             case results.QueueFull():
                 raise QueueFull(
                     f"{outcome.pending} {new.schedule} requests are waiting already",
@@ -204,6 +323,39 @@ def _name_taken(environment: Environment) -> NameTaken:
         address=environment.address,
         environment=environment.name,
     )
+
+
+def _other_source(environment: Environment, new: NewRequest) -> NameTaken:
+    runs, wanted = (hide_credentials(s.get("source")) for s in (environment.spec, new.payload))
+    return NameTaken(
+        f"{environment.name} runs from another source: {runs}, not {wanted}",
+        f"launch this one under another --name; to update {environment.name} to it, add --update",
+        address=environment.address,
+        environment=environment.name,
+    )
+
+
+def _being_updated(generation: Generation) -> NameTaken:
+    name, launch = generation.environment, generation.request_id
+    return NameTaken(
+        f"{name} is being updated to generation {generation.number} already (request {launch})",
+        f"wait for it (openenv status {name}), or cancel it: openenv cancel {launch[:8]}",
+        environment=name,
+        request_id=launch,
+    )
+
+
+def _cannot_change(environment: Environment, change: Request | None) -> CannotChange:
+    name = environment.name
+    if change is not None:
+        return CannotChange(
+            f"{name} is {_UNDER_WAY[change.operation]} already (request {change.id})",
+            f"wait for that: openenv wait {change.id}",
+            request_id=change.id,
+            environment=name,
+        )
+    hint = "wait until it is ready, or launch it again: openenv status"
+    return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)
 
 
 def _no_request(request_id: str) -> NotFound:

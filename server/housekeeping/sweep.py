@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from ...environments.providers.ports import renew_reservations
 from ...shim.client import clean_up_after_shim, end_group
 from ...shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
 from ...system.cgroups import Cgroup, existing_groups
+from ...system.file_locks import is_locked
 from ...system.process_identity import ProcessIdentity
 
 SECOND_LOOK_SECONDS = 5.0
@@ -39,10 +38,16 @@ _SHIMS = "shims"  # the cgroup of all shims
 log = logging.getLogger(__name__)
 
 
-async def sweep_regularly(layout: Layout, sweep_worker_cgroups: Callable[[], list[str]]) -> None:
+async def sweep_regularly(
+    layout: Layout,
+    sweep_worker_cgroups: Callable[[], list[str]],
+    *,
+    second_look_seconds: float = SECOND_LOOK_SECONDS,
+    every_seconds: float = EVERY_SECONDS,
+) -> None:
     """Sweep now, once more soon, and then every few minutes, until cancelled."""
     sweeper = Sweeper(layout)
-    seconds = SECOND_LOOK_SECONDS
+    seconds = second_look_seconds
     while True:
         try:
             for name in await asyncio.to_thread(sweep_worker_cgroups):
@@ -51,7 +56,7 @@ async def sweep_regularly(layout: Layout, sweep_worker_cgroups: Callable[[], lis
         except (OSError, RuntimeError) as exc:  # the latter: there is no room for a thread
             log.warning("the sweep failed: %s", exc)
         await asyncio.sleep(seconds)
-        seconds = EVERY_SECONDS
+        seconds = every_seconds
 
 
 class Sweeper:
@@ -115,22 +120,8 @@ class Sweeper:
 
 
 def _has_no_owner(folder: Path) -> bool:
-    return not (folder / RUN_FILE_NAME).exists() and not _has_shim(folder)
-
-
-def _has_shim(folder: Path) -> bool:
-    """Whether a shim runs there: it holds the folder's lock."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    # A shim holds the lock of its folder.
+    return not (folder / RUN_FILE_NAME).exists() and not is_locked(folder / LOCK_FILE_NAME)
 
 
 def _remove_folder(folder: Path) -> None:

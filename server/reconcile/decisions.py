@@ -2,6 +2,7 @@
 """The reconciler's decisions: what is due for an environment, and its state. Pure.
 
     environment, its launch, its latest `down` ──▶ next_step ──▶ what `reconciler.py` does
+    its other generations, their launches ──▶ update_step ──▶ the same, for each of these
     its replicas ──▶ observed_state ──▶ the environment's state, once its launch has succeeded
 
 When a replica is started again is decided in `environments/restart_policy.py`.
@@ -11,10 +12,14 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ...requests_db.states import EnvironmentState, ReplicaState, RequestState
+from ...requests_db.states import EnvironmentState, GenerationState, ReplicaState, RequestState
+from ...requests_db.transitions import UPDATABLE
 
-# The operations whose requests `next_step` looks at; a `probe` changes nothing.
-DECISIVE = frozenset({"launch", "down"})
+# The operations after whose requests something may be due; a `probe` changes nothing.
+DECISIVE = frozenset({"launch", "down", "scale", "restart"})
+
+
+_WELL = (ReplicaState.READY, ReplicaState.ASLEEP)
 
 
 class Step(Enum):
@@ -47,6 +52,37 @@ _STEP_OF_DOWN = {
 }
 
 
+class UpdateStep(Enum):
+    """What is due for a generation that is not the one that serves."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"  # its launch waits or runs: watch what it starts
+    SWITCH = "switch"  # its launch succeeded: it takes over
+    ROLL_BACK = "roll back"  # it did not, or there is nothing to take over: stop what it left
+    DRAIN = "drain"  # another has taken over: let its sessions end, then stop it
+
+
+def update_step(
+    state: EnvironmentState,
+    generation: GenerationState,
+    launch: RequestState | None,
+    *,
+    is_newer: bool = True,
+) -> UpdateStep:
+    """What is due for another generation of an environment that is in this state.
+
+    One that `is_newer` than that which serves may take over.
+    """
+    if generation is GenerationState.DRAINING:
+        return UpdateStep.DRAIN
+    if generation is not GenerationState.STARTING:
+        return UpdateStep.NOTHING
+    if launch is not None and not launch.is_final:
+        return UpdateStep.WAIT
+    is_ready = launch is RequestState.SUCCEEDED and state in UPDATABLE and is_newer
+    return UpdateStep.SWITCH if is_ready else UpdateStep.ROLL_BACK
+
+
 def next_step(
     state: EnvironmentState, launch: RequestState | None, down: RequestState | None
 ) -> Step:
@@ -61,8 +97,18 @@ def next_step(
 
 
 def observed_state(replicas: list[ReplicaState]) -> EnvironmentState:
-    """How an environment is whose launch succeeded, from how its replicas are."""
-    if replicas and all(state is ReplicaState.READY for state in replicas):
+    """How an environment is whose launch succeeded, from how its replicas are.
+
+    Those that are drained are on their way out; where there are no others, what replaces them has
+    not been seen yet.
+    """
+    is_any_drained = ReplicaState.DRAINING in replicas
+    replicas = [state for state in replicas if state is not ReplicaState.DRAINING]
+    if is_any_drained and not replicas:
+        return EnvironmentState.DEGRADED
+    if replicas and all(state is ReplicaState.ASLEEP for state in replicas):
+        return EnvironmentState.ASLEEP
+    if replicas and all(state in _WELL for state in replicas):
         return EnvironmentState.READY
     if all(state in (ReplicaState.FAILED, ReplicaState.STOPPED) for state in replicas):
         return EnvironmentState.FAILED

@@ -12,15 +12,42 @@ when events were dropped, everything is reconciled. Each environment has at most
 reconciles it: its steps come in their order, and a slow one (stopping) does not delay another
 environment.
 
-Who is responsible for a replica: while the launch runs, the launch (it fails at once when a replica
+Who is responsible for a replica: while its launch runs, the launch (it fails at once when a replica
 dies, and stops what it started); from then on, the reconciler. A launch whose worker was killed
 leaves its replicas to the reconciler, which stops them: their run files were written before they
 were started, so none is lost.
 
+Updates. The environment's row names the launch that serves. A launch of a name that runs is another
+generation beside it, STARTING in `generations`, and `update_step` says what is due for that:
+
+    its launch waits or runs      WAIT       the environment goes on as if there were none
+    its launch has succeeded      SWITCH     in one transaction the row names the new launch, whose
+                                             generation is SERVING, and the old one is DRAINING
+    its launch has not            ROLL_BACK  what it left is stopped; the old one was not touched
+    it is DRAINING                DRAIN      when the new replicas accept, the old ones are drained
+                                             and stopped, and it is RETIRED
+
+Local replicas of both listen on the same sockets. The new ones are held until the SWITCH: ready,
+but accepting nothing, so that no session begins where it may not stay. A shim that says that its
+server is held is told to serve as soon as the reconciler is responsible for its launch, so this is
+made up for by the next daemon too. Those who wait for the launch hear of its end when the old
+replicas begin no session any more (`has_switched`), so that whoever connects then is served by the
+new ones. Whatever step a daemon is killed at, the row names exactly one generation, and what the
+others have left is found by their rows and run files.
+
 Failure cases:
 
+* The daemon exits during an update: before the SWITCH its launch is queued again, or has succeeded,
+  and nothing of the old generation was touched; after it, the new one is adopted, let serve, and
+  the old one drained.
+* The environment fails during its update: the update takes over all the same, which mends it.
+* An environment is taken down during its update: the launch is cancelled; one that succeeds all the
+  same is rolled back.
+* A new replica accepts nothing within a time: the old ones are drained all the same.
 * A replica's server exits: its shim reports how; it is restarted after a pause, until the budget
   of `restart_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
+* What is to be drained cannot be asked: it is as soon as it can. It is not started again, whatever
+  it was waiting for.
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
 * Another process has taken the port of a replica that is to come back: it waits for the port, which
@@ -31,6 +58,9 @@ Failure cases:
   nothing is started or stopped because of it.
 * The database was lost, or an old copy of it put back: what has a run file, and a launch that no
   table knows, is written as an environment, and adopted.
+* No table knows a launch, and its environment's name is taken by another: its replicas are strays,
+  which are shown and go on until somebody takes them away (`environments/strays.py`).
+* An engine does not answer: its replicas stay as they were; what is to be stopped there is, later.
 * A `down` fails, or its worker is killed: what is left is stopped here.
 * A launch ends after its environment was taken down: what it left is stopped.
 
@@ -39,25 +69,45 @@ Everything here runs on the daemon's loop. Where to look:
     decisions.py         what is due, and the state of an environment: pure
     work_queue.py        which environments are to be reconciled, one task for each; all tasks
     replicas.py          all replicas: watched, restarted, stopped
+    autoscaler.py        which environments have too few replicas, or too many
+    successors.py        which replicas are to be replaced before their time limits end them
     replica_watch.py     one replica, through its shim's socket; whose business a restart is
     status_writer.py     states, written, published and logged
+    gateway.py           the gateway: its endpoints, its process
+    held_requests.py     what clients ask while no replica takes sessions
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from dataclasses import replace
 
+from ...environments.errors import EngineFailed
 from ...environments.providers.ports import renew_reservations
+from ...environments.strays import look_again
+from ...operations.options import DrainOptions
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Json, Request
+from ...requests_db.records import Environment, Generation, Json, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, RequestState
+from ...requests_db.states import EnvironmentState, GenerationState, RequestState
+from ...requests_db.transactions import observing
+from ...requests_db.transactions.generations import CANCELLED
 from ..events.bus import EventBus
 from ..settings import Paths
-from .decisions import Step, next_step
+from .autoscaler import Autoscaler, scaling_of
+from .decisions import Step, UpdateStep, next_step, update_step
+from .gateway import GatewayManager
+from .replica_watch import BEGIN_SESSIONS
 from .replicas import ReplicaManager
 from .status_writer import StatusWriter, Timing
+from .successors import Successors
 from .work_queue import BackgroundTasks, WorkQueue
+
+DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # after a launch of an earlier version
+
+log = logging.getLogger(__name__)
 
 _STATE_OF_STEP = {Step.QUEUED: EnvironmentState.PENDING, Step.STARTING: EnvironmentState.STARTING}
 
@@ -68,6 +118,9 @@ class Reconciler:
     Attributes:
         queue: which environments are to be reconciled.
         replicas: watches them, restarts them and stops them.
+        autoscaler: has environments scaled by how many sessions they have.
+        successors: has replicas replaced before their time limits end them.
+        gateway: tells it of replicas, restarts it and stops it.
     """
 
     def __init__(
@@ -75,23 +128,67 @@ class Reconciler:
     ) -> None:
         timing = timing or Timing()
         self._store = store
+        self._layout = paths
         self._tasks = BackgroundTasks()
         self._status = StatusWriter(store, bus, timing)
         self.replicas = ReplicaManager(store, self._status, self._tasks, paths.runs, timing)
+        self.autoscaler = Autoscaler(self._tasks, self.replicas.watched)
+        self.successors = Successors(self._tasks, self.replicas.watched)
+        self.replicas.on_status = self._note_status
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
+        self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
+        self.replicas.until_reached = self.gateway.until_reached
+        self.replicas.until_left = self.gateway.until_left
+        self.autoscaler.put_to_sleep = self.gateway.put_to_sleep
+
+    def _note_status(self, name: str) -> None:
+        self.autoscaler.note(name)
+        self.gateway.note(name)
+        self.successors.note(name)
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""
         await asyncio.to_thread(renew_reservations, self.replicas.runs)
         await self.replicas.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
-        await asyncio.gather(*(self.reconcile(name) for name in live))
-        await self.replicas.stop_strays(live)
+        live.update(await self._store.read(queries.unsettled_names()))
+        await asyncio.gather(*(self._reconcile_first(name) for name in live))
+        await self.replicas.stop_ownerless(live)
+        self._tasks.spawn(self._look_for_strays(), "look for strays")
         self._tasks.spawn(self.queue.follow(), "reconciler")
+        self._tasks.spawn(self.gateway.follow(), "gateway")
+
+    async def _reconcile_first(self, name: str) -> None:
+        try:
+            await self.reconcile(name)
+        except EngineFailed as exc:  # what it has is stopped when it answers
+            log.warning("cannot reconcile %s yet: %s", name, exc, extra={"environment": name})
+            self.queue.add(name)
+
+    async def _look_for_strays(self) -> None:
+        """Have the agents of all engines look, which they have not done while none ran."""
+        for engine, why in await asyncio.to_thread(lambda: list(look_again(self._layout))):
+            log.warning("cannot look for strays of %s: %s", engine, why)
 
     async def stop(self) -> None:
         """Stop watching. Replicas continue."""
         await self._tasks.end()
+
+    async def has_switched(self, launch: Request) -> bool:
+        """Whether each new session begins with what an update has launched, or it never will.
+
+        When it serves, and what it has replaced begins none any more: so say its replicas' rows.
+        """
+        environment = await self._store.read(queries.environment(launch.environment or ""))
+        if environment is None or not environment.state.is_live:
+            return True
+        others = await self._others(environment)
+        if environment.request_id != launch.id:
+            starting = GenerationState.STARTING
+            return not any(g.request_id == launch.id and g.state is starting for g in others)
+        left = {g.request_id for g in others if g.state is GenerationState.DRAINING}
+        rows = await self._store.read(queries.replicas(environment.name))
+        return not any(row.request_id in left and row.state in BEGIN_SESSIONS for row in rows)
 
     async def reconcile(self, name: str, adopt: bool = False) -> None:
         """Do what is due for this environment; one call at a time for each.
@@ -103,17 +200,64 @@ class Reconciler:
         environment = await self._store.read(queries.environment(name))
         if environment is None:
             return
-        launch = await self._launch_of(environment)
+        environment = await self._settle_updates(environment)
+        launch = await self._launch_of(environment.request_id)
         down = await self._latest_down(environment, launch)
         step = next_step(environment.state, _state_of(launch), _state_of(down))
         await self._take(step, environment, launch, down)
+        await self._retire_replaced(environment)
         if adopt:
-            await self.replicas.adopt(environment)
+            await self.replicas.adopt(name, environment.request_id)
+
+    async def _settle_updates(self, environment: Environment) -> Environment:
+        """Do what is due for generations that are to serve next; the environment as it is then."""
+        name = environment.name
+        for generation in reversed(await self._others(environment)):  # the oldest first
+            launch = await self._launch_of(generation.request_id)
+            is_newer = generation.number > environment.generation
+            state, of_launch = environment.state, _state_of(launch)
+            match update_step(state, generation.state, of_launch, is_newer=is_newer):
+                case UpdateStep.WAIT:
+                    await self.replicas.adopt(name, generation.request_id)
+                case UpdateStep.SWITCH:
+                    await self._switch(generation, launch)
+                    now = await self._store.read(queries.environment(name))
+                    environment = environment if now is None else now
+                case UpdateStep.ROLL_BACK:
+                    await self.replicas.stop_launch(name, generation.request_id)
+                    error = _why_not_ready(launch)
+                    await self._status.end_generation(generation, GenerationState.FAILED, error)
+        return environment
+
+    async def _retire_replaced(self, environment: Environment) -> None:
+        """Drain the generations that another has replaced: last, when that one is watched."""
+        name, serving = environment.name, environment.request_id
+        for generation in await self._others(environment):
+            step = update_step(environment.state, generation.state, None)
+            if step is UpdateStep.DRAIN and not self.replicas.is_retiring(generation):
+                seconds = _drain_seconds(await self._launch_of(serving))
+                await self.replicas.adopt(name, generation.request_id)
+                self.replicas.retire(generation, serving, seconds)
+
+    async def _others(self, environment: Environment) -> list[Generation]:
+        """The generations beside the one that serves."""
+        found = await self._store.read(queries.generations(environment.name))
+        return [each for each in found if each.request_id != environment.request_id]
+
+    async def _switch(self, generation: Generation, launch: Request | None) -> None:
+        """Have a generation that is ready take its environment over."""
+        assert launch is not None  # it has succeeded
+        result = _result_of(launch)
+        await self.replicas.adopt(generation.environment, generation.request_id)
+        await self.replicas.confirm_ready(result.get("replicas", []))
+        await self._status.switch_generation(generation, launch.payload, result["address"])
 
     async def _take(
         self, step: Step, environment: Environment, launch: Request | None, down: Request | None
     ) -> None:
         name = environment.name
+        if step is not Step.SERVE:
+            self.autoscaler.forget(name)
         match step:
             case Step.QUEUED | Step.STARTING:
                 await self.replicas.forget_predecessor(environment)
@@ -121,34 +265,57 @@ class Reconciler:
             case Step.SERVE:
                 await self._serve(environment, launch)
             case Step.ABANDON:
-                await self.replicas.stop_all(name)
+                await self.replicas.stop_all(environment)
                 await self._fail(name, launch)
             case Step.CALL_OFF | Step.RETIRE:
-                await self.replicas.stop_all(name, **_grace_of(down))
+                await self.replicas.stop_all(environment, **_grace_of(down))
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
                 await self.replicas.stop_left(environment)
             case Step.LET_GO:
-                self.replicas.responsibility.let_go(name)
+                self.replicas.let_go(name)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
-        await self.replicas.adopt(environment)
-        result: Json = {}
-        if launch is not None and isinstance(launch.result, dict):
-            result = launch.result.get("environment", {})
+        environment = await self._note_scale(environment, launch)
+        await self.replicas.adopt(environment.name, environment.request_id)
+        result = _result_of(launch)
         if environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
             await self.replicas.confirm_ready(result.get("replicas", []))
-        self.replicas.responsibility.take_over(environment.name)
+        await self.replicas.take_over(environment)
         await self.replicas.observe(environment.name, result.get("address", environment.address))
+        self.autoscaler.serve(environment, is_changing=await self._is_being_scaled(environment))
+
+    async def _is_being_scaled(self, environment: Environment) -> bool:
+        if scaling_of(environment.spec) is None:
+            return False
+        under_way = frozenset({RequestState.PENDING, RequestState.RUNNING})
+        name = environment.name
+        query = queries.list_requests(under_way, operation="scale", environment=name, limit=1)
+        return bool(await self._store.read(query))
+
+    async def _note_scale(self, environment: Environment, launch: Request | None) -> Environment:
+        """Write how many replicas the last `scale` since the launch has given it."""
+        done = frozenset({RequestState.SUCCEEDED})
+        query = queries.list_requests(
+            done, operation="scale", environment=environment.name, limit=1
+        )
+        found = await self._store.read(query)
+        if found and found[0].seq > (0 if launch is None else launch.seq):
+            replicas = found[0].payload["replicas"]
+            if environment.spec.get("replicas") != replicas:
+                move = observing.set_replicas
+                await self._store.write(move, environment.name, replicas, now=time.time())
+                return replace(environment, spec=environment.spec | {"replicas": replicas})
+        return environment
 
     async def _fail(self, name: str, request: Request | None) -> None:
         error = request.error if request is not None else None
         await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
 
-    async def _launch_of(self, environment: Environment) -> Request | None:
-        if environment.request_id is None:
+    async def _launch_of(self, request_id: str | None) -> Request | None:
+        if request_id is None:
             return None
-        found = await self._store.read(queries.get(environment.request_id))
+        found = await self._store.read(queries.get(request_id))
         return found if isinstance(found, Request) else None
 
     async def _latest_down(
@@ -167,6 +334,22 @@ def _grace_of(down: Request | None) -> dict[str, float]:
     """What the user gave the sessions, when the `down` could not see to it itself."""
     asked = None if down is None else down.payload.get("grace_seconds")
     return {} if asked is None else {"grace_seconds": asked}
+
+
+def _result_of(launch: Request | None) -> Json:
+    """What a launch that succeeded says of its environment; nothing of one that is not known."""
+    result = None if launch is None else launch.result
+    return result.get("environment", {}) if isinstance(result, dict) else {}
+
+
+def _why_not_ready(launch: Request | None) -> str:
+    return CANCELLED if launch is None or launch.error is None else launch.error.message
+
+
+def _drain_seconds(launch: Request | None) -> float:
+    """How long sessions of what a launch has replaced may go on."""
+    payload = {} if launch is None else launch.payload
+    return float(payload.get("drain_timeout_seconds", DRAIN_SECONDS))
 
 
 def _state_of(request: Request | None) -> RequestState | None:

@@ -44,9 +44,13 @@ _ANOTHER_VERSION_HINT = "launch it again"
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
     "ready": ReplicaState.READY,
+    "asleep": ReplicaState.ASLEEP,
+    "draining": ReplicaState.DRAINING,
     "stopping": ReplicaState.STOPPED,
     "stopped": ReplicaState.STOPPED,
 }
+# That may begin a session: for clients that wait, or that wake them.
+BEGIN_SESSIONS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ASLEEP)
 
 
 def is_over(state: ReplicaState) -> bool:
@@ -55,36 +59,37 @@ def is_over(state: ReplicaState) -> bool:
 
 
 class Responsibility:
-    """For which environments the reconciler restarts replicas.
+    """For which launches' replicas the reconciler is responsible: it restarts them.
 
-    While a launch or a `down` runs, that operation is responsible.
+    While a launch or a `down` runs, that operation is; nobody restarts what drains.
     """
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}
 
-    def take_over(self, name: str) -> None:
-        """Restart this environment's replicas from now on."""
-        self._event(name).set()
+    def take_over(self, request_id: str | None) -> None:
+        """Restart this launch's replicas from now on."""
+        self._event(request_id).set()
 
-    def let_go(self, name: str) -> None:
+    def let_go(self, request_id: str | None) -> None:
         """Restart them no more."""
-        self._event(name).clear()
+        if (event := self._events.get(request_id or "")) is not None:
+            event.clear()
 
-    def forget(self, name: str) -> None:
-        """Drop the environment, whose watches have ended."""
-        self._events.pop(name, None)
+    def forget(self, request_id: str | None) -> None:
+        """Drop the launch, whose watches have ended."""
+        self._events.pop(request_id or "", None)
 
-    def is_ours(self, name: str) -> bool:
-        """Whether the reconciler restarts this environment's replicas."""
-        return name in self._events and self._events[name].is_set()
+    def is_ours(self, request_id: str | None) -> bool:
+        """Whether the reconciler restarts this launch's replicas."""
+        return (event := self._events.get(request_id or "")) is not None and event.is_set()
 
-    async def until_ours(self, name: str) -> None:
-        """Wait until the reconciler restarts this environment's replicas."""
-        await self._event(name).wait()
+    async def until_ours(self, request_id: str) -> None:
+        """Wait until the reconciler restarts this launch's replicas."""
+        await self._event(request_id).wait()
 
-    def _event(self, name: str) -> asyncio.Event:
-        return self._events.setdefault(name, asyncio.Event())
+    def _event(self, request_id: str | None) -> asyncio.Event:
+        return self._events.setdefault(request_id or "", asyncio.Event())
 
 
 @dataclass(eq=False)
@@ -98,10 +103,20 @@ class ReplicaWatch:
     on_change: Callable[[Replica], Coroutine[Any, Any, None]]
     # Called when the restart budget is spent, with the reason.
     on_give_up: Callable[[Replica, RequestError], Coroutine[Any, Any, None]]
+    revive: Callable[[RunFile], None] = run_files.revive  # starts a new shim; blocks
+    on_status: Callable[[], None] = lambda: None  # called after each status
 
     task: asyncio.Task[None] = field(init=False)  # of `run`
     status: Json = field(init=False, default_factory=dict)
+    # Set while its server accepts connections.
+    accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    is_draining: bool = field(init=False, default=False)
+    # What its shim is to be asked, from when it is to end, and by when (monotonic).
+    _drain_op: str = field(init=False, default="drain")
+    _drain_until: float = field(init=False, default=0.0)
+    _is_to_end: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _exits: list[float] = field(init=False, default_factory=list)  # on the monotonic clock
+    was_drained: bool = field(init=False, default=False)  # so it is wanted no more
     _ready_since: float | None = field(init=False, default=None)
     _handled_generation: int = field(init=False, default=0)
     _writer: asyncio.StreamWriter | None = field(init=False, default=None)
@@ -110,6 +125,18 @@ class ReplicaWatch:
     def request_id(self) -> str:
         """The launch that started it."""
         return self.run_file.request_id
+
+    @property
+    def max_sessions(self) -> int | None:
+        """How many sessions its server can have, if it has said so."""
+        known = self.status.get("capacity") or self.status.get("info") or {}
+        size: int | None = known.get("max_sessions")
+        return size
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where the gateway reaches its server; a small file is read until it has told."""
+        return run_files.endpoint_of(self.run_file, self.status)
 
     @property
     def _log_fields(self) -> Json:
@@ -140,6 +167,7 @@ class ReplicaWatch:
         try:
             async for line in reader:
                 await self._on_status(decode_line(line))
+                self.on_status()
         finally:
             self._writer = None
             writer.close()
@@ -148,13 +176,69 @@ class ReplicaWatch:
         if status.get("event") != "status":
             return
         self.status = status
+        await self.serve_if_ours()
+        await self._ask_to_drain()
+        if status["state"] in ("ready", "asleep") and not status.get("held"):
+            self.accepts.set()
+        else:
+            self.accepts.clear()
         if status["state"] == "exited":
             await self._on_exit(status)
             return
         state = _STATE_OF_STATUS[status["state"]]
+        if state is ReplicaState.STARTING and self.replica.state is ReplicaState.ASLEEP:
+            state = ReplicaState.ASLEEP  # it wakes
+        # One that is asked to drain drains when it begins no session any more: it says so.
+        if status.get("is_draining") and state not in BEGIN_SESSIONS:
+            await self._set_state(ReplicaState.DRAINING, pid=status.get("pid"))
+            if status["state"] != "stopped":  # it is being stopped since its time is over
+                return
         if state is ReplicaState.READY and self._ready_since is None:
             self._ready_since = time.monotonic()
         await self._set_state(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
+
+    async def serve_if_ours(self) -> None:
+        """Let a server that is held accept connections, once its launch is through."""
+        if self.status.get("held") and self.responsibility.is_ours(self.request_id):
+            await self._send({"op": "serve"})
+
+    async def wake(self) -> None:
+        """Start its server, which has ended since nobody used it."""
+        if self.replica.state is ReplicaState.ASLEEP:
+            await self._send({"op": "start"})
+
+    async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
+        """Let the sessions of its server end, then the server; `task` is done when it has.
+
+        A shim or agent that does not answer now is asked as soon as it does.
+
+        Args:
+            timeout_seconds: For the sessions to end, from now on.
+            leaves: Whether others have its address from now on.
+        """
+        self.is_draining = True
+        self._drain_op = "leave" if leaves else "drain"
+        self._drain_until = time.monotonic() + timeout_seconds
+        self._is_to_end.set()
+        if self.task.done() and not self.was_drained:  # it has ended already
+            await self._note_drained()
+        await self._ask_to_drain()
+
+    async def _ask_to_drain(self) -> None:
+        if self._is_to_end.is_set() and not self.status.get("is_draining"):
+            left = max(0.0, self._drain_until - time.monotonic())
+            await self._send({"op": self._drain_op, "timeout_seconds": left})
+
+    async def _note_drained(self) -> None:
+        """Note that nothing of it runs any more: what is left of it is removed."""
+        await self._set_state(ReplicaState.DRAINING, pid=None)
+        await self._set_state(ReplicaState.STOPPED)
+
+    async def _send(self, message: Json) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # the end of the connection is seen by its reader
+                self._writer.write(encode_line(message))
+                await self._writer.drain()
 
     async def confirm_ready(self, pid: int | None) -> None:
         """Take the launch's word that the first server is ready; the shim's is still on its way."""
@@ -165,21 +249,45 @@ class ReplicaWatch:
     async def _set_state(self, state: ReplicaState, **changes: object) -> None:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
         if changed != self.replica:
+            self.was_drained |= changed.state is ReplicaState.DRAINING
             self.replica = changed
             await self.on_change(changed)
 
     async def _shim_ended(self) -> None:
         """Find how the shim ended: its status file says; without one, it was killed."""
         status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
-        if status is None or status["state"] == "stopped":
-            await self._set_state(ReplicaState.STOPPED, pid=None)
+        if status is None and await asyncio.to_thread(self._is_on_engine):
+            if self.responsibility.is_ours(self.request_id):
+                await self._renew_agent()
+            else:  # its launch has not told the engine's agent yet
+                await asyncio.sleep(self.timing.look_again_seconds)
             return
-        if _is_alive(status):  # we could not reach it, or were cut off
-            await asyncio.sleep(self.timing.look_again_seconds)
+        is_stopped = status is None or status["state"] == "stopped"
+        if status is not None and not is_stopped and _is_alive(status):
+            await asyncio.sleep(self.timing.look_again_seconds)  # not reached, or cut off
+            return
+        if not (self.run_file.is_local or is_stopped):
+            await self._renew_agent()
+            return
+        if self.is_draining or (status is not None and status.get("is_draining")):
+            await self._note_drained()  # killed meanwhile, or not: it is not started again
+            return
+        if status is None or is_stopped:
+            await self._set_state(ReplicaState.STOPPED, pid=None)
             return
         lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
         reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
         await self._restart_or_give_up(reason, ())
+
+    def _is_on_engine(self) -> bool:
+        """Whether it is written down as an engine's, which has it, or is to have it."""
+        return not self.run_file.is_local and run_files.read(self.run_file.run_dir) is not None
+
+    async def _renew_agent(self) -> None:
+        """Have another agent serve the replica, which has not ended with the last one."""
+        self._handled_generation = 0  # what was to be done about an exit was perhaps not heard
+        await asyncio.sleep(self.timing.look_again_seconds)
+        await asyncio.to_thread(run_files.revive, self.run_file)
 
     async def _on_exit(self, status: Json) -> None:
         if status["generation"] <= self._handled_generation:
@@ -190,7 +298,10 @@ class ReplicaWatch:
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
         # Until then its launch, or its `down`, handles the exit; both end this watch.
-        await self.responsibility.until_ours(self.replica.environment)
+        await self._unless_it_is_to_end(self.responsibility.until_ours(self.request_id))
+        if self.is_draining:
+            await self._set_state(ReplicaState.DRAINING, pid=None, exit=reason.to_json())
+            return
         now = time.monotonic()
         self._exits.append(now)
         decision: RestartAfter | GiveUp = _OF_ANOTHER_VERSION
@@ -202,8 +313,8 @@ class ReplicaWatch:
                 if forgiven:
                     self._exits = [now]
                 await self._set_state(ReplicaState.BACKING_OFF, pid=None, exit=reason.to_json())
-                await asyncio.sleep(seconds)
-                if self.responsibility.is_ours(self.replica.environment):
+                await self._unless_it_is_to_end(asyncio.sleep(seconds))
+                if self._is_to_run:
                     await self._start_again()
             case GiveUp(reason=why):
                 self.replica = replace(
@@ -214,6 +325,19 @@ class ReplicaWatch:
                 hint = _GIVEN_UP_HINT if self.run_file.is_restartable else _ANOTHER_VERSION_HINT
                 error = replace(error, message=message, hint=hint)
                 await self.on_give_up(self.replica, error)
+
+    async def _unless_it_is_to_end(self, wait: Coroutine[Any, Any, None]) -> None:
+        """Wait for something, but no longer than until it is to be drained."""
+        waits = [asyncio.ensure_future(each) for each in (wait, self._is_to_end.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    @property
+    def _is_to_run(self) -> bool:
+        return self.responsibility.is_ours(self.request_id) and not self.is_draining
 
     async def _start_again(self) -> None:
         if self._writer is not None:
@@ -230,9 +354,9 @@ class ReplicaWatch:
 
     async def _revive(self) -> None:
         """Start a new shim; wait while another process has the port, which is no exit of ours."""
-        while self.responsibility.is_ours(self.replica.environment):
+        while self._is_to_run:
             try:
-                await asyncio.to_thread(run_files.revive, self.run_file)
+                await asyncio.to_thread(self.revive, self.run_file)
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise

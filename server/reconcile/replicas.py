@@ -16,21 +16,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...environments import run_files
+from ...environments.errors import EngineFailed
 from ...environments.run_files import RunFile
+from ...environments.spec import GRACE_SECONDS
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Json, Replica, Request, RequestError
+from ...requests_db.records import Environment, Generation, Json, Replica, Request, RequestError
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, ErrorKind, ReplicaState
+from ...requests_db.states import EnvironmentState, ErrorKind, GenerationState, ReplicaState
 from ...requests_db.transactions import observing
+from ...requests_db.transitions import SERVING
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
 from .status_writer import StatusWriter, Timing
 from .work_queue import BackgroundTasks
+
+ACCEPT_SECONDS = 30.0  # for what takes over to accept connections, before the others end
+DRAIN_MARGIN_SECONDS = 10.0  # for shims to end, beyond the time for their sessions
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +52,18 @@ class ReplicaManager:
     tasks: BackgroundTasks
     runs: Path  # the folder of run files
     timing: Timing
+    # Waits until the gateway sends sessions to replicas that have their address there.
+    until_reached: Callable[[str, list[ReplicaWatch]], Coroutine[Any, Any, None]] = field(
+        init=False
+    )
+    # Waits until the gateway sends no session to replicas of an environment that are drained.
+    until_left: Callable[[str], Coroutine[Any, Any, None]] = field(init=False)
+    on_status: Callable[[str], None] = lambda _: None  # called with an environment's name
+    _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     responsibility: Responsibility = field(init=False, default_factory=Responsibility)
+    strays: list[RunFile] = field(init=False, default_factory=list)  # no table knows them
     _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
+    _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     @property
     def live(self) -> dict[str, Json]:
@@ -54,11 +72,22 @@ class ReplicaManager:
 
     # Finding and watching.
 
-    async def adopt(self, environment: Environment) -> None:
-        """Watch every replica of the environment that has a run file."""
-        rows = await self.store.read(queries.replicas(environment.name))
+    async def adopt(self, name: str, request_id: str | None) -> None:
+        """Watch every replica of this launch of an environment that has a run file."""
+        rows = await self.store.read(queries.replicas(name))
         known = {replica.id: replica for replica in rows}
-        for run_file in await self._run_files(environment):
+        found = await self._run_files(name, request_id)
+        there = {run_file.replica_id for run_file in found}
+        await self._unwatch(
+            watch
+            for watch in self._watches.values()
+            if watch.replica.environment == name
+            and watch.request_id == request_id
+            and watch.replica.state is ReplicaState.STOPPED
+            and watch.replica.id not in there
+        )
+        kept = await self._without_added(found)
+        for run_file in kept:
             watch = self._watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
                 continue
@@ -69,11 +98,47 @@ class ReplicaManager:
             if replica is None or is_over(replica.state):  # or the row of an earlier attempt
                 replica = _new_replica(run_file)
             watch = ReplicaWatch(
-                replica, run_file, self.responsibility, self.timing, self._record, self._give_up
+                replica,
+                run_file,
+                self.responsibility,
+                self.timing,
+                self._record,
+                self._give_up,
+                on_status=partial(self.on_status, name),
             )
             self._watches[replica.id] = watch
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
+        for run_file in kept:
+            await self._drain_replaced(run_file)
+
+    async def _without_added(self, found: list[RunFile]) -> list[RunFile]:
+        """Leave out what a request is just adding; stop what one has left that has ended."""
+        kept = []
+        for run_file in found:
+            request_id = run_file.data.get(run_files.ADDED_BY)
+            if request_id is None:
+                kept.append(run_file)
+                continue
+            if await self._has_ended(request_id):
+                log.warning("stopping %s, which was not added in the end", run_file.replica_id)
+                await self._stop([run_file.run_dir])
+        return kept
+
+    async def _drain_replaced(self, run_file: RunFile) -> None:
+        """Drain what one has taken the place of, if the restart has ended before it did that."""
+        if (replaced := run_file.data.get(run_files.IN_PLACE_OF)) is None:
+            return
+        watch = self._watches.get(replaced["replica"])
+        if watch is None or watch.is_draining or watch.was_drained:
+            return
+        if await self._has_ended(replaced["request_id"]):
+            log.warning("draining %s, which was restarted", watch.replica.id)
+            await watch.drain(replaced["drain_timeout_seconds"], leaves=False)
+
+    async def _has_ended(self, request_id: str) -> bool:
+        request = await self.store.read(queries.get(request_id))
+        return not isinstance(request, Request) or request.state.is_final
 
     async def adopt_unknown(self) -> None:
         """Write an environment for each launch that has run files and is in no table.
@@ -82,7 +147,8 @@ class ReplicaManager:
         """
         found = await asyncio.to_thread(run_files.all_of, self.runs)
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
-        for run_file in launches.values():
+        # Of an update that was under way, what serves; of one that was through, the newer.
+        for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
             row = await self.store.read(queries.environment(run_file.environment))
             is_free = row is None or not row.state.is_live or _has_lost(row, launches)
             if is_free and not await self._is_known(run_file, row):
@@ -107,13 +173,25 @@ class ReplicaManager:
 
     async def forget_predecessor(self, environment: Environment) -> None:
         """Leave restarts to the launch, and stop watching an earlier environment of its name."""
-        self.responsibility.let_go(environment.name)
+        self.responsibility.let_go(environment.request_id)
         await self._unwatch(
             watch
-            for watch in self._watches.values()
-            if watch.replica.environment == environment.name
-            and watch.request_id != environment.request_id
+            for watch in self.watched(environment.name)
+            if watch.request_id != environment.request_id
         )
+
+    def let_go(self, name: str) -> None:
+        """Restart no replica of this environment any more."""
+        for watch in self.watched(name):
+            self.responsibility.let_go(watch.request_id)
+
+    def watched(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
+        """The watches of an environment's replicas, or of one launch of it."""
+        return [
+            watch
+            for watch in self._watches.values()
+            if watch.replica.environment == name and request_id in (None, watch.request_id)
+        ]
 
     async def _unwatch(self, chosen: Iterable[ReplicaWatch]) -> None:
         watches = list(chosen)
@@ -122,22 +200,31 @@ class ReplicaManager:
             watch.task.cancel()
         await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
 
-    async def _run_files(self, environment: Environment) -> list[RunFile]:
-        """What its own launch has started: the name may have had, or have by now, another."""
-        found = await asyncio.to_thread(run_files.of_environment, self.runs, environment.name)
-        return [run_file for run_file in found if run_file.request_id == environment.request_id]
+    async def _run_files(self, name: str, request_id: str | None) -> list[RunFile]:
+        """What one launch has started: the name may have had, or have by now, another."""
+        return await asyncio.to_thread(run_files.of_launch, self.runs, name, request_id)
 
     # Writing what was observed.
 
     async def _record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""
+        watch = self._watches.get(replica.id)
+        is_drained = (
+            replica.state is ReplicaState.STOPPED and watch is not None and watch.was_drained
+        )
 
         async def write() -> None:
             await self.status.set_replica(replica)
-            if self.responsibility.is_ours(replica.environment):
+            if self.responsibility.is_ours(replica.request_id):
                 await self.observe(replica.environment)
 
         await self.status.insist(write)
+        if is_drained:
+            self.tasks.spawn(self._remove(replica), f"remove {replica.id}")
+
+    async def _remove(self, replica: Replica) -> None:
+        """Remove what is left of a replica that has been drained."""
+        await self._stop([Path(replica.run_dir)])
 
     async def _give_up(self, replica: Replica, error: RequestError) -> None:
         """Write why a replica is not started again, and free what it holds."""
@@ -152,23 +239,41 @@ class ReplicaManager:
             await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
 
     async def observe(self, name: str, address: str | None = None) -> None:
-        """Write how an environment is whose launch succeeded."""
-        environment = await self.store.read(queries.environment(name))
-        if environment is None or environment.state is EnvironmentState.STOPPING:
-            return  # that its replicas go is what was asked for
-        replicas = [each.state for each in await self.store.read(queries.replicas(name))]
-        state = observed_state(replicas)
-        # A replica that FAILED has said why itself (`_give_up`).
-        unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
-        error = _lost_replicas(name) if unexplained else None
-        await self.status.set_environment(name, state, address=address, error=error)
+        """Write how an environment is whose launch succeeded.
+
+        One at a time: what was read earlier must not be written later.
+        """
+        async with self._observing:
+            environment = await self.store.read(queries.environment(name))
+            if environment is None or environment.state is EnvironmentState.STOPPING:
+                return  # that its replicas go is what was asked for
+            found = await self.store.read(queries.replicas(name))
+            launch = environment.request_id
+            replicas = [each.state for each in found if each.request_id == launch]
+            state = observed_state(replicas)
+            # A replica that FAILED has said why itself (`_give_up`).
+            unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
+            error = _lost_replicas(name) if unexplained else None
+            address = self._moved_to(name, launch) or address
+            await self.status.set_environment(name, state, address=address, error=error)
+
+    def _moved_to(self, name: str, launch: str | None) -> str | None:
+        """The address of a replica that serves: some engines have one elsewhere each time."""
+        own = (watch for watch in self.watched(name) if watch.request_id == launch)
+        serving = (watch for watch in own if watch.replica.state is ReplicaState.READY)
+        return next((w.run_file.address for w in serving if not w.run_file.is_local), None)
 
     # Stopping.
 
-    async def stop_all(self, name: str, grace_seconds: float = run_files.GRACE_SECONDS) -> None:
+    async def stop_all(
+        self, environment: Environment, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
         """Nothing is left of the environment when this returns."""
-        await self._unwatch(w for w in self._watches.values() if w.replica.environment == name)
-        self.responsibility.forget(name)
+        name, request_id = environment.name, environment.request_id
+        watches = self.watched(name)
+        await self._unwatch(watches)
+        for launch in {request_id, *(watch.request_id for watch in watches)}:
+            self.responsibility.forget(launch)
         await asyncio.to_thread(run_files.stop_environment, self.runs, name, grace_seconds)
         await self.store.write(observing.delete_replicas, name)
 
@@ -176,38 +281,159 @@ class ReplicaManager:
         watch = self._watches.pop(replica.id, None)
         if watch is not None:
             watch.task.cancel()
-        await asyncio.to_thread(run_files.stop_replica, Path(replica.run_dir))
+        await self._stop([Path(replica.run_dir)])
+
+    async def stop_launch(
+        self, name: str, request_id: str, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
+        """Nothing is left of one launch when this returns; others of its name are not touched."""
+        await self._unwatch(self.watched(name, request_id))
+        self.responsibility.forget(request_id)
+        left = await self._run_files(name, request_id)
+        await asyncio.to_thread(run_files.stop_all, left, grace_seconds)
+
+    # Updates.
+
+    async def take_over(self, environment: Environment) -> None:
+        """Restart the replicas of its launch from now on; those that are held may accept."""
+        self.responsibility.take_over(environment.request_id)
+        for watch in self.watched(environment.name, environment.request_id):
+            await watch.serve_if_ours()
+
+    def retire(self, generation: Generation, serving: str | None, timeout_seconds: float) -> None:
+        """Begin to drain a generation, and end it when its sessions have ended.
+
+        Args:
+            generation: The one that has been replaced; its replicas are watched.
+            serving: The launch that replaces it.
+            timeout_seconds: For its sessions to end.
+        """
+        self._retiring.add(generation.request_id)
+        work = self._retire(generation, serving, timeout_seconds)
+        self.tasks.spawn(work, f"retire {generation.environment} {generation.number}")
+
+    def is_retiring(self, generation: Generation) -> bool:
+        """Whether `retire` was called, and has not ended."""
+        return generation.request_id in self._retiring
+
+    async def _retire(
+        self, generation: Generation, serving: str | None, timeout_seconds: float
+    ) -> None:
+        """Drain it and end it, again and again until nothing of it is left."""
+        try:
+            while True:
+                if await self._try_to_retire(generation, serving, timeout_seconds):
+                    return
+                await asyncio.sleep(self.timing.stop_again_seconds)
+        finally:
+            self._retiring.discard(generation.request_id)
+
+    async def _try_to_retire(
+        self, generation: Generation, serving: str | None, timeout_seconds: float
+    ) -> bool:
+        name, request_id = generation.environment, generation.request_id
+        try:
+            self.responsibility.let_go(request_id)
+            await self._drain(name, request_id, serving, timeout_seconds)
+            await self.stop_launch(name, request_id)
+            end = self.status.end_generation
+            await self.status.insist(lambda: end(generation, GenerationState.RETIRED))
+        except Exception as exc:
+            log.warning(
+                "generation %d of %s cannot be stopped, trying again: %s",
+                *(generation.number, name, exc),
+                exc_info=None if isinstance(exc, EngineFailed) else exc,
+                extra={"environment": name, "request_id": request_id},
+            )
+            return False
+        return True
+
+    async def _drain(
+        self, name: str, request_id: str, serving: str | None, timeout_seconds: float
+    ) -> None:
+        """Drain what is watched of a launch; nothing when it was tried before."""
+        if not (leaving := self.watched(name, request_id)):
+            return
+        successors = await self._until_accepting(name, serving)
+        ports = {watch.run_file.port for watch in successors}
+        for watch in leaving:
+            watch.is_draining = True
+        if any(watch.run_file.is_at_gateway for watch in leaving):
+            await self.until_left(name)
+        for watch in leaving:
+            await watch.drain(timeout_seconds, leaves=watch.run_file.port in ports)
+        ends = [watch.task for watch in leaving]
+        await asyncio.wait(ends, timeout=timeout_seconds + DRAIN_MARGIN_SECONDS)
+
+    async def _until_accepting(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
+        """Wait for some time until a launch's replicas can be reached; returns their watches.
+
+        One suffices, except at the gateway, where each has a port of its own.
+        """
+        successors = self.watched(name, request_id)
+        at_gateway = any(watch.run_file.is_at_gateway for watch in successors)
+        waits = [asyncio.create_task(watch.accepts.wait()) for watch in successors]
+        if waits:
+            enough = asyncio.ALL_COMPLETED if at_gateway else asyncio.FIRST_COMPLETED
+            await asyncio.wait(waits, timeout=ACCEPT_SECONDS, return_when=enough)
+        for wait in waits:
+            wait.cancel()
+        if at_gateway:
+            await self.until_reached(name, [each for each in successors if each.accepts.is_set()])
+        return successors
 
     async def stop_left(self, environment: Environment) -> None:
         """What its own launch started after the environment had ended."""
-        left = await self._run_files(environment)
+        left = await self._run_files(environment.name, environment.request_id)
         if left:
             extra = {"environment": environment.name, "request_id": environment.request_id}
             log.warning("stopping replicas left by the launch of %s", environment.name, extra=extra)
             await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in left])
 
-    async def stop_strays(self, live: set[str]) -> None:
-        """Stop replicas that belong to no environment: a launch and a daemon died together."""
-        found = await asyncio.to_thread(run_files.all_of, self.runs)
-        strays = [run_file for run_file in found if run_file.environment not in live]
-        for stray in strays:
-            extra = {"replica": stray.replica_id, "environment": stray.environment}
-            log.warning("stopping stray replica %s", stray.replica_id, extra=extra)
-        if strays:
-            await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in strays])
+    async def stop_ownerless(self, live: set[str]) -> None:
+        """Stop what a launch and a daemon that died together have left; keep what no table knows.
+
+        The tables know that launch, and that it is not wanted. A launch that they do not know is
+        adopted, or, where its environment's name is taken, a stray (`self.strays`).
+        """
+        left = []
+        for run_file in await asyncio.to_thread(run_files.all_of, self.runs):
+            row = await self.store.read(queries.environment(run_file.environment))
+            extra = {"replica": run_file.replica_id, "environment": run_file.environment}
+            if not await self._is_known(run_file, row):
+                log.warning("%s is a stray: no table knows it", run_file.replica_id, extra=extra)
+                self.strays.append(run_file)
+            elif run_file.environment not in live:
+                log.warning("stopping replica %s, left over", run_file.replica_id, extra=extra)
+                left.append(run_file)
+        if left:
+            await self._stop([run_file.run_dir for run_file in left])
+
+    async def _stop(self, run_dirs: list[Path]) -> None:
+        """Stop replicas; those whose engine does not answer, when it does again."""
+        try:
+            await asyncio.to_thread(run_files.stop_replicas, run_dirs)
+        except EngineFailed as exc:
+            log.warning("%s", exc.message)
+            self.tasks.spawn(self._stop_later(run_dirs), "stop replicas of an engine")
+
+    async def _stop_later(self, run_dirs: list[Path]) -> None:
+        await asyncio.sleep(self.timing.stop_again_seconds)
+        await self._stop(run_dirs)
 
 
 def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -> bool:
     """Whether it had been launched, and nothing of that launch is there: so of an old database."""
-    was_launched = environment.state in (EnvironmentState.READY, EnvironmentState.DEGRADED)
-    return was_launched and (environment.name, environment.request_id) not in launches
+    return (
+        environment.state in SERVING and (environment.name, environment.request_id) not in launches
+    )
 
 
 def _adopted(run_file: RunFile) -> Environment:
     """Make the row of an environment from one of its run files."""
     return Environment(
         run_file.environment,
-        {"provider": "local", "host": run_file.host, **run_file.data.get("spec", {})},
+        {"provider": run_file.provider, "host": run_file.host, **run_file.data.get("spec", {})},
         EnvironmentState.STARTING,
         run_file.created_at,
         time.time(),
@@ -221,7 +447,7 @@ def _new_replica(run_file: RunFile) -> Replica:
         id=run_file.replica_id,
         environment=run_file.environment,
         ordinal=run_file.ordinal,
-        provider="local",
+        provider=run_file.provider,
         state=ReplicaState.STARTING,
         run_dir=str(run_file.run_dir),
         started_at=time.time(),

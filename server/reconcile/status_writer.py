@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Replica, RequestError
-from ...requests_db.states import EnvironmentState
+from ...requests_db.records import Environment, Generation, Json, Replica, RequestError
+from ...requests_db.states import EnvironmentState, GenerationState
 from ...requests_db.transactions import observing, submitting
 from ..events.bus import EventBus
 
@@ -34,6 +34,9 @@ class Timing:
 
     retry_seconds: float = 1.0  # after the database refused
     look_again_seconds: float = 1.0  # after a shim could not be followed
+    stop_again_seconds: float = 10.0  # after an engine did not answer
+    # From a replica's status until its weight follows: engines' replicas tell every two.
+    weigh_seconds: float = 3.0
 
 
 class StatusWriter:
@@ -65,6 +68,30 @@ class StatusWriter:
         extra = {"environment": name, "state": state.value}
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 
+    async def switch_generation(self, generation: Generation, spec: Json, address: str) -> None:
+        """Write that a generation serves its environment from now on."""
+        work, now = observing.switch_generation, time.time()
+        events = await self._store.write(work, generation, now=now, spec=spec, address=address)
+        if not events:  # taken down meanwhile
+            return
+        self._bus.publish(events)
+        name, extra = generation.environment, _log_fields(generation)
+        log.info("generation %d of environment %s serves", generation.number, name, extra=extra)
+
+    async def end_generation(
+        self, generation: Generation, state: GenerationState, error: str | None = None
+    ) -> None:
+        """Write that nothing of a generation runs any more."""
+        work, now = observing.end_generation, time.time()
+        self._bus.publish(await self._store.write(work, generation, state, now=now, error=error))
+        why = "" if error is None else f": {error}"
+        log.log(
+            logging.INFO if error is None else logging.WARNING,
+            "generation %d of environment %s is %s%s",
+            *(generation.number, generation.environment, state.value, why),
+            extra=_log_fields(generation),
+        )
+
     async def adopt(self, environment: Environment) -> None:
         """Write an environment that runs, and whose launch is in no table."""
         self._bus.publish(await self._store.write(submitting.adopt, environment))
@@ -90,3 +117,7 @@ class StatusWriter:
             except DatabaseError as exc:
                 log.warning("a status cannot be written, trying again: %s", exc)
                 await asyncio.sleep(self._timing.retry_seconds)
+
+
+def _log_fields(generation: Generation) -> Json:
+    return {"environment": generation.environment, "request_id": generation.request_id}

@@ -188,3 +188,16 @@ async def test_a_new_launch_under_an_old_name_starts_without_its_replicas(
     launch = NewRequest("launch", Schedule.LONG, {}, environment="trial")
     await store.write(submitting.submit, launch, environment=make_environment("trial"), now=300.5)
     assert await store.read(queries.replicas("trial")) == []
+
+
+async def test_a_replica_that_was_drained_is_forgotten_when_it_has_stopped(
+    store: AsyncStore, trial: Environment
+) -> None:
+    for state in (ReplicaState.READY, ReplicaState.DRAINING):
+        await store.write(observing.upsert_replica, replace(REPLICA, state=state), now=1.0)
+    assert [r.state for r in await store.read(queries.replicas("trial"))] == ["DRAINING"]
+    stopped = replace(REPLICA, state=ReplicaState.STOPPED)
+    event = await store.write(observing.upsert_replica, stopped, now=2.0)
+    assert event is not None
+    assert event.data["state"] == "STOPPED"
+    assert await store.read(queries.replicas("trial")) == []

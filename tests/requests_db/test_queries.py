@@ -106,6 +106,13 @@ async def test_events_of_one_request_alone(store: AsyncStore, make_request: Make
     ] == [first.id]
 
 
+async def test_the_newest_events_of_one_request(store: AsyncStore, make_request: Make) -> None:
+    first = make_request(RequestState.SUCCEEDED)
+    make_request()
+    newest = await store.read(queries.newest_events(first.id, 2))
+    assert [event.data["state"] for event in newest] == ["SUCCEEDED", "RUNNING"]
+
+
 async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
     assert await store.read(queries.last_seq()) == 0
     assert await store.read(queries.events_after(0)) == []

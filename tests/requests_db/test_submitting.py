@@ -6,23 +6,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
 from openenvd.requests_db.results import (
+    BeingUpdated,
     Cancellation,
     Duplicate,
     KeyReused,
     NameTaken,
+    OtherSource,
     QueueFull,
+    SubmitResult,
     Submitted,
 )
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
+from openenvd.requests_db.states import (
+    EnvironmentState,
+    GenerationState,
+    RequestState,
+    Schedule,
+)
 from openenvd.requests_db.transactions import observing, submitting
+from openenvd.requests_db.transitions import SERVING
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
+G = GenerationState
 CHECK = NewRequest("check", Schedule.SHORT, {})
 
 
@@ -260,3 +274,172 @@ async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
     environment = await store.read(queries.environment("trial"))
     assert environment is not None
     assert environment.state is EnvironmentState.PENDING
+
+
+# Updates.
+
+SPEC = {"name": "trial", "source": "/home/me/my_env", "cwd": "/home/me", "token": "hush"}
+
+
+@pytest.fixture
+async def running(store: AsyncStore) -> Environment:
+    """An environment that is READY."""
+    await store.write(submitting.submit, launch(**SPEC), environment=named(SPEC), now=1.5)
+    ready = EnvironmentState.READY
+    await store.write(observing.set_environment_state, "trial", ready, address="a", now=2.5)
+    found = await store.read(queries.environment("trial"))
+    assert found is not None
+    return found
+
+
+def launch(**payload: Any) -> NewRequest:
+    return NewRequest("launch", Schedule.LONG, payload, environment="trial")
+
+
+def named(spec: dict[str, Any]) -> Environment:
+    return Environment("trial", spec, EnvironmentState.PENDING, 100.5, 100.5)
+
+
+async def relaunch(store: AsyncStore, key: str | None = None, **changes: Any) -> SubmitResult:
+    new = replace(launch(**SPEC | changes), idempotency_key=key)
+    return await store.write(submitting.submit, new, environment=named(new.payload), now=100.5)
+
+
+async def test_a_launch_of_a_name_that_runs_is_its_next_generation_and_leaves_it_as_it_is(
+    store: AsyncStore, running: Environment
+) -> None:
+    result = await relaunch(store, max_sessions=3)
+    assert isinstance(result, Submitted)
+    assert result.request.payload["replaces"] == running.request_id
+    assert await store.read(queries.environment("trial")) == running
+    newer, older = await store.read(queries.generations("trial"))
+    assert (newer.number, newer.state, newer.request_id) == (2, G.STARTING, result.request.id)
+    assert newer.spec["max_sessions"] == 3
+    assert "replaces" not in newer.spec
+    assert (older.number, older.state) == (1, G.SERVING)
+
+
+@pytest.mark.parametrize("state", list(EnvironmentState))
+async def test_what_does_not_run_is_not_updated(
+    store: AsyncStore, running: Environment, state: EnvironmentState
+) -> None:
+    change = "UPDATE environments SET state = ?"
+    await store.write(Connection.exec_driver_sql, change, (state.value,))
+    result = await relaunch(store)
+    if state in SERVING:
+        assert isinstance(result, Submitted)
+        assert result.request.payload["replaces"] == running.request_id
+    elif state.is_live:
+        assert isinstance(result, NameTaken)
+    else:
+        assert isinstance(result, Submitted)
+        assert result.request.payload["replaces"] is None
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"cwd": "/elsewhere"}, Submitted),  # the folder is absolute
+        ({"source": "/home/you/my_env"}, OtherSource),
+        ({"source": "/home/you/my_env", "update": True}, Submitted),
+        ({"update": False}, NameTaken),
+    ],
+)
+async def test_another_source_is_an_update_only_if_that_is_said(
+    store: AsyncStore, changes: dict[str, Any], outcome: type[SubmitResult]
+) -> None:
+    assert isinstance(await relaunch(store, **changes), outcome)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (("echo", "/a"), ("echo", "/b"), True),
+        (("mod:Class", "/a"), ("mod:Class", "/a"), True),
+        (("mod:Class", "/a"), ("mod:Class", "/b"), False),
+        (("./env", "/a"), ("./env", "/b"), False),
+        (("docker://image:1", "/a"), ("docker://image:1", "/b"), True),
+        (("docker://image:1", "/a"), ("docker://image:2", "/a"), False),
+    ],
+)
+async def test_a_source_is_the_same_where_it_means_the_same(
+    store: AsyncStore, first: tuple[str, str], second: tuple[str, str], is_same: bool
+) -> None:
+    spec = {"name": "trial", "source": first[0], "cwd": first[1]}
+    await store.write(submitting.submit, launch(**spec), environment=named(spec), now=1.5)
+    await store.write(
+        observing.set_environment_state, "trial", EnvironmentState.READY, address="a", now=2.5
+    )
+    result = await relaunch(store, source=second[0], cwd=second[1])
+    assert isinstance(result, Submitted if is_same else OtherSource)
+
+
+@pytest.mark.usefixtures("running")
+async def test_an_environment_is_updated_once_at_a_time(
+    store: AsyncStore, dispatch: DispatchStore
+) -> None:
+    first = await relaunch(store)
+    assert isinstance(first, Submitted)
+    refused = await relaunch(store)
+    assert isinstance(refused, BeingUpdated)
+    assert (refused.generation.number, refused.generation.request_id) == (2, first.request.id)
+    await store.write(submitting.cancel, first.request.id, 3.5)
+    assert isinstance(await relaunch(store), Submitted)
+
+
+@pytest.mark.usefixtures("running")
+async def test_a_repeated_update_is_the_first_one(store: AsyncStore) -> None:
+    first = await relaunch(store, key="once")
+    assert isinstance(first, Submitted)
+    assert await relaunch(store, key="once") == Duplicate(first.request)
+    assert isinstance(await relaunch(store, key="once", max_sessions=7), KeyReused)
+
+
+@pytest.mark.usefixtures("running")
+async def test_a_down_calls_off_an_update(store: AsyncStore, dispatch: DispatchStore) -> None:
+    update = await relaunch(store)
+    assert isinstance(update, Submitted)
+    dispatch.claim(Schedule.LONG, 2, 3.5)
+    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
+    result = await store.write(submitting.submit, down, now=4.5, stopping="trial")
+    assert isinstance(result, Submitted)
+    assert update.request.id in result.ends
+
+
+async def test_a_generation_that_is_ready_takes_its_environment_over(
+    store: AsyncStore, running: Environment
+) -> None:
+    update = await relaunch(store, max_sessions=3)
+    assert isinstance(update, Submitted)
+    [generation, _] = await store.read(queries.generations("trial"))
+    switch = observing.switch_generation
+    payload = update.request.payload
+    events = await store.write(switch, generation, now=200.5, spec=payload, address="b")
+    assert [event.data["generation"] for event in events] == [2]
+    spec = {**SPEC, "max_sessions": 3}
+    assert await store.read(queries.environment("trial")) == replace(
+        running,
+        request_id=update.request.id,
+        generation=2,
+        spec=spec,
+        address="b",
+        updated_at=200.5,
+    )
+    newer, older = await store.read(queries.generations("trial"))
+    assert (newer.state, newer.served_at, older.state) == (G.SERVING, 200.5, G.DRAINING)
+
+
+async def test_what_was_taken_down_is_not_taken_over(
+    store: AsyncStore, running: Environment
+) -> None:
+    update = await relaunch(store)
+    assert isinstance(update, Submitted)
+    stopping = EnvironmentState.STOPPING
+    await store.write(observing.set_environment_state, "trial", stopping, now=3.5)
+    [generation, _] = await store.read(queries.generations("trial"))
+    switch = observing.switch_generation
+    assert await store.write(switch, generation, now=4.5, spec={}, address="b") == ()
+    found = await store.read(queries.environment("trial"))
+    assert found is not None
+    assert (found.state, found.request_id) == (stopping, running.request_id)

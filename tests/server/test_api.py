@@ -23,9 +23,11 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient, Json
+from openenvd.env_host.serving.metrics import render as metrics_of_shards
 from openenvd.operations import registry
 from openenvd.server.settings import Paths
 
+from ..prometheus_rules import lint
 from .conftest import WAIT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,6 +141,18 @@ def test_an_operation_that_fails_says_why_and_what_next(client: DaemonClient) ->
     assert request["state"] == "FAILED"
     assert "nobody has no replica" in request["error"]["message"]
     assert request["error"]["hint"]
+
+
+def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
+    client: DaemonClient, name: str, tmp_path: Path
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    payload = {"source": str(tmp_path / "missing"), "name": f"{name}-missing"}
+    failed = wait(client, client.submit("launch", payload)["id"])
+    becomes(client, payload["name"], "FAILED")
+    assert set(listed(client)) == {name}
+    assert failed["id"] in [request["id"] for request in client.status()["requests"]]
+    assert payload["name"] in [each["name"] for each in client.environments()]
 
 
 def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) -> None:
@@ -311,7 +325,7 @@ def test_a_taken_name_is_refused_with_where_it_is(client: DaemonClient, name: st
     run(client, "launch", {"source": "echo", "name": name})
     address = becomes(client, name, "READY")["address"]
     with pytest.raises(ApiRefused) as caught:
-        client.submit("launch", {"source": "echo", "name": name})
+        client.submit("launch", {"source": "echo", "name": name, "update": False})
     assert (caught.value.status, caught.value.kind) == (409, "name_taken")
     assert caught.value.details["address"] == address
 
@@ -337,6 +351,24 @@ def test_an_environment_that_is_down_frees_its_name(client: DaemonClient, name: 
     with pytest.raises(ApiRefused, match="has been taken down already"):
         client.submit("down", {"name": name})
     run(client, "launch", {"source": "echo", "name": name})
+
+
+def test_the_history_of_an_environment_has_each_launch_of_its_name(
+    client: DaemonClient, name: str, tmp_path: Path
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name, "env": {"API_KEY": "hush"}})
+    becomes(client, name, "READY")
+    run(client, "down", {"name": name, "grace_seconds": 0})
+    becomes(client, name, "STOPPED")
+    missing = {"source": str(tmp_path / "missing"), "name": name}
+    wait(client, client.submit("launch", missing)["id"])
+    found = becomes(client, name, "FAILED")
+    failed, retired = found["generations"]
+    assert (found["generation"], failed["number"], failed["state"]) == (2, 2, "FAILED")
+    assert failed["error"] == found["error"]["message"]
+    assert (retired["number"], retired["state"]) == (1, "RETIRED")
+    assert retired["created_at"] < retired["served_at"] < retired["ended_at"]
+    assert retired["spec"]["env"] == {"API_KEY": "***"}
 
 
 def test_a_down_calls_off_a_launch_that_is_under_way(client: DaemonClient, stuck: Json) -> None:
@@ -420,6 +452,21 @@ def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, path
     lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
     assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.9", "0.99", "1"]
     assert "openenvd_loop_stalls_total 0" in samples
+    assert lint(page) == []
+
+
+def test_the_dashboard_of_grafana_shows_metrics_that_there_are(
+    client: DaemonClient, paths: Paths
+) -> None:
+    token = f"Bearer {paths.token.read_text().strip()}"
+    nothing: Json = {"shards": [], "isolated": []}
+    page = tcp(client, "/metrics", Authorization=token)[1] + metrics_of_shards("any", nothing)
+    known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    panels = json.loads((ROOT / "deploy" / "grafana.json").read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    names = {name for expression in shown for name in re.findall(r"openenvd_\w+", expression)}
+    assert len(names) >= 10
+    assert names <= known
 
 
 def test_metrics_include_the_capacity_that_replicas_report(
@@ -462,6 +509,7 @@ def test_answers_have_the_documented_shapes(client: DaemonClient, name: str) -> 
     environment = becomes(client, name, "READY")
     documented = example("docs/api.md", '{"name"')
     assert set(environment) == set(documented)
+    assert set(environment["generations"][0]) == set(documented["generations"][0])
     assert set(environment["replicas"][0]) == set(documented["replicas"][0])
 
 

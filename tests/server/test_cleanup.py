@@ -3,24 +3,29 @@
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 
 import pytest
 
 from openenvd.client import daemon
+from openenvd.environments.venv.cleanup import UNUSED
 from openenvd.environments.venv.project_venv import COMPLETE
+from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.server.housekeeping.cleanup import collect
 from openenvd.server.settings import Paths, Settings
 
+HUNDRED_DAYS = 100 * 86_400.0
+
 
 @pytest.fixture
-def venv(paths: Paths) -> Path:
-    """Last used long ago."""
+def venv(paths: Paths, dispatch: DispatchStore) -> Path:
+    """Unused for a hundred days, by a daemon that has run for that long."""
     folder = paths.venvs / "a"
     folder.mkdir(parents=True)
     (folder / COMPLETE).write_text("{}")
-    os.utime(folder / COMPLETE, (0, 0))
+    (folder / UNUSED).write_text(json.dumps({"used": "", "since": 0.0}))
+    dispatch.note_time(HUNDRED_DAYS, HUNDRED_DAYS)
     return folder
 
 
@@ -33,9 +38,9 @@ def test_a_daemon_that_starts_removes_long_unused_virtual_environments(
 
 
 def test_how_long_is_a_setting(paths: Paths, venv: Path) -> None:
-    collect(paths, Settings(keep_venv_days=36_500))
+    collect(paths, Settings(keep_venv_days=36_500), HUNDRED_DAYS)
     assert venv.exists()
-    collect(paths, Settings())
+    collect(paths, Settings(), HUNDRED_DAYS)
     assert not venv.exists()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -22,7 +23,8 @@ import pytest
 from openenvd.client import daemon, following
 from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
-from openenvd.server.settings import Paths
+from openenvd.server.listening import bind, identity_of
+from openenvd.server.settings import FIRST_PORT, PORTS, Paths, Settings
 
 from .conftest import WAIT_SECONDS
 
@@ -66,6 +68,25 @@ def test_a_port_in_use_is_reported_with_the_process_that_listens(home: Path) -> 
     assert f"pid {os.getpid()}" in error["message"]
 
 
+def test_a_daemon_that_no_port_was_asked_of_takes_the_next_free_one(home: Path) -> None:
+    paths = Paths(home)
+    paths.sockets.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else has it already
+            stack.enter_context(socket.create_server(("127.0.0.1", FIRST_PORT)))
+        tcp, _ = (stack.enter_context(each) for each in bind(paths, Settings()))
+        identity = identity_of(paths, tcp, {}, None)
+    assert FIRST_PORT < identity["port"] < FIRST_PORT + PORTS
+    assert re.match(f"not {FIRST_PORT}: pid [0-9]+ .* listens there", identity["passed_over"])
+
+
+def test_a_certain_port_is_never_replaced_by_another(home: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", FIRST_PORT)))
+        assert refusal_of(home, f"--port={FIRST_PORT}")["kind"] == "port_in_use"
+
+
 def test_a_damaged_database_is_reported_with_a_hint(home: Path) -> None:
     home.mkdir()
     (home / "requests.db").write_text("no database " * 100)
@@ -94,6 +115,57 @@ def test_too_little_memory_is_noticed_before_the_large_imports(home: Path) -> No
     )
     assert done.returncode == 1
     assert b"of memory are too few" in done.stderr
+
+
+# Engines' libraries, what only a command, a worker or an env host needs, and what libraries of the
+# daemon's would bring along.
+NOT_IN_THE_DAEMON = {
+    "alembic",
+    "click",
+    "docker",
+    "httpx",
+    "kubernetes",
+    "msgspec",
+    "multiprocessing",
+    "numpy",
+    "openenv",
+    "pyarrow",
+    "pydantic.v1",
+    "ray",
+    "requests",
+    "rich",
+    "sqlalchemy.orm",
+    "tarfile",
+    "tomllib",
+    "uvicorn.main",
+    "websockets",
+    "yaml",
+    "openenvd.cli",
+    "openenvd.client",
+    "openenvd.environments.engines.agent",
+    "openenvd.environments.engines.check",
+    "openenvd.environments.engines.docker",
+    "openenvd.environments.engines.kubernetes",
+    "openenvd.environments.engines.swarm",
+    "openenvd.environments.images",
+    "openenvd.rollouts.run",
+    "openenvd.env_host.shard",
+    "openenvd.env_host.sessions",
+}
+
+
+def test_the_daemon_imports_nothing_that_it_does_not_need() -> None:
+    """Each of these costs it memory for as long as it runs: it idles in 55 MB."""
+    script = (
+        "import sys; from openenvd.operations.registry import PRELOAD\n"
+        "from openenvd.system.forking import preload; preload(PRELOAD, collect=False)\n"
+        "from openenvd.server.__main__ import _import_daemon; _import_daemon()\n"
+        "print(*(name for name, module in sys.modules.items() if module is not None))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert set(done.stdout.split()) & NOT_IN_THE_DAEMON == set()
 
 
 def test_a_home_that_is_no_folder_is_reported(home: Path) -> None:
@@ -206,14 +278,28 @@ def test_a_daemon_whose_home_is_removed_leaves_no_folder_of_sockets(outside: Pat
 
 def test_the_next_daemon_of_any_home_removes_the_sockets_of_a_killed_one(outside: Paths) -> None:
     process = psutil.Process(daemon.connect(outside, settings={"port": 0}).identity["pid"])
+    both = [process, *process.children(recursive=True)]  # the workers end by themselves
     process.kill()
-    process.wait(WAIT_SECONDS)
+    assert not psutil.wait_procs(both, WAIT_SECONDS)[1]
     shutil.rmtree(outside.home)
     assert outside.socket.exists()
     other = Paths(outside.home.with_name("other"))
     daemon.connect(other, settings={"port": 0})
+    deadline = time.monotonic() + WAIT_SECONDS
+    while outside.sockets.exists():  # which it does beside all else
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     daemon.stop(other)
-    assert not outside.sockets.exists()
+
+
+def test_a_database_of_a_newer_version_is_reported_with_a_hint(paths: Paths) -> None:
+    with sqlite3.connect(paths.database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    error = refusal_of(paths.home)
+    assert error["kind"] == "database"
+    assert "is at revision 9999; this version knows revisions up to" in error["message"]
+    assert "upgrade openenvd" in error["hint"]
 
 
 def test_a_database_that_refuses_the_recovery_is_reported(paths: Paths) -> None:

@@ -7,11 +7,23 @@ from itertools import product
 
 import pytest
 
-from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState
-from openenvd.server.reconcile.decisions import Step, next_step, observed_state
+from openenvd.requests_db.states import (
+    EnvironmentState,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+)
+from openenvd.server.reconcile.decisions import (
+    Step,
+    UpdateStep,
+    next_step,
+    observed_state,
+    update_step,
+)
 
 S = EnvironmentState
 R = RequestState
+U = UpdateStep
 
 
 @pytest.mark.parametrize(
@@ -65,13 +77,58 @@ def test_a_launch_that_ends_after_its_environment_was_taken_down_is_swept_after(
 
 
 @pytest.mark.parametrize(
+    ("state", "launch", "step"),
+    [
+        *((state, launch, U.WAIT) for state in S for launch in (R.PENDING, R.RUNNING)),
+        *((state, launch, U.ROLL_BACK) for state in S for launch in (R.FAILED, R.CANCELLED, None)),
+        (S.READY, R.SUCCEEDED, U.SWITCH),
+        (S.DEGRADED, R.SUCCEEDED, U.SWITCH),
+        (S.ASLEEP, R.SUCCEEDED, U.SWITCH),
+        (S.FAILED, R.SUCCEEDED, U.SWITCH),  # the update mends it
+        (S.STOPPING, R.SUCCEEDED, U.ROLL_BACK),
+        (S.STOPPED, R.SUCCEEDED, U.ROLL_BACK),
+        (S.PENDING, R.SUCCEEDED, U.ROLL_BACK),  # of an environment that had the name before
+        (S.STARTING, R.SUCCEEDED, U.ROLL_BACK),
+    ],
+)
+def test_an_update_follows_its_launch(
+    state: EnvironmentState, launch: RequestState | None, step: UpdateStep
+) -> None:
+    assert update_step(state, GenerationState.STARTING, launch) is step
+
+
+@pytest.mark.parametrize("state", list(S))
+def test_an_older_generation_never_takes_over(state: EnvironmentState) -> None:
+    step = update_step(state, GenerationState.STARTING, R.SUCCEEDED, is_newer=False)
+    assert step is U.ROLL_BACK
+
+
+@pytest.mark.parametrize(("state", "launch"), list(product(S, [None, *R])))
+def test_what_was_replaced_drains_and_what_has_ended_is_left(
+    state: EnvironmentState, launch: RequestState | None
+) -> None:
+    steps = [update_step(state, generation, launch) for generation in GenerationState]
+    others = [step for step in steps[1:] if step is not U.NOTHING]
+    assert others == [U.DRAIN]
+    assert update_step(state, GenerationState.DRAINING, launch) is U.DRAIN
+
+
+@pytest.mark.parametrize(
     ("replicas", "state"),
     [
         ([ReplicaState.READY], S.READY),
         ([ReplicaState.READY, ReplicaState.READY], S.READY),
         ([ReplicaState.READY, ReplicaState.BACKING_OFF], S.DEGRADED),
         ([ReplicaState.READY, ReplicaState.FAILED], S.DEGRADED),
+        ([ReplicaState.READY, ReplicaState.DRAINING], S.READY),
+        ([ReplicaState.DRAINING], S.DEGRADED),
+        ([ReplicaState.DRAINING, ReplicaState.FAILED], S.FAILED),
+        ([ReplicaState.DRAINING, ReplicaState.BACKING_OFF], S.DEGRADED),
         ([ReplicaState.STARTING], S.DEGRADED),
+        ([ReplicaState.ASLEEP], S.ASLEEP),
+        ([ReplicaState.ASLEEP, ReplicaState.DRAINING], S.ASLEEP),
+        ([ReplicaState.ASLEEP, ReplicaState.READY], S.READY),
+        ([ReplicaState.ASLEEP, ReplicaState.BACKING_OFF], S.DEGRADED),
         ([ReplicaState.FAILED, ReplicaState.FAILED], S.FAILED),
         ([ReplicaState.STOPPED], S.FAILED),
         ([], S.FAILED),

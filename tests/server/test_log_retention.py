@@ -60,4 +60,14 @@ def test_a_log_that_is_removed_while_logs_are_looked_through_is_left_out(tmp_pat
     for path, written_at in ((new, 9.0), (old, 7.0)):
         path.touch()
         os.utime(path, (written_at, written_at))
-    assert oldest_first([gone, new, old]) == [old, new]
+    assert oldest_first([gone, new, old], None) == [old, new]
+
+
+def test_the_log_of_the_latest_launch_is_the_newest_though_the_clock_stepped_back(
+    tmp_path: Path,
+) -> None:
+    former, latest = tmp_path / "trial-0-1234.log", tmp_path / "trial-0-5678.log"
+    for path, written_at in ((former, 86_400.0), (latest, 7.0)):
+        path.touch()
+        os.utime(path, (written_at, written_at))
+    assert oldest_first([latest, former], "5678") == [former, latest]

@@ -12,7 +12,7 @@ from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
-from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of
+from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of, reason_of_shortage
 
 LONG = Schedule.LONG
 
@@ -36,6 +36,13 @@ def test_the_reason_follows_from_who_is_ahead(
     ahead: int | None, room: int, is_short: bool, expected: str
 ) -> None:
     assert reason_of(LONG, ahead, room=room, is_short=is_short) == expected
+
+
+def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations() -> None:
+    short = "waiting for memory: needs 210 MB, 95 MB free"
+    assert reason_of_shortage(short, is_update=False) == short
+    both = "an update needs memory for both generations at once"
+    assert reason_of_shortage(short, is_update=True) == f"{short}; {both}"
 
 
 async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(

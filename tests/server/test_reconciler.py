@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
-from openenvd.environments import restart_policy, run_files
+from openenvd.environments import restart_policy, run_files, scaling
+from openenvd.environments.gateway import process
+from openenvd.environments.gateway.process import config_folder
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseFull
@@ -39,15 +42,16 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import observing, submitting
+from openenvd.requests_db.transactions import generations, observing, submitting
 from openenvd.server.api.views import replica_view
 from openenvd.server.events.bus import EventBus
-from openenvd.server.reconcile import replica_watch
+from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
-from openenvd.server.reconcile.replica_watch import WAITING
+from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
 from openenvd.shim.client import read_status_file
+from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.system.json_lines import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
@@ -80,11 +84,12 @@ class World:
 
     # Requests.
 
-    async def launch(self, name: str = "trial") -> Request:
+    async def launch(self, name: str = "trial", **more: Any) -> Request:
         """A launch that runs."""
         now = time.time()
-        environment = Environment(name, {"source": "echo"}, S.PENDING, now, now)
-        return await self._run("launch", Schedule.LONG, name, environment)
+        payload = {"source": "echo", **more}
+        environment = Environment(name, payload, S.PENDING, now, now)
+        return await self._run("launch", Schedule.LONG, name, environment, **payload)
 
     async def down(self, name: str = "trial") -> Request:
         """A `down` that runs."""
@@ -109,9 +114,14 @@ class World:
         self.bus.publish(await asyncio.to_thread(self.dispatch.record, progress=[row]))
 
     async def _run(
-        self, operation: str, schedule: Schedule, name: str, environment: Environment | None
+        self,
+        operation: str,
+        schedule: Schedule,
+        name: str,
+        environment: Environment | None,
+        **payload: Any,
     ) -> Request:
-        new = NewRequest(operation, schedule, {"name": name}, environment=name)
+        new = NewRequest(operation, schedule, {"name": name, **payload}, environment=name)
         result = await self.store.write(
             submitting.submit, new, environment=environment, now=time.time()
         )
@@ -121,6 +131,10 @@ class World:
         self.bus.publish(claim.events)
         assert claim.requests[0].id == result.request.id
         return claim.requests[0]
+
+    async def change(self, operation: str, **payload: Any) -> Request:
+        """A request that runs, and changes an environment that serves."""
+        return await self._run(operation, Schedule.LONG, "trial", None, **payload)
 
     # Replicas.
 
@@ -146,6 +160,16 @@ class World:
         await self.progresses(launch, {"replica": {"id": replica_id}})
         return server
 
+    def out_of_reach(self, launch: Request, ordinal: int = 0) -> Path:
+        """The run folder of a replica of this launch, whose engine does not answer."""
+        run_dir = self.paths.runs / f"trial-{ordinal}-{launch.id}"
+        run_dir.mkdir(parents=True)
+        run = {"version": run_files.RUN_FILE_VERSION, "replica_id": run_dir.name}
+        run |= {"environment": "trial", "request_id": launch.id, "provider": "nowhere"}
+        run |= {"run_dir": str(run_dir), "socket_path": str(run_dir / "socket"), "port": 0}
+        (run_dir / RUN_FILE_NAME).write_text(json.dumps(run | {"ordinal": ordinal}))
+        return run_dir
+
     async def serving(self, name: str = "trial", replicas: int = 1) -> list[ShimmedServer]:
         """An environment whose launch succeeded, and which is READY."""
         launch = await self.launch(name)
@@ -153,6 +177,26 @@ class World:
         await self.succeeds(launch)
         await self.becomes(S.READY, name)
         return servers
+
+    async def updating(self, **more: Any) -> tuple[Request, ShimmedServer]:
+        """A launch of a name that runs, and its replica, which is held."""
+        update = await self.launch(**more)
+        assert update.payload["replaces"] is not None
+        return update, await self.started(update, held=True)
+
+    async def generations(self) -> dict[int, str]:
+        """The state of each generation, by its number."""
+        found = await self.store.read(queries.generations("trial"))
+        return {each.number: each.state.value for each in found}
+
+    async def generations_become(self, **states: str) -> None:
+        """`g1="RETIRED"`: the first is."""
+        wanted = {int(key[1:]): state for key, state in states.items()}
+
+        async def holds() -> bool:
+            return await self.generations() == wanted
+
+        await until(self.bus, holds)
 
     # Looking.
 
@@ -468,7 +512,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     [server] = await world.serving()
     down = await world.down()
     async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.replicas.responsibility.is_ours("trial"):
+        while reconciler.replicas.responsibility.is_ours(server.run_file["request_id"]):
             await asyncio.sleep(0.01)
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
@@ -516,7 +560,7 @@ async def test_a_name_launched_again_is_independent_of_its_predecessor(
     async with asyncio.timeout(WAIT_SECONDS):
         while reconciler.queue._running:  # or it would take its successor for the old one
             await asyncio.sleep(0.01)
-    reconciler.replicas.responsibility.let_go("trial")
+    reconciler.replicas.let_go("trial")
     await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
     launch = await world.launch()
     await world.becomes(S.STARTING)
@@ -663,6 +707,31 @@ async def test_an_old_copy_of_the_database_adopts_what_was_launched_since(
     assert (await world.replica()).pid == pid_of(server)
 
 
+async def test_a_launch_that_no_table_knows_is_a_stray_where_its_name_is_taken(
+    world: World,
+) -> None:
+    earlier = await world.reconcile()
+    [server] = await world.serving()
+    await earlier.stop()
+    stray = await asyncio.to_thread(world.start, unknown_launch())
+    reconciler = await world.reconcile()
+    assert [each.replica_id for each in reconciler.replicas.strays] == [stray.run_dir.name]
+    assert is_running(stray)
+    assert is_running(server)
+    assert (await world.environment()).request_id == server.run_file["request_id"]
+
+
+async def test_what_an_engine_that_does_not_answer_has_does_not_keep_a_daemon_from_starting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    launch = await world.launch()
+    run_dir = world.out_of_reach(launch)
+    await world.store.write(observing.set_environment_state, "trial", S.STOPPED, now=time.time())
+    await world.reconcile()
+    assert run_files.read(run_dir) is not None
+
+
 async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: World) -> None:
     launch = await world.launch()
     server = await asyncio.to_thread(world.start, launch)
@@ -756,3 +825,372 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
     replicas, queue = reconciler.replicas, reconciler.queue
     held = (replicas.responsibility._events, queue._due, replicas._watches)
     assert [len(each) for each in held] == [0, 0, 0]
+
+
+# Updates.
+
+
+async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_drained(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
+    assert (await world.environment()).state is S.READY
+    await world.succeeds(update)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    environment, replica = await world.environment(), await world.replica()
+    assert (environment.state, environment.request_id) == (S.READY, update.id)
+    assert (replica.id, replica.state) == (new.run_file["replica_id"], ReplicaState.READY)
+    assert not old.run_dir.exists()
+
+
+async def test_an_update_has_switched_when_what_it_replaces_begins_no_session(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    assert not await reconciler.has_switched(update)
+    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
+    await world.succeeds(update)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
+    assert (await world.environment()).request_id == update.id
+    assert not await reconciler.has_switched(update)
+    os.kill(pid_of(old), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_switched(update))
+
+
+async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: World) -> None:
+    """Clients wait for that: they get the sessions that they woke it for."""
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    old.tell("sleep 0")
+    await world.becomes(S.ASLEEP)
+    update, new = await world.updating()
+    old.start_slowly(True)
+    old.link.send("start")
+    await asyncio.to_thread(old.wait_state, "starting", 2)
+    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
+    await world.succeeds(update)
+    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
+    assert (await world.environment()).request_id == update.id
+    assert not await reconciler.has_switched(update)
+    os.kill(pid_of(old), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_switched(update))
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert is_running(new)
+
+
+async def test_an_update_has_switched_from_what_is_to_be_restarted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    os.kill(pid_of(old), signal.SIGKILL)
+    await world.replica_becomes(ReplicaState.BACKING_OFF)
+    update, new = await world.updating()
+    os.kill(shim_pid(new), signal.SIGSTOP)  # so that what it replaces is not drained yet
+    await world.succeeds(update)
+
+    async def serves() -> bool:
+        return (await world.environment()).request_id == update.id
+
+    await until(world.bus, serves)
+    rows = {row.request_id: row.state for row in await world.store.read(queries.replicas("trial"))}
+    assert rows[old.run_file["request_id"]] is ReplicaState.BACKING_OFF
+    assert await reconciler.has_switched(update)
+    os.kill(shim_pid(new), signal.SIGCONT)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+
+
+async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is_drained(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    told: list[str] = []
+    until_reached = reconciler.replicas.until_reached
+
+    async def note(name: str, replicas: list[ReplicaWatch]) -> None:
+        await until_reached(name, replicas)
+        folder = config_folder(world.paths.run_dir(process.NAME))
+        told.append((folder / "routes.json").read_text())
+
+    reconciler.replicas.until_reached = note
+    for held in (False, True):
+        launch = await world.launch(gateway=True)
+        for ordinal in range(2):
+            known = {"held": held, "address": ADDRESS, "number": 2 * held + ordinal}
+            await world.started(launch, ordinal, **known)
+        await world.succeeds(launch)
+        await world.becomes(S.READY)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert len(told) == 1
+    assert '"0002"' in told[0]
+    assert '"0003"' in told[0]
+
+
+@pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
+async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
+    world: World, end: RequestState
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    pid = pid_of(old)
+    before = await world.environment()
+    update, new = await world.updating()
+    if end is RequestState.FAILED:
+        await world.fails(update, "no such folder")
+    else:
+        await world.ends(update, end)
+    await world.generations_become(g2="FAILED", g1="SERVING")
+    assert (await world.environment(), pid_of(old)) == (before, pid)
+    assert (await world.replica()).id == old.run_file["replica_id"]
+    assert not new.run_dir.exists()
+    assert not is_running(new)
+    [failed, _] = await world.store.read(queries.generations("trial"))
+    why = "no such folder" if end is RequestState.FAILED else generations.CANCELLED
+    assert failed.error == why
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_serves_is_restarted_during_an_update_and_what_is_to_serve_is_not(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    _, new = await world.updating()
+    os.kill(pid_of(new), signal.SIGKILL)
+    await asyncio.to_thread(new.wait_state, "exited")
+    os.kill(pid_of(old), signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    assert new.link.status["generation"] == 1
+
+
+async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world: World) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    old.link.send("stop", grace_seconds=0.0)
+    await world.becomes(S.FAILED)
+    await world.succeeds(update)
+    await world.becomes(S.READY)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await world.generations_become(g2="SERVING", g1="FAILED")
+
+
+async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_removed(
+    world: World,
+) -> None:
+    await world.reconcile()
+    await world.serving()
+    update, new = await world.updating()
+    down = await world.down()
+    await world.succeeds(update)
+    await world.generations_become(g2="FAILED", g1="SERVING")
+    await world.succeeds(down)
+    await world.generations_become(g2="FAILED", g1="RETIRED")
+    assert not is_running(new)
+
+
+async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(world: World) -> None:
+    first = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    await first.stop()
+    second = await world.reconcile()  # it is under way
+    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
+    await second.stop()
+    await world.succeeds(update)
+    third = await world.reconcile()  # it has succeeded
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+    await third.stop()
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["the same daemon", "the next one"])
+async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    has_failed, loop = asyncio.Event(), asyncio.get_running_loop()
+    original = run_files.stop_all
+
+    def stop_all(*args: Any) -> list[str]:
+        try:
+            return original(*args)
+        finally:
+            loop.call_soon_threadsafe(has_failed.set)
+
+    monkeypatch.setattr(run_files, "stop_all", stop_all)
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr(replicas, "DRAIN_MARGIN_SECONDS", 1.0)
+    timing = Timing(stop_again_seconds=0.05)
+    first = await world.reconcile(timing)
+    launch = await world.launch()
+    old = await world.started(launch)
+    run_dir = world.out_of_reach(launch, 1)
+    await world.succeeds(launch)
+    await world.becomes(S.DEGRADED)
+    update, _ = await world.updating(drain_timeout_seconds=0.0)
+    await world.succeeds(update)
+    await world.becomes(S.READY)
+    await asyncio.to_thread(old.wait_for_end)
+    await has_failed.wait()
+    assert await world.generations() == {2: "SERVING", 1: "DRAINING"}
+    if is_killed:
+        await first.stop()
+        await world.reconcile(timing)
+    write_json(str(run_dir / STATUS_FILE_NAME), {"state": "stopped"})
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert not run_dir.exists()
+
+
+async def test_a_new_daemon_goes_on_after_the_switch(world: World) -> None:
+    """The last daemon was killed when it had written that, and done nothing else."""
+    first = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    await first.stop()
+    await world.succeeds(update)
+    [generation, _] = await world.store.read(queries.generations("trial"))
+    switch, now = observing.switch_generation, time.time()
+    await world.store.write(switch, generation, now=now, spec=update.payload, address=ADDRESS)
+    await world.reconcile()
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+
+
+async def test_of_two_generations_in_no_table_the_one_that_serves_is_adopted(world: World) -> None:
+    first = await world.reconcile()
+    [old] = await world.serving()
+    await world.updating()
+    await first.stop()
+    for table in ("requests", "environments", "generations", "replicas"):
+        await world.store.write(Connection.exec_driver_sql, f"DELETE FROM {table}")
+    await world.reconcile()
+    assert (await world.environment()).request_id == old.run_file["request_id"]
+
+
+# Scaling
+
+
+async def test_a_replica_that_is_being_added_is_left_alone_until_it_is_kept(world: World) -> None:
+    reconciler = await world.reconcile()
+    [first] = await world.serving()
+    scale = await world.change("scale", replicas=2)
+    launch = await world.environment()
+    launched = await world.store.read(queries.get(str(launch.request_id)))
+    assert isinstance(launched, Request)
+    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    await reconciler.reconcile("trial", adopt=True)
+    assert [r.id for r in await world.store.read(queries.replicas("trial"))] == [
+        first.run_file["replica_id"]
+    ]
+    scaling.keep([second.run_dir])
+    await world.ends(scale, RequestState.SUCCEEDED, result={})
+
+    async def has_two() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        is_written = (await world.environment()).spec.get("replicas") == 2
+        return is_written and [r.state for r in rows] == [ReplicaState.READY] * 2
+
+    await until(world.bus, has_two)
+
+
+async def test_what_a_failed_request_has_not_kept_is_stopped(world: World) -> None:
+    await world.reconcile()
+    await world.serving()
+    scale = await world.change("scale", replicas=2)
+    environment = await world.environment()
+    launched = await world.store.read(queries.get(str(environment.request_id)))
+    assert isinstance(launched, Request)
+    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    await world.fails(scale, "no room")
+    await asyncio.to_thread(second.wait_for_end)
+    assert (await world.replica()).ordinal == 0
+    assert (await world.environment()).spec.get("replicas") is None
+
+
+@pytest.mark.parametrize("how", ["serves", "sleeps", "has exited", "has lost its shim"])
+async def test_what_a_killed_restart_has_not_drained_is_drained(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It was killed when it had kept the new replica, and done nothing else."""
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(restart_policy, "LONGEST_PAUSE_SECONDS", 3600.0)
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    restart = await world.change("restart")
+    environment = await world.environment()
+    launched = await world.store.read(queries.get(str(environment.request_id)))
+    assert isinstance(launched, Request)
+    new = await asyncio.to_thread(world.start, launched, 1)
+    mark = {"replica": old.run_dir.name, "request_id": restart.id, "drain_timeout_seconds": 60.0}
+    scaling.keep([new.run_dir], [mark])
+    await reconciler.reconcile("trial", adopt=True)
+    assert not read_status_of(old)["is_draining"]  # it is the restart's to do
+    pid = pid_of(old)
+    if how == "sleeps":
+        old.tell("sleep 0")
+        await asyncio.to_thread(old.wait_state, "asleep")
+    elif how != "serves":
+        os.kill(pid if how == "has exited" else shim_pid(old), signal.SIGKILL)
+
+        async def backs_off() -> bool:
+            rows = await world.store.read(queries.replicas("trial"))
+            return ReplicaState.BACKING_OFF in [row.state for row in rows]
+
+        await until(world.bus, backs_off)
+    await world.fails(restart, "its worker was killed")
+    if how == "serves":
+        await asyncio.to_thread(old.wait_state, "draining")
+        old.tell("exit 0")
+    await asyncio.to_thread(old.wait_for_end)
+
+    async def is_alone() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [(r.id, r.state) for r in rows] == [(new.run_dir.name, ReplicaState.READY)]
+
+    await until(world.bus, is_alone)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while old.run_dir.exists():
+            await asyncio.sleep(0.01)
+
+
+def read_status_of(server: ShimmedServer) -> dict[str, Any]:
+    status = read_status_file(server.run_dir)
+    assert status is not None
+    return status
+
+
+async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:
+    await world.reconcile()
+    first, second = await world.serving(replicas=2)
+    second.link.send("drain", timeout_seconds=3600.0)
+    await asyncio.to_thread(second.wait_state, "draining")
+
+    async def drains() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [r.state for r in rows] == [ReplicaState.READY, ReplicaState.DRAINING]
+
+    await until(world.bus, drains)
+    assert (await world.environment()).state is S.READY
+    second.tell("exit 0")
+    await asyncio.to_thread(second.wait_for_end)
+
+    async def is_gone() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [r.id for r in rows] == [first.run_file["replica_id"]]
+
+    await until(world.bus, is_gone)
+    assert (await world.environment()).state is S.READY
+    while second.run_dir.exists():
+        await asyncio.sleep(0.01)

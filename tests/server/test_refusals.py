@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from openenvd.server.api.app import create_app
+from openenvd.server.api.browser_sessions import BrowserSessions
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import MAX_BODY_BYTES
 from openenvd.server.api.streams import Position
@@ -21,7 +22,7 @@ LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
 
 async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
     deps = cast(Dependencies, SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor()))
-    transport = httpx.ASGITransport(create_app(deps, TOKEN))
+    transport = httpx.ASGITransport(create_app(deps, TOKEN, BrowserSessions(TOKEN)))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if body:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import queue
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,9 +21,12 @@ from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
+from openenvd.shim.files import RUN_FILE_NAME
 from openenvd.system.json_lines import encode_line
+from openenvd.system.process_identity import ProcessIdentity
 
 TIMEOUT_SECONDS = 20.0
+LAUNCH = "1"
 
 
 class Observed:
@@ -31,7 +36,7 @@ class Observed:
         self.recorded: list[Replica] = []
         self.responsibility = CountingResponsibility()
         if serving:
-            self.responsibility.take_over("trial")
+            self.responsibility.take_over(LAUNCH)
 
     async def change(self, replica: Replica) -> None:
         self.recorded.append(replica)
@@ -45,9 +50,9 @@ class CountingResponsibility(Responsibility):
         super().__init__()
         self.looked = 0
 
-    def is_ours(self, name: str) -> bool:
+    def is_ours(self, request_id: str | None) -> bool:
         self.looked += 1
-        return super().is_ours(name)
+        return super().is_ours(request_id)
 
 
 @pytest.fixture
@@ -55,12 +60,15 @@ def run_file(tmp_path: Path) -> RunFile:
     status = {"state": "starting", "pid": 1, "exit": None}
     (tmp_path / "status.json").write_text(json.dumps(status))
     identity = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
+    identity["request_id"] = LAUNCH
     data = {"version": RUN_FILE_VERSION, **identity}
     return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
 
 
 @asynccontextmanager
-async def watching(run_file: RunFile, observed: Observed) -> AsyncIterator[ReplicaWatch]:
+async def watching(
+    run_file: RunFile, observed: Observed, look_again_seconds: float = 1.0
+) -> AsyncIterator[ReplicaWatch]:
     replica = Replica(
         id=run_file.replica_id,
         environment="trial",
@@ -74,7 +82,7 @@ async def watching(run_file: RunFile, observed: Observed) -> AsyncIterator[Repli
         replica,
         run_file,
         observed.responsibility,
-        Timing(),
+        Timing(look_again_seconds=look_again_seconds),
         on_change=observed.change,
         on_give_up=observed.give_up,
     )
@@ -96,6 +104,30 @@ async def test_a_shim_killed_during_its_launch_is_not_looked_for_without_pause(
     assert observed.responsibility.looked < 10
 
 
+async def test_a_sleep_is_no_exit_and_a_server_that_wakes_sleeps_until_it_is_ready(
+    run_file: RunFile,
+) -> None:
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        states = ("starting", "ready", "asleep", "starting", "ready")
+        for generation, state in zip((1, 1, 1, 2, 2), states, strict=True):
+            status = {"event": "status", "state": state, "generation": generation, "pid": 7}
+            writer.write(encode_line({**status, "restarts": 0}))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    observed = Observed(serving=True)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        await asyncio.start_unix_server(shim, run_file.socket_path),
+        watching(run_file, observed),
+    ):
+        while [each.state for each in observed.recorded].count(ReplicaState.READY) < 2:
+            await asyncio.sleep(0.01)
+    ready, asleep = ReplicaState.READY, ReplicaState.ASLEEP
+    assert [each.state for each in observed.recorded][-3:] == [ready, asleep, ready]
+
+
 async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_is_restarted(
     run_file: RunFile,
 ) -> None:
@@ -115,7 +147,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
         watching(run_file, observed),
     ):
         await asyncio.sleep(0.1)  # it has heard of the exit by now
-        observed.responsibility.take_over("trial")
+        observed.responsibility.take_over(LAUNCH)
         assert await asked.get() == {"op": "start"}
     assert observed.recorded[0].state is ReplicaState.BACKING_OFF
 
@@ -134,5 +166,147 @@ async def test_a_shim_that_cannot_be_started_again_is_given_up_in_the_end(
     assert observed.recorded[-1].state is ReplicaState.FAILED
 
 
+async def test_a_replica_that_does_not_answer_is_asked_to_drain_when_it_does(
+    run_file: RunFile,
+) -> None:
+    asked: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ready = {"event": "status", "state": "ready", "pid": 7, "generation": 1}
+        writer.write(encode_line(ready))
+        asked.put_nowait(json.loads(await reader.readline()))
+        for state in ("draining", "stopping", "stopped"):
+            writer.write(encode_line({**ready, "state": state, "is_draining": True}))
+        writer.close()
+
+    itself = ProcessIdentity.of(os.getpid())  # which is alive
+    identity = {"pid": itself.pid, "started_at": itself.started_at}
+    status = {"state": "ready", "pid": 7, "exit": None, "shim": identity}
+    (run_file.run_dir / "status.json").write_text(json.dumps(status))
+    observed = Observed(serving=True)
+    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
+        await watch.drain(3600.0, leaves=True)
+        assert not watch.task.done()  # its sessions go on
+        async with await asyncio.start_unix_server(shim, run_file.socket_path):
+            message = await asked.get()
+            await watch.task
+    assert message["op"] == "leave"
+    assert message["timeout_seconds"] < 3600.0  # from when it was asked for
+    states = [each.state for each in observed.recorded]
+    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["restarted", "left to its launch"])
+async def test_one_that_is_to_be_drained_is_not_waited_with_until_it_would_be_restarted(
+    run_file: RunFile, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        exited = {"kind": "exited", "pid": 1, "exit_code": 3}
+        status = {"event": "status", "state": "exited", "generation": 1, "exit": exited}
+        writer.write(encode_line(status))
+        assert json.loads(await reader.readline())["op"] == "drain"
+        writer.write(encode_line({**status, "state": "stopped", "is_draining": True}))
+        writer.close()
+
+    monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", patient)
+    observed = Observed(serving=is_ours)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        await asyncio.start_unix_server(shim, run_file.socket_path),
+        watching(run_file, observed) as watch,
+    ):
+        while watch.status == {} or (is_ours and not observed.recorded):
+            await asyncio.sleep(0.01)
+        await watch.drain(60.0, leaves=False)
+        await watch.task
+    states = [each.state for each in observed.recorded]
+    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+
+
+async def test_of_a_killed_shim_nothing_is_left_when_its_replica_is_to_be_drained(
+    run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", patient)
+    observed = Observed(serving=True)
+    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
+        while not observed.recorded:
+            await asyncio.sleep(0.01)
+        assert observed.recorded[-1].state is ReplicaState.BACKING_OFF
+        await watch.drain(60.0, leaves=False)
+        await watch.task
+    states = [each.state for each in observed.recorded]
+    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+
+
+def patient(*_: object, **__: object) -> RestartAfter:
+    return RestartAfter(3600.0)
+
+
 def impatient(exits: list[float], **_: object) -> RestartAfter | GiveUp:
     return RestartAfter(0.0) if len(exits) < 3 else GiveUp("it is enough")
+
+
+@pytest.mark.parametrize("last", ["stopped", "draining"])
+async def test_a_drained_replica_is_not_started_again_when_it_has_ended(
+    run_file: RunFile, last: str
+) -> None:
+    """In order, with or without its having been seen to drain; or its shim was killed meanwhile."""
+    states = {"draining": 7, "stopping": 7, last: None}
+    (run_file.run_dir / "status.json").write_text(
+        json.dumps({"state": last, "pid": None, "exit": None, "is_draining": True})
+    )
+
+    async def shim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for state, pid in states.items():
+            status = {"event": "status", "state": state, "pid": pid, "is_draining": True}
+            writer.write(encode_line(status))
+        writer.close()
+
+    observed = Observed(serving=True)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        await asyncio.start_unix_server(shim, run_file.socket_path),
+        watching(run_file, observed) as watch,
+    ):
+        await watch.task
+    assert [each.state for each in observed.recorded if each.pid] == [ReplicaState.DRAINING]
+    assert observed.recorded[-2].state is ReplicaState.DRAINING  # so that its row is forgotten
+    assert observed.recorded[-1].state is ReplicaState.STOPPED
+
+
+@pytest.fixture
+def on_engine(run_file: RunFile) -> RunFile:
+    """A replica on an engine that is written down, and has no status."""
+    (run_file.run_dir / "status.json").unlink()
+    data = run_file.data | {"provider": "nowhere"}
+    (run_file.run_dir / RUN_FILE_NAME).write_text(json.dumps(data))
+    return RunFile.of(run_file.run_dir, data)
+
+
+async def test_what_an_engine_serves_gets_another_agent_though_its_status_is_lost(
+    on_engine: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: queue.Queue[RunFile] = queue.Queue()
+    monkeypatch.setattr(run_files, "revive", asked.put)
+    observed = Observed(serving=True)
+    async with watching(on_engine, observed, look_again_seconds=0.01) as watch:
+        found = await asyncio.to_thread(asked.get, timeout=TIMEOUT_SECONDS)
+        assert not watch.task.done()
+    assert found.replica_id == on_engine.replica_id
+
+
+async def test_no_agent_is_asked_for_what_its_launch_has_just_written_down(
+    on_engine: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch asks it itself; until then the replica is no stopped one."""
+    asked: queue.Queue[RunFile] = queue.Queue()
+    monkeypatch.setattr(run_files, "revive", asked.put)
+    observed = Observed(serving=False)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        watching(on_engine, observed, look_again_seconds=0.01) as watch,
+    ):
+        while observed.responsibility.looked < 3:
+            await asyncio.sleep(0.01)
+        assert not watch.task.done()
+    assert asked.empty()

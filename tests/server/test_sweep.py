@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from openenvd.environments.providers.environment_variables import RUN_DIR_VARIABLE
 from openenvd.executor import sweep_cgroups
-from openenvd.server.housekeeping.sweep import Sweeper
+from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
 from openenvd.server.settings import Paths
 from openenvd.system.cgroups import CgroupManager
 
@@ -152,3 +154,53 @@ def test_the_cgroups_of_a_daemon_that_waits_to_be_reaped_are_removed() -> None:
     assert not group.exists()
     assert not Path(manager.directory).exists()
     daemon.wait(WAIT_SECONDS)
+
+
+async def test_the_sweep_looks_twice_soon_and_then_seldom_and_logs_what_it_takes(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = paths.runs / "echo-0-1"
+    folder.mkdir()
+    answers: list[list[str]] = [[], ["executor-5"]]
+    looks = 0
+
+    def sweep_worker_cgroups() -> list[str]:
+        nonlocal looks
+        looks += 1
+        return answers.pop(0) if answers else []
+
+    sweeping = sweep_regularly(
+        paths, sweep_worker_cgroups, second_look_seconds=0.0, every_seconds=3600.0
+    )
+    task = asyncio.create_task(sweeping)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while folder.exists():
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # in which it would look again and again
+    task.cancel()
+    assert looks == 2
+    assert [record.message for record in caplog.records] == [
+        "taken away: cgroup executor-5, whose daemon has ended",
+        f"taken away: {folder}, which has no run file",
+    ]
+
+
+async def test_a_sweep_that_fails_is_logged_and_tried_again(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = threading.Event()
+    looks = 0
+
+    def sweep_worker_cgroups() -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError("no room")
+        again.set()
+        return []
+
+    sweeping = sweep_regularly(paths, sweep_worker_cgroups, second_look_seconds=0.0)
+    task = asyncio.create_task(sweeping)
+    assert await asyncio.to_thread(again.wait, WAIT_SECONDS)
+    task.cancel()
+    assert caplog.records[0].message == "the sweep failed: no room"

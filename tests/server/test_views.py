@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from openenvd.requests_db.records import RequestError
-from openenvd.requests_db.states import ErrorKind
-from openenvd.server.api.views import error_view, redact
-from openenvd.system.hidden_values import REDACTED
+from openenvd.requests_db.records import Replica, RequestError
+from openenvd.requests_db.states import ErrorKind, ReplicaState
+from openenvd.server.api.views import error_view, gpus_of, replica_view, sessions_fail
+from openenvd.system.hidden_values import REDACTED, redact
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,23 @@ def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
     assert redact({"token": None}) == {"token": None}
 
 
+def test_the_variables_of_a_patched_pod_are_hidden_as_others_are() -> None:
+    variables = [{"name": "API_KEY", "value": "hush"}, {"name": "MODEL", "value": "small"}]
+    options = ["namespace=lab", "image-pull-secret=regcred", "memory=1e3"]
+    patch = {"spec": {"containers": [{"env": variables, "tty": True}]}}
+    shown = redact({"engine_options": [*options, f"patch={json.dumps(patch)}"]})["engine_options"]
+    variables[0]["value"] = REDACTED
+    assert shown[:3] == options
+    assert json.loads(shown[3].removeprefix("patch=")) == patch
+
+
+def test_what_replicas_say_is_shown_without_credentials() -> None:
+    live = {"problem": "GET https://me:hush@registry/v2: 401", "sessions_fail": "no db://x:hush@h"}
+    replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.STARTING, "/run", 1.0)
+    told = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
+    assert told == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -87,10 +106,39 @@ def test_tokens_are_hidden_and_addresses_shown_without_them() -> None:
 def test_credentials_in_urls_are_hidden_wherever_they_stand(value: str, shown: str) -> None:
     assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
     assert redact({"more_names": [value]}) == {"more_names": [shown]}
-    told = error_view(RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value))
+    failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)
+    told = error_view(failed, {})
     assert told is not None
     assert (told["message"], told["hint"]) == (f"cannot reach {shown}", shown)
 
 
+def test_a_failure_is_shown_without_the_secrets_that_its_request_had() -> None:
+    failed = RequestError(
+        ErrorKind.OPERATION_ERROR,
+        "no access with hush-hush at home",
+        log_tail=("key: hush-hush", "token: 0123456789abcdef"),
+        evidence={"evidence": ["hush-hush"]},
+    )
+    payload = {"env": {"API_KEY": "hush-hush", "PLACE": "home"}, "token": "0123456789abcdef"}
+    told = error_view(failed, payload)
+    assert told is not None
+    assert told["message"] == f"no access with {REDACTED} at home"
+    assert told["log_tail"] == [f"key: {REDACTED}", f"token: {REDACTED}"]
+    assert told["evidence"] == {"evidence": [REDACTED]}
+
+
 def test_a_payload_without_variables_is_shown_as_it_is() -> None:
     assert redact({"name": "trial", "env": None}) == {"name": "trial", "env": None}
+
+
+def test_what_replicas_have_of_gpus_is_told_also_a_share_of_one() -> None:
+    part = {"gpus": 1, "engine_options": ["gpu-resource=nvidia.com/mig-1g.5gb", "namespace=rl"]}
+    assert gpus_of(part) == {"each": 1, "resource": "nvidia.com/mig-1g.5gb"}
+    assert gpus_of({"gpus": None, "engine_options": ["gpus=0.25"]}) == {
+        "each": 0.25,
+        "resource": None,
+    }
+    shard = {"gpus": 1, "engine_options": ["gres=shard:2"]}
+    assert gpus_of(shard) == {"each": 1, "resource": "shard:2"}
+    assert gpus_of({}) is None
+    assert gpus_of({"engine_options": ["gpus=all"]}) is None

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/rollouts`: the rollouts that this daemon knows, how far they are, and their episodes.
+
+Nothing but the folders of its own requests is read, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from ...requests_db.async_store import AsyncStore
+from ...requests_db.records import Event, Json, Request
+from ...requests_db.sql import queries
+from ..errors import NotFound
+from .dependencies import Dependencies, Injected
+from .views import request_view
+
+MAX_LIST = 200
+PAGE = 1000  # events read at once
+NEWEST = 20  # events among which the last report is looked for: nearly all are reports
+MOST_MARKS = 240  # of the history; a line of a chart has no more points
+FIGURES = (
+    *("episodes", "failed", "steps", "mean_reward", "retries", "wanted", "earlier", "there"),
+    *("failures", "seconds"),
+)
+
+router = APIRouter()
+From = Annotated[int, Query(ge=0)]
+
+
+@router.get("/rollouts")
+async def list_rollouts(
+    deps: Injected, limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 50
+) -> Json:
+    """Show all that were asked for, newest first."""
+    found = await deps.store.read(queries.list_requests(operation="rollout", limit=limit))
+    return {"rollouts": [request_view(request) for request in found]}
+
+
+@router.get("/rollouts/{request_id}")
+async def get_rollout(request_id: str, deps: Injected) -> Json:
+    """One rollout, with how it went so far: its `history` has a row for some seconds each."""
+    request = await _rollout(deps, request_id)
+    return {"rollout": request_view(request), "history": await history(deps.store, request.id)}
+
+
+@router.get("/rollouts/{request_id}/summary")
+async def summary(request_id: str, deps: Injected) -> Response:
+    """Of the finished episodes: counts, and rewards as a histogram and over time."""
+    return await _ask(deps, request_id, show="summary")
+
+
+@router.get("/rollouts/{request_id}/episodes")
+async def episodes(
+    request_id: str,
+    deps: Injected,
+    offset: From = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIST)] = 50,
+) -> Response:
+    """Finished episodes, in the order in which they were written."""
+    return await _ask(deps, request_id, show="episodes", offset=offset, limit=limit)
+
+
+@router.get("/rollouts/{request_id}/episodes/{episode_id}/steps")
+async def steps(request_id: str, episode_id: str, deps: Injected, first: From = 0) -> Response:
+    """Steps of one episode, with images apart; `next` is where the following answer begins."""
+    return await _ask(deps, request_id, show="steps", episode=episode_id, first=first)
+
+
+async def _ask(deps: Dependencies, request_id: str, **question: Any) -> Response:
+    request = await _rollout(deps, request_id)
+    answer = await deps.replay.ask({"folder": request.payload["out"], **question})
+    return Response(answer, media_type="application/json")
+
+
+async def _rollout(deps: Dependencies, request_id: str) -> Request:
+    request = await deps.submitter.find(request_id)
+    if request.operation != "rollout":
+        raise NotFound(f"{request.id} is no rollout", f"it is a {request.operation}")
+    return request
+
+
+async def history(store: AsyncStore, request_id: str) -> list[Json]:
+    """Its reports, thinned out evenly where there are many; the last one is always there."""
+    marks: list[Json] = []
+    last: Json | None = None
+    number, every, seq = 0, 1, 0
+    page: list[Event] | None = None
+    while page is None or len(page) == PAGE:
+        page = await store.read(queries.events_after(seq, request_id=request_id, limit=PAGE))
+        seq = page[-1].seq if page else seq
+        for event in (event for event in page if "rollout" in event.data):
+            last = mark_of(event.at, event.data["rollout"])
+            if number % every == 0:
+                marks.append(last)
+            number += 1
+        while len(marks) > MOST_MARKS:
+            marks, every = marks[::2], every * 2
+    return marks if last is None or last is marks[-1] else [*marks, last]
+
+
+async def last_mark(store: AsyncStore, request_id: str) -> Json | None:
+    """Its last report; None: there was none lately."""
+    for event in await store.read(queries.newest_events(request_id, NEWEST)):
+        if "rollout" in event.data:
+            return mark_of(event.at, event.data["rollout"])
+    return None
+
+
+def mark_of(at: float, report: Json) -> Json:
+    """The figures of one report of a rollout, as of a time."""
+    lag = report.get("lag") or {}
+    return {
+        "at": at,
+        **{name: report.get(name) for name in FIGURES},
+        "lag_p99_seconds": lag.get("p99_seconds"),
+        "lag_max_seconds": lag.get("max_seconds"),
+    }

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard: one page, and the stream that keeps it up to date.
+
+    routes.py               the page and its files, signing in, the stream
+    live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom
+    feed.py                 `Feed`: while somebody looks, has the sources look, sends what changed
+    memory.py               `MemoryHistory`: memory by what holds it, over the last hour
+    sources/                one file for each group of kinds: reads the daemon, puts entities
+    static/                 the page: HTML, CSS, JavaScript modules; nothing is built
+
+Signing in is in `server/api/browser_sessions.py`, beside the guard that checks it.
+
+The data flow:
+
+    event bus ──▶ Feed.run() ──▶ each source.refresh(state, turn) ──▶ LiveState.put / drop
+    every second ─▶    └──▶ LiveState.flush(): one `change`, rendered once ──▶ a queue a viewer
+
+The stream, `GET /v1/dashboard/stream` (server-sent events):
+
+    event: snapshot     data: {"at": 1790000000.0, "put": {kind: {id: entity, …}, …}}
+    event: change       data: {"at": …, "put": {kind: {id: entity, …}}, "drop": {kind: [id, …]}}
+    : still here        a comment, each 15 seconds without a change
+
+A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
+entity of that id, drop forgets it. There is no replay: who reconnects gets a snapshot. A viewer for
+whom more than `MAX_WAITING_BYTES` would wait loses them, and gets a snapshot when it reads again.
+What does not change is not sent.
+
+Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
+
+    daemon        ""        version, address, home, pid, started_at, loop,
+                            requests: {state: count}
+    memory        ""        limit, daemon, zygote, workers, replicas, other, reserve, free
+    samples       second    the fields of `memory` in their order: one each 30 seconds
+    workers       name      name, schedule, pid, guaranteed, task_id, label, rss_bytes,
+                            cap_bytes, tasks_run
+    plan          ""        guaranteed and burst workers by schedule (`executor.policy.plan.Plan`)
+    environments  name      as `GET /v1/environments`, `replicas` being a count, and: ready,
+                            restarts, steps, steps_per_second, lag_p99_seconds, memory_bytes,
+                            waiting
+    replicas      id        as there, and: environment, max_sessions, steps_per_second,
+                            lag_p99_seconds, memory_bytes, shards
+    requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 50
+                            that wait of each schedule, with their `place`, those that run, and
+                            those that ended lately
+    deaths        id        each death for memory that is known: {id, at, subject, environment,
+                            message, hint, evidence, log_tail, request_id, memory_mb, operation}
+    rollouts      id        the newest 50: id, state, environments, policy, out, episodes,
+                            created_at, started_at, finished_at, error, report: as a row of
+                            the history of `GET /v1/rollouts/{id}`
+
+How a source registers itself: a class with `async def refresh(self, state, turn)`
+(`sources/base.py`) and a line in `sources/__init__.py`. It is called in turns: after events, at
+most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
+`turn.is_first` asks for everything.
+A source does not block the loop: what reads files goes through `asyncio.to_thread`.
+
+How a part of the page registers itself: a module in `static/panels/` and a line in
+`static/panels.js`. A *panel* is a section of the overview, a *page* is shown alone at
+`#/<name>/<argument>`:
+
+    export default {
+      id: "memory", title: "Memory", kinds: ["memory", "samples"], place: "top",  // main, side
+      mount(body, app, argument) {          // body: an empty element, app: see static/app.js
+        return { update(kinds) {},          // once at first, then when one of `kinds` has changed
+                 tick(now) {},              // each second, for ages; may be left out
+                 unmount() {} };            // may be left out
+      },
+    };
+
+`app` has `store` (`all(kind)`: Map of id to entity, `one(kind)`, `get(kind, id)`),
+`api(method, path, body)` (JSON in and out; raises an Error with `.message` and `.hint`; every call
+to the daemon goes through it, or through `app.fetch` and `app.events` for streams), `go(hash)`,
+`confirm({title, text, action, danger})` and `ask({…, fields})` (promises), `say(text)` (announced,
+and shown for a while), `submit(operation, payload, options)`, `heading` and `section` (elements).
+`static/dom.js` has `h(tag, attributes, ...children)`, `keyed()` for lists, `table()`, and the
+formats of sizes, durations and times. Trusted Types are required: no `innerHTML`, no inline style
+or script; `element.style.width = …` is allowed. Images come from `data:` and `blob:` alone.
+A new module has a line `modulepreload` in `index.html` too.
+
+Failure cases:
+
+* The daemon ends: the stream ends. The page says so, tries again each second, and then gets a
+  snapshot. The session is signed with the daemon's token, so that it holds.
+* A source fails: the defect is logged once, its entities stay as they were, the others go on.
+* Events were dropped (`Subscription.lagged`): the next turn looks at everything.
+"""

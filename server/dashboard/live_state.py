@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LiveState`: entities by kind and id, rendered once, and what changed of them for each viewer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+MAX_WAITING_BYTES = 1_000_000  # for one viewer that does not read
+
+
+class Viewer:
+    """What one open page has not been sent yet."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.needs_snapshot = True
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+
+    def put(self, message: bytes) -> None:
+        """Keep a change for the viewer; one that has stopped reading gets a snapshot instead."""
+        self.wake.set()
+        if self.needs_snapshot:
+            return
+        self._waiting.append(message)
+        self._bytes += len(message)
+        if self._bytes > MAX_WAITING_BYTES:
+            self.needs_snapshot = True
+            self.take()
+
+    def take(self) -> list[bytes]:
+        """Everything that waits, oldest first."""
+        taken, self._waiting, self._bytes = self._waiting, [], 0
+        return taken
+
+
+class LiveState:
+    """What the page shows. An entity that is put as it was is no change."""
+
+    def __init__(self) -> None:
+        self._entities: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        self._put: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        self._dropped: defaultdict[str, set[str]] = defaultdict(set)
+        self._viewers: set[Viewer] = set()
+        self._snapshot: bytes | None = None  # until something changes
+        self._is_filled = False
+
+    @property
+    def has_viewers(self) -> bool:
+        """Whether somebody looks."""
+        return bool(self._viewers)
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Somebody who looks, within the block."""
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        try:
+            yield viewer
+        finally:
+            self._viewers.discard(viewer)
+
+    def wake_all(self) -> None:
+        """Wake every viewer: the daemon stops."""
+        for viewer in self._viewers:
+            viewer.wake.set()
+
+    def put(self, kind: str, entity_id: str, entity: Any) -> None:
+        """Add an entity, or replace it."""
+        rendered = orjson.dumps(entity)
+        if self._entities[kind].get(entity_id) != rendered:
+            self._entities[kind][entity_id] = self._put[kind][entity_id] = rendered
+            self._dropped[kind].discard(entity_id)
+
+    def put_new(self, kind: str, entity_id: str, entity: Any) -> None:
+        """Add an entity, unless there is one of this id already."""
+        if entity_id not in self._entities[kind]:
+            self.put(kind, entity_id, entity)
+
+    def drop(self, kind: str, entity_id: str) -> None:
+        """Forget an entity; one that is not known is no change."""
+        if self._entities[kind].pop(entity_id, None) is not None:
+            self._put[kind].pop(entity_id, None)
+            self._dropped[kind].add(entity_id)
+
+    def replace(self, kind: str, entities: Mapping[str, Any]) -> None:
+        """Make these the only entities of a kind."""
+        for gone in self._entities[kind].keys() - entities.keys():
+            self.drop(kind, gone)
+        for entity_id, entity in entities.items():
+            self.put(kind, entity_id, entity)
+
+    def flush(self) -> None:
+        """Give every viewer what has changed since the last time."""
+        put = {kind: changed for kind, changed in self._put.items() if changed}
+        dropped = {kind: sorted(gone) for kind, gone in self._dropped.items() if gone}
+        self._is_filled = True
+        if not put and not dropped:
+            return
+        message = _event("change", put, dropped)
+        self._put.clear()
+        self._dropped.clear()
+        self._snapshot = None
+        for viewer in self._viewers:
+            viewer.put(message)
+
+    def messages_for(self, viewer: Viewer) -> list[bytes]:
+        """What to send to a viewer now: changes, or a snapshot; nothing before the first flush."""
+        if not viewer.needs_snapshot:
+            return viewer.take()
+        if not self._is_filled:
+            return []
+        viewer.needs_snapshot = False
+        if self._snapshot is None:  # once for all who need it
+            self._snapshot = _event("snapshot", self._entities, {})
+        return [self._snapshot]
+
+    def clear(self) -> None:
+        """Forget everything; who looks gets a snapshot when there is one again."""
+        for viewer in self._viewers:
+            viewer.needs_snapshot = True
+        for each in (self._entities, self._put, self._dropped):
+            each.clear()
+        self._snapshot = None
+        self._is_filled = False
+
+
+def _event(
+    name: str, put: Mapping[str, Mapping[str, bytes]], dropped: Mapping[str, list[str]]
+) -> bytes:
+    fragments = {
+        kind: {entity_id: orjson.Fragment(text) for entity_id, text in entities.items()}
+        for kind, entities in put.items()
+    }
+    data = orjson.dumps({"at": time.time(), "put": fragments, "drop": dropped})
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

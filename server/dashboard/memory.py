@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MemoryHistory`: memory by what holds it, now and over the last hour.
+
+Measured each 30 seconds, and each few while somebody looks; in a thread, and more seldom where it
+takes long, as many replicas do: it takes half a percent of a core at most, and while somebody
+looks a twentieth.
+Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...executor.messages import ExecutorStatus
+from ...processes.resources.limits import available_memory_bytes
+from ...processes.resources.memory import proportional_bytes, replica_bytes
+from ..api.dependencies import Dependencies
+
+SAMPLE_SECONDS = 30.0
+MOST_SAMPLES = 120  # an hour of them
+LOOK_SECONDS = 2.0  # while somebody looks
+MOST_SHARE = 0.05  # of a core
+IDLE_SHARE = 0.005  # the same, while nobody looks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What holds the memory of this machine, or of the group that we run in."""
+
+    limit: int
+    daemon: int
+    zygote: int
+    workers: int
+    replicas: int
+    other: int  # programs that are not ours
+    reserve: int  # kept free for them
+    free: int  # for workers and replicas yet to come
+
+    def to_json(self) -> dict[str, int]:
+        """As the page is sent it: in steps of a megabyte, which nobody sees change."""
+        return {name: round(size, -6) for name, size in asdict(self).items()}
+
+
+class MemoryHistory:
+    """Measures memory, and remembers an hour of it."""
+
+    def __init__(self, deps: Dependencies) -> None:
+        self._deps = deps
+        self.samples: deque[tuple[int, MemoryUse]] = deque(maxlen=MOST_SAMPLES)
+        self.now: MemoryUse | None = None
+        self.replicas: dict[str, int] = {}  # by id, those whose memory is on this machine
+        self._next_look = 0.0  # monotonic
+        self._took_seconds = 0.0  # the last look
+        self._has_failed = False  # and that was logged
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None  # of `look_soon`
+
+    async def measure_regularly(self) -> None:
+        """Take a sample twice a minute."""
+        while True:
+            self._next_look = 0.0
+            await self.look()
+            if self.now is not None:
+                self.samples.append((int(time.time()), self.now))
+            await asyncio.sleep(max(SAMPLE_SECONDS, self._took_seconds / IDLE_SHARE))
+
+    def look_soon(self) -> None:
+        """Measure anew, and do not wait for it."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self.look(), name="memory")
+
+    async def look(self) -> None:
+        """Measure anew, unless that was done a moment ago."""
+        async with self._looking:
+            began = time.monotonic()
+            if began < self._next_look:
+                return
+            try:
+                await self._look()
+            except Exception:  # a defect, of one chart alone; the next look may go well
+                self.now = None
+                if not self._has_failed:
+                    log.exception("the memory could not be measured; it is tried again")
+                self._has_failed = True
+            self._took_seconds = time.monotonic() - began
+            self._next_look = began + max(LOOK_SECONDS, self._took_seconds / MOST_SHARE)
+
+    async def _look(self) -> None:
+        statuses = dict(self._deps.reconciler.replicas.live)
+        executor = self._deps.executor.status()
+        self.replicas = await asyncio.to_thread(_replicas_bytes, statuses)
+        self.now = await asyncio.to_thread(self._measure, executor)
+
+    def _measure(self, executor: ExecutorStatus) -> MemoryUse:
+        limit = int(self._deps.limits["memory_bytes"])
+        available = available_memory_bytes()
+        reserve = int(executor.plan["reserve_bytes"])
+        daemon = proportional_bytes(os.getpid())
+        zygote = proportional_bytes(executor.zygote_pid) if executor.zygote_pid else 0
+        workers = sum(proportional_bytes(worker.pid) for worker in executor.workers)
+        replicas = sum(self.replicas.values())
+        ours = daemon + zygote + workers + replicas
+        return MemoryUse(
+            limit=limit,
+            daemon=daemon,
+            zygote=zygote,
+            workers=workers,
+            replicas=replicas,
+            other=max(0, limit - available - ours),
+            reserve=min(reserve, available),
+            free=max(0, available - reserve),
+        )
+
+
+def _replicas_bytes(statuses: dict[str, dict[str, Any]]) -> dict[str, int]:
+    sizes = {replica: replica_bytes(status) for replica, status in statuses.items()}
+    return {replica: size for replica, size in sizes.items() if size is not None}

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources of the dashboard's entities: each reads a part of the daemon.
+
+    base.py            what the feed asks of each
+    machine.py         the daemon, memory, plan and workers
+    environments.py    environments, their replicas, and deaths of these
+    requests.py        the queue, what runs and what ended lately, and deaths of workers
+    rollouts.py        rollouts, with their last reports
+    deaths.py          a death for memory, as it is shown
+
+Nothing here blocks the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...api.dependencies import Dependencies
+from ..memory import MemoryHistory
+from .base import Source
+from .environments import EnvironmentSource
+from .machine import MachineSource
+from .requests import RequestSource
+from .rollouts import RolloutSource
+
+
+def make_sources(deps: Dependencies, memory: MemoryHistory) -> Sequence[Source]:
+    """All of them, for the time in which somebody looks."""
+    return (
+        MachineSource(deps, memory),
+        EnvironmentSource(deps, memory),
+        RequestSource(deps),
+        RolloutSource(deps),
+    )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deaths for memory as the page shows them: what died, the evidence, and what to do next. Pure.
+
+`again` says what the button beside the command does: submit `request_id` once more, with more
+memory (`POST /v1/requests/{id}/retry`). It is None where the command is for a terminal alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+from ....processes.exits.exit_reason import ExitKind, ExitReason
+from ....requests_db.records import Environment, Json, Replica, Request
+from ....requests_db.states import ReplicaState
+from ....system.hidden_values import hide_credentials
+from ....system.units import MB
+from ...api.views import error_view
+from ...dispatch.running import label_of
+
+_MEMORY = re.compile(r"--memory (\d+)M")
+_GROWTH = 2
+# Of these states, a replica's last death is not yet followed by a restart.
+_DOWN = frozenset({ReplicaState.BACKING_OFF, ReplicaState.FAILED})
+
+
+def death_of_request(request: Request) -> Json:
+    """A worker that died, or a replica that a request was starting."""
+    assert request.error is not None
+    error = error_view(request.error, request.payload) or {}
+    suggested = _MEMORY.search(request.error.hint or "")
+    megabytes = int(suggested[1]) if suggested else None
+    is_possible = megabytes is not None and request.operation in ("launch", "rollout")
+    return {
+        "id": request.id,
+        "at": request.finished_at,
+        "subject": hide_credentials(label_of(request)),
+        "environment": hide_credentials(request.environment),
+        "message": error["message"],
+        "hint": error["hint"],
+        "evidence": _evidence(error["evidence"]),
+        "log_tail": error["log_tail"],
+        "log": f"#/request/{request.id}",
+        "again": {"request_id": request.id, "memory_mb": megabytes} if is_possible else None,
+    }
+
+
+def death_of_replica(replica: Replica, environment: Environment, at: float | None) -> Json | None:
+    """The last death of a replica's server, seen at this time; None: it was not for memory."""
+    reason = replica.exit
+    if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
+        return None
+    exited = ExitReason.from_json(reason)
+    death = _of_environment(environment, exited, "--memory")
+    launch, megabytes = environment.request_id, _more_mb(exited)
+    if launch and megabytes:
+        death["again"] = {"request_id": launch, "memory_mb": megabytes}
+    return death | {
+        # Pids alone are not enough: those of instances of some engines are not known.
+        "id": f"{replica.id}:{exited.pid}:{replica.restarts + (replica.state in _DOWN)}",
+        "at": at,
+        "subject": f"{environment.name} replica {replica.ordinal}",
+        "message": exited.sentence(),
+    }
+
+
+def death_of_shard(replica: Json, environment: Environment) -> Json | None:
+    """The last death of a process below a server that lives on: of a shard, or of a session."""
+    last = replica["shard_exit"] or {}
+    reason = last.get("reason")
+    if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
+        return None
+    option = "--session-memory" if last.get("isolated") else "--memory"
+    return _of_environment(environment, ExitReason.from_json(reason), option) | {
+        "id": f"{replica['id']}:{last.get('pid')}",
+        "at": last.get("at"),
+        "subject": f"{environment.name} replica {replica['ordinal']}",
+        "message": last["message"],
+    }
+
+
+def _of_environment(environment: Environment, exited: ExitReason, option: str) -> Json:
+    name = environment.name
+    source = shlex.quote(hide_credentials(str(environment.spec.get("source"))))
+    megabytes = _more_mb(exited)
+    more = f" {option} {megabytes}M" if megabytes else ""
+    return {
+        "environment": name,
+        "hint": f"openenv launch {source} --name {name}{more} --update",
+        "evidence": _evidence(exited.to_json()),
+        "log_tail": [],
+        "log": f"#/environment/{name}",
+        "again": None,
+    }
+
+
+def _more_mb(exited: ExitReason) -> int | None:
+    had = exited.limit_bytes or exited.peak_bytes
+    return math.ceil(had * _GROWTH / MB) if had else None
+
+
+def _evidence(reason: Json | None) -> Json | None:
+    """What an `ExitReason` tells beyond its sentence."""
+    if reason is None:
+        return None
+    names = ("evidence", "detector", "certainty", "limit_bytes", "peak_bytes", "seconds", "pid")
+    return {name: reason.get(name) for name in (*names, "victim_name", "victim_pid")}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue, what runs and what ended lately, and the deaths of workers for memory.
+
+Of what waits, the head of each schedule's queue is shown: a queue of ten thousand costs no more
+than one of fifty, whose places are their order. A request that is as it was is not rendered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from ....requests_db.records import Json, Request
+from ....requests_db.sql import queries
+from ....requests_db.states import ErrorKind, RequestState, Schedule
+from ....requests_db.transactions.journal import REQUEST_STATE
+from ....system.hidden_values import hide_credentials
+from ...api.dependencies import Dependencies
+from ...api.pending_reasons import reason_of, reason_of_shortage
+from ...api.routes_daemon import worth_showing
+from ...api.views import error_view
+from ...dispatch.running import label_of
+from ..live_state import LiveState
+from .base import Turn
+from .deaths import death_of_request
+
+MAX_WAITING = 50  # of each schedule
+MAX_RUNNING = 200
+LOOKED_AT = 60  # ended ones, among which those worth showing are
+MAX_FAILED = 100  # among which deaths are looked for
+REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
+
+_FINAL = [state for state in RequestState if state.is_final]
+_SHOWN = (
+    *("id", "operation", "state", "schedule", "environment", "priority", "attempts"),
+    *("max_attempts", "timeout_seconds", "worker", "created_at", "started_at", "finished_at"),
+    *("cancel_requested_at", "memory_bytes", "peak_bytes"),
+)
+
+
+class RequestSource:
+    """Kind `requests`, and of `deaths` those of workers."""
+
+    def __init__(self, deps: Dependencies) -> None:
+        self._deps = deps
+        self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
+        self._ticks = 0
+
+    async def refresh(self, state: LiveState, turn: Turn) -> None:
+        """Look when requests have changed; at why they wait, every few seconds."""
+        has_changed = turn.has(REQUEST_STATE)
+        self._ticks = 0 if has_changed else self._ticks + turn.is_tick
+        if has_changed or self._ticks >= REASON_TICKS:
+            self._ticks = 0
+            await self._put_requests(state)
+        if turn.is_first or any(_is_failure(event.data) for event in turn.events):
+            await self._put_deaths(state)
+
+    async def _put_requests(self, state: LiveState) -> None:
+        read = self._deps.store.read
+        waiting = [
+            (place, request)
+            for schedule in Schedule
+            for place, request in enumerate(
+                await read(queries.first_pending(schedule, MAX_WAITING))
+            )
+        ]
+        running = await read(
+            queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
+        )
+        latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
+        failed = await read(queries.never_launched())
+        others = chain(running, worth_showing(latest, failed))
+        shown = dict(self._waiting_views(waiting)) | dict(self._other_views(others))
+        self._views = {key: view for key, view in self._views.items() if key in shown}
+        state.replace("requests", shown)
+
+    def _waiting_views(self, waiting: Iterable[tuple[int, Request]]) -> Iterator[tuple[str, Json]]:
+        room = {schedule: self._deps.executor.room(schedule) for schedule in Schedule}
+        for place, request in waiting:
+            reason = self._reason(request, place, room[request.schedule])
+            yield request.id, self._view(request) | {"place": place, "pending_reason": reason}
+
+    def _other_views(self, requests: Iterable[Request]) -> Iterator[tuple[str, Json]]:
+        for request in requests:
+            yield request.id, self._view(request)
+
+    def _view(self, request: Request) -> Json:
+        known = self._views.get(request.id)
+        if known is not None and known[0] == request:
+            return known[1]
+        view: Json = {name: getattr(request, name) for name in _SHOWN} | {
+            "label": hide_credentials(label_of(request)),
+            "environment": hide_credentials(request.environment),
+            "error": error_view(request.error, request.payload),
+        }
+        self._views[request.id] = request, view
+        return view
+
+    def _reason(self, request: Request, place: int, room: int) -> str:
+        claimer = self._deps.dispatcher.claimer
+        if shortage := claimer.shortages.get(request.id):
+            is_update = request.payload.get("replaces") is not None
+            return reason_of_shortage(shortage.sentence(), is_update=is_update)
+        is_short = claimer.is_short(request.schedule)
+        return reason_of(request.schedule, place, room=room, is_short=is_short)
+
+    async def _put_deaths(self, state: LiveState) -> None:
+        failed = await self._deps.store.read(
+            queries.list_requests(states=[RequestState.FAILED], limit=MAX_FAILED)
+        )
+        for request in failed:
+            if request.error is not None and request.error.kind is ErrorKind.OOM_KILLED:
+                state.put("deaths", request.id, death_of_request(request))
+
+
+def _is_failure(data: Json) -> bool:
+    return data.get("state") == RequestState.FAILED

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page: signs in, follows the stream, and shows the overview or one page.
+//
+// `app`, which every panel and page is given:
+//   store                    what the stream has told (store.js)
+//   api(method, path, body)  JSON in, JSON out; raises with `.message` and `.hint`
+//   fetch(path, options)     the same for anything that is no JSON
+//   events(path, signal)     yields [event, data] of a stream of its own
+//   submit(operation, payload, options)   queues a request, and returns it
+//   go(hash), say(text), ask(question), confirm(question)
+//   now()                    the daemon's clock, in seconds
+
+import { ask, confirm, say } from "./dialogs.js";
+import { age, h, lag, number, renewAges, text } from "./dom.js";
+import { pages, panels } from "./panels.js";
+import { api, call, events, followAll, signIn } from "./session.js";
+import { Store } from "./store.js";
+
+const store = new Store();
+let skew = 0; // the daemon's clock less the browser's
+
+const app = {
+  store, api, events, fetch: call, say, ask, confirm,
+  now: () => Date.now() / 1000 + skew,
+  go: (hash) => { location.hash = hash; },
+  submit: async (operation, payload, options = {}) =>
+    (await api("POST", "/v1/requests", { operation, payload, ...options })).request,
+};
+
+const main = document.getElementById("main");
+let shown = []; // what is mounted: {update, tick, unmount, stop}
+
+function mount(part, place, argument) {
+  const body = h("div", { class: "body" });
+  const heading = h("h2", { id: `${part.id}-title` }, part.title ?? "");
+  const section = h("section", { id: part.id, class: "panel", "aria-labelledby": heading.id }, heading, body);
+  place.append(section);
+  const mounted = part.mount(body, { ...app, section, heading }, argument);
+  mounted.stop = store.listen(part.kinds ?? [], (kinds) => { mounted.update?.(kinds); renewAges(section, app.now()); });
+  if (store.one("daemon")) mounted.update?.(new Set(part.kinds));
+  shown.push(mounted);
+}
+
+function show() {
+  for (const each of shown) { each.stop(); each.unmount?.(); }
+  shown = [];
+  main.replaceChildren();
+  const [, name, ...rest] = location.hash.split("/");
+  const page = pages[name];
+  main.dataset.page = page ? name : "overview";
+  if (page) {
+    for (const panel of panels) if (panel.isEverywhere) mount(panel, main);
+    main.append(h("p", { class: "back" }, h("a", { href: "#/" }, "← Overview")));
+    mount(page, main, decodeURIComponent(rest.join("/")));
+  } else {
+    const places = { top: h("div"), main: h("div"), side: h("div") };
+    for (const [name, place] of Object.entries(places)) { place.className = name; main.append(place); }
+    for (const panel of panels) mount(panel, places[panel.place ?? "main"]);
+  }
+  renewAges(main, app.now());
+}
+
+// The header.
+
+const connection = document.getElementById("connection");
+const figures = document.getElementById("figures");
+const figure = (name, title) => { const value = h("dd"); figures.append(h("div", { title }, h("dt", {}, name), value)); return value; };
+const sessions = figure("sessions", "Sessions open in all environments");
+const running = figure("running", "Requests that run");
+const waiting = figure("waiting", "Requests that wait");
+const failed = figure("failed", "Requests that failed, and are not forgotten yet");
+const loopLag = figure("loop lag", "99th percentile of the daemon's event-loop lag over the last minute");
+const up = figure("up", "How long the daemon has run");
+up.append(age(null));
+
+let version = null;
+let address = "";
+let alarm = "";
+const showTitle = () => { document.title = `${alarm}openenvd ${address}`; };
+app.setAlarm = (words) => { alarm = words ? `(${words}) ` : ""; showTitle(); };
+
+store.listen(["daemon", "environments"], () => {
+  const daemon = store.one("daemon");
+  if (!daemon) return;
+  if (version && version !== daemon.version) location.reload(); // another daemon has other files
+  version = daemon.version;
+  text(sessions, number([...store.all("environments").values()].reduce((sum, each) => sum + each.sessions, 0)));
+  text(running, number(daemon.requests.RUNNING));
+  text(waiting, number(daemon.requests.PENDING));
+  text(failed, number(daemon.requests.FAILED));
+  text(loopLag, lag(daemon.loop.p99_seconds));
+  up.firstChild.dataset.since = daemon.started_at;
+  renewAges(figures, app.now());
+  address = daemon.address.split("//")[1];
+  showTitle();
+  connection.title = `openenvd ${daemon.version}, pid ${daemon.pid}, ${daemon.home}`;
+});
+
+function setConnection(state) {
+  const words = { connected: "● live", lost: "✕ daemon not reachable; trying again", "signed-out": "○ signed out" };
+  text(connection, words[state]);
+  document.body.dataset.connection = state;
+  if (state === "signed-out") showSignIn();
+}
+
+function showSignIn(error) {
+  main.replaceChildren(h("section", { class: "panel notice", "aria-labelledby": "sign-in" },
+    h("h2", { id: "sign-in" }, "Sign in"),
+    error ? h("p", { role: "alert" }, `${error.message}.`) : null,
+    h("p", {}, "Run this on the machine of the daemon, and open the link that it prints:"),
+    h("pre", {}, "openenv dashboard")));
+}
+
+const themes = ["system", "light", "dark"];
+const themeButton = document.getElementById("theme");
+let theme = localStorage.getItem("openenvd-theme") ?? "system";
+const showTheme = () => text(themeButton, `Theme: ${theme}`);
+themeButton.addEventListener("click", () => {
+  theme = themes[(themes.indexOf(theme) + 1) % themes.length];
+  if (theme === "system") { localStorage.removeItem("openenvd-theme"); delete document.documentElement.dataset.theme; }
+  else { localStorage.setItem("openenvd-theme", theme); document.documentElement.dataset.theme = theme; }
+  showTheme();
+});
+showTheme();
+
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+
+async function start() {
+  try {
+    if (!(await signIn())) { setConnection("signed-out"); return; }
+  } catch (error) {
+    setConnection("signed-out");
+    showSignIn(error);
+    return;
+  }
+  document.getElementById("launch").hidden = !pages.launch;
+  addEventListener("hashchange", () => { show(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
+  show();
+  setInterval(() => {
+    renewAges(document, app.now());
+    for (const each of shown) each.tick?.(app.now());
+  }, 1000);
+  await followAll((name, data) => {
+    skew = data.at - Date.now() / 1000;
+    if (name === "snapshot") store.snapshot(data);
+    else store.change(data);
+  }, setConnection);
+}
+
+start();

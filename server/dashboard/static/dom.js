@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements, keyed lists, and how sizes, durations and states are written.
+
+const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "open", "htmlFor"]);
+
+/** An element: attributes, `on…` listeners, properties; children are elements, text, or null. */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (PROPERTIES.has(name)) element[name] = value;
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Set the text of an element, if it is another. */
+export function text(element, value) {
+  const wanted = String(value ?? "");
+  if (element.textContent !== wanted) element.textContent = wanted;
+  return element;
+}
+
+/** Set an attribute, if it is another; null removes it. */
+export function attribute(element, name, value) {
+  if (value === null || value === undefined || value === false) element.removeAttribute(name);
+  else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+}
+
+const rows = new WeakMap();
+
+/**
+ * Make the children of `parent` those of `items`, in their order, and keep what is there:
+ * `make(item)` returns an element, with an `update(item)` of its own when it can change.
+ */
+export function keyed(parent, items, key, make) {
+  const before = rows.get(parent) ?? new Map();
+  const after = new Map();
+  let next = parent.firstChild;
+  for (const item of items) {
+    const name = key(item);
+    const element = before.get(name) ?? make(item);
+    before.delete(name);
+    after.set(name, element);
+    element.update?.(item);
+    if (element === next) next = next.nextSibling;
+    else parent.insertBefore(element, next);
+  }
+  for (const gone of before.values()) gone.remove();
+  rows.set(parent, after);
+}
+
+/** 1.4 GB, 310 MB. */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  const megabytes = bytes / 2 ** 20;
+  if (megabytes >= 9999.5) return `${(megabytes / 1024).toFixed(0)} GB`;
+  if (megabytes >= 999.5) return `${(megabytes / 1024).toFixed(1)} GB`;
+  return `${megabytes.toFixed(megabytes < 9.95 ? 1 : 0)} MB`;
+}
+
+/** 0.4 s, 12 s, 3 min, 2 h 5 min, 3 d. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  const s = Math.max(0, seconds);
+  if (s < 9.95) return `${s.toFixed(1)} s`;
+  if (s < 99.5) return `${s.toFixed(0)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** 4 ms, 1.2 s. */
+export function lag(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return seconds < 1 ? `${(seconds * 1000).toFixed(0)} ms` : `${seconds.toFixed(1)} s`;
+}
+
+export function number(value) {
+  return value === null || value === undefined ? "–" : value.toLocaleString("en-US", { maximumFractionDigits: 1 });
+}
+
+export function plural(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function clock(at) {
+  return at ? new Date(at * 1000).toLocaleTimeString([], { hour12: false }) : "–";
+}
+
+/** `3 s` ago, kept right by `tick`: the element's own age, without a redraw of its row. */
+export function age(at, prefix = "") {
+  return h("time", { "data-since": at ?? "", "data-prefix": prefix, datetime: at ? new Date(at * 1000).toISOString() : null });
+}
+
+export function renewAges(root, now) {
+  for (const element of root.querySelectorAll("time[data-since]")) {
+    const since = element.dataset.since;
+    text(element, since ? element.dataset.prefix + duration(now - Number(since)) : "–");
+  }
+}
+
+// A state is a word and a shape as well as a colour.
+const SHAPES = {
+  READY: ["●", "good"], SUCCEEDED: ["✓", "good"], RUNNING: ["▶", "live"], STARTING: ["◐", "live"],
+  PENDING: ["○", "wait"], ASLEEP: ["◌", "wait"], DRAINING: ["◒", "wait"], STOPPING: ["◒", "wait"],
+  STOPPED: ["■", "wait"], CANCELLED: ["⊘", "wait"], DEGRADED: ["▲", "warn"], BACKING_OFF: ["↻", "warn"],
+  FAILED: ["✕", "bad"], SERVING: ["●", "good"], RETIRED: ["■", "wait"],
+};
+
+export function state(name) {
+  const element = h("span", { class: "state" }, h("span", { class: "shape", "aria-hidden": "true" }), h("span"));
+  element.update = (value) => {
+    const [shape, tone] = SHAPES[value] ?? ["○", "wait"];
+    text(element.firstChild, shape);
+    text(element.lastChild, String(value ?? "").toLowerCase().replace("_", " "));
+    attribute(element, "data-tone", tone);
+  };
+  element.update(name);
+  return element;
+}
+
+/** A button that copies what `what()` returns. */
+export function copyButton(app, label, what) {
+  return h("button", { type: "button", class: "quiet small copy", "aria-label": `Copy ${label}`, title: `Copy ${label}`, onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(await what());
+      app.say(`Copied ${label}`);
+    } catch (error) {
+      app.say(`Could not copy ${label}: ${error.message}`);
+    }
+  } }, "Copy");
+}
+
+/** A table: `columns` are [title, class]; returns its element and its body. */
+export function table(caption, columns) {
+  const body = h("tbody");
+  const head = h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)));
+  const element = h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, head), body);
+  return { element: h("div", { class: "scroll" }, element), body, table: element };
+}

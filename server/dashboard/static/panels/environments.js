@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Environments: one line each.
+
+import { environmentActions } from "../actions.js";
+import { attribute, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
+
+const COLUMNS = [
+  ["Name"], ["State"], ["Provider", "p3"], ["Gen.", "number p3"], ["Replicas", "number"], ["Sessions", "number"],
+  ["Steps/s", "number p2"], ["Restarts", "number p3"], ["Lag p99", "number p3"], ["Memory", "number p2"], ["Address", "p2"], ["Actions", "p2"],
+];
+export const IS_OVER = new Set(["FAILED", "STOPPED"]);
+const SERVES = new Set(["READY", "DEGRADED", "ASLEEP"]);
+
+export const addressOf = async (app, name) => (await app.api("GET", `/v1/environments/${encodeURIComponent(name)}/base_url`)).base_url;
+
+function row(app, first) {
+  const cells = COLUMNS.map(([, kind]) => h("td", { class: kind }));
+  const [name, how, provider, generation, replicas, sessions, steps, restarts, late, memory, address, actions] = cells;
+  const shown = state(first.state);
+  const heading = h("th", { scope: "row" }, h("a", { href: `#/environment/${first.name}` }, first.name));
+  how.append(shown);
+  const url = h("code");
+  const copy = copyButton(app, `address of ${first.name}`, () => addressOf(app, first.name));
+  address.append(url, " ", copy);
+  let now = first;
+  const button = (title, act) => h("button", { type: "button", class: "quiet small", "aria-label": `${title} ${first.name}`, onclick: () => act(app, now) }, title);
+  const scale = button("Scale", environmentActions.scale);
+  const down = button("Down", environmentActions.down);
+  actions.append(scale, down);
+  const element = h("tr", {}, heading, cells.slice(1));
+  name.remove();
+  element.update = (environment) => {
+    now = environment;
+    const isOver = IS_OVER.has(environment.state);
+    shown.update(environment.state);
+    text(provider, environment.provider ?? "local");
+    text(generation, environment.generation);
+    text(replicas, `${environment.ready}/${environment.replicas}`);
+    text(sessions, `${number(environment.sessions)}/${environment.max_sessions ? number(environment.max_sessions) : "?"}`);
+    text(steps, number(environment.steps_per_second));
+    text(restarts, number(environment.restarts));
+    attribute(restarts, "data-tone", environment.restarts ? "warn" : null);
+    text(late, lag(environment.lag_p99_seconds));
+    attribute(late, "data-tone", environment.lag_p99_seconds > 0.1 ? "warn" : null);
+    text(memory, size(environment.memory_bytes));
+    text(url, environment.address?.replace("http://", "") ?? "–");
+    copy.hidden = !environment.address || isOver;
+    scale.disabled = !SERVES.has(environment.state);
+    down.disabled = environment.state === "STOPPING";
+    element.title = environment.error?.message ?? environment.sessions_fail ?? "";
+  };
+  return element;
+}
+
+export default {
+  id: "environments",
+  title: "Environments",
+  kinds: ["environments"],
+  mount(body, app) {
+    const { element, body: rows } = table("Environments", COLUMNS);
+    const none = h("p", { class: "empty" }, "None runs. Try: ", h("code", {}, "openenv launch echo"));
+    body.append(element, none);
+    return {
+      update() {
+        const found = [...app.store.all("environments").values()].sort((a, b) => a.name.localeCompare(b.name));
+        element.hidden = found.length === 0;
+        none.hidden = found.length > 0;
+        text(app.heading, `Environments (${found.length})`);
+        keyed(rows, found, ({ name }) => name, (first) => row(app, first));
+      },
+    };
+  },
+};

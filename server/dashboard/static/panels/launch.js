@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The form that launches an environment, made of the schema that the daemon has of the operation.
+
+import { h, text } from "../dom.js";
+import { schemaForm } from "../schema_form.js";
+
+const FIRST = ["source", "name", "provider", "replicas", "max_replicas", "max_sessions", "memory_mb", "env"];
+const OF_THE_DAEMON = ["replaces", "content"]; // which it fills in itself
+const OF_REQUESTS = ["priority", "timeout_seconds", "retry_oom"];
+
+export default {
+  mount(body, app) {
+    const problem = h("p", { class: "problem", role: "alert" });
+    body.append(problem);
+    let isGone = false;
+    app.api("GET", "/openapi.json").then((described) => {
+      if (!isGone) showForm(body, app, problem, described.components.schemas);
+    }, (error) => text(problem, error.message));
+    return { unmount() { isGone = true; } };
+  },
+};
+
+function showForm(body, app, problem, schemas) {
+  const request = schemas.LaunchRequest;
+  const payload = schemas[request.properties.payload.$ref.split("/").at(-1)];
+  const hidden = Object.keys(request.properties).filter((name) => !OF_REQUESTS.includes(name));
+  const launch = schemaForm(payload, { first: FIRST, hidden: OF_THE_DAEMON });
+  const queued = schemaForm(request, { first: [], hidden, title: "How it is queued" });
+  const button = h("button", { type: "submit", class: "primary" }, "Launch");
+  const form = h("form", { novalidate: true, class: "schema-form" }, launch.element, queued.element, problem,
+    h("p", { class: "buttons" }, button));
+
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    launch.clear();
+    queued.clear();
+    text(problem, "");
+    button.disabled = true;
+    try {
+      const made = await app.submit("launch", launch.values(), queued.values());
+      app.say(`${made.label} is queued`);
+      app.go(`#/request/${made.id}`);
+    } catch (error) {
+      const told = { ...error, message: error.message, field: error.field };
+      if (!launch.fail(told) && !queued.fail(told)) text(problem, [error.message, error.hint].filter(Boolean).join("; "));
+    } finally {
+      button.disabled = false;
+    }
+  });
+  body.append(form);
+  launch.fields.get("source").control.focus();
+}

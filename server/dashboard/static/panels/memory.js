@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory as one bar, and over the last hour.
+
+import { attribute, h, number, size, text } from "../dom.js";
+
+const PARTS = [
+  ["daemon", "Daemon"], ["zygote", "Zygote"], ["workers", "Workers"], ["replicas", "Replicas"],
+  ["other", "Other programs"], ["reserve", "Reserve"], ["free", "Free"],
+];
+const HOUR_SECONDS = 3600;
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 600;
+const HEIGHT = 60;
+// Places in a sample: limit, daemon, zygote, workers, replicas, other, reserve, free.
+const DRAWN = [["ours", [1, 2, 3]], ["replicas", [4]]];
+const HEADROOM = 1.15;
+const used = (sample) => sample[1] + sample[2] + sample[3] + sample[4];
+
+const svg = (tag, attributes) => {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+};
+
+/** Areas above each other; a point for each sample. */
+function areas(samples, now, most) {
+  const x = (at) => WIDTH * (1 - (now - at) / HOUR_SECONDS);
+  let below = samples.map(() => 0);
+  return DRAWN.map(([name, indices]) => {
+    const above = samples.map(([, sample], i) => below[i] + indices.reduce((sum, index) => sum + sample[index], 0) / most);
+    const y = (share) => (HEIGHT * (1 - Math.min(1, share))).toFixed(1);
+    const top = samples.map(([at], i) => `${x(at).toFixed(1)},${y(above[i])}`);
+    const bottom = samples.map(([at], i) => `${x(at).toFixed(1)},${y(below[i])}`).reverse();
+    below = above;
+    return [name, [...top, ...bottom].join(" ")];
+  });
+}
+
+export default {
+  id: "memory",
+  title: "Memory",
+  place: "top",
+  kinds: ["memory", "samples"],
+  mount(body, app) {
+    const bar = h("div", { class: "bar", role: "img" });
+    const legend = h("dl", { class: "legend" });
+    const parts = PARTS.map(([name, title]) => {
+      const segment = h("span", { "data-part": name });
+      const value = h("dd");
+      bar.append(segment);
+      legend.append(h("div", {}, h("dt", {}, h("i", { "data-part": name, "aria-hidden": "true" }), title), value));
+      return { name, title, segment, value };
+    });
+    const limit = h("dd");
+    legend.append(h("div", { class: "limit" }, h("dt", {}, "Limit"), limit));
+    const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", class: "hour" });
+    const polygons = new Map(DRAWN.map(([name]) => [name, svg("polygon", { "data-part": name })]));
+    chart.append(...polygons.values());
+    const peakText = h("span");
+    const hour = h("figure", {}, chart, h("figcaption", {}, h("span", {}, "1 hour ago"), peakText, h("span", {}, "now")));
+    body.append(h("div", { class: "now" }, bar, legend), hour);
+
+    const drawHour = () => {
+      const samples = [...app.store.all("samples")].map(([at, sample]) => [Number(at), sample]).sort((a, b) => a[0] - b[0]);
+      const memory = app.store.one("memory");
+      if (memory) samples.push([app.now(), ["limit", ...PARTS.map(([name]) => name)].map((name) => memory[name])]);
+      const peak = Math.max(1, ...samples.map(([, sample]) => used(sample)));
+      for (const [name, points] of areas(samples, app.now(), peak * HEADROOM)) attribute(polygons.get(name), "points", points);
+      text(peakText, `ours, at most ${size(peak)}`);
+      attribute(chart, "aria-label", `Memory over the last hour: openenvd and its replicas had ${size(peak)} at most, in ${number(samples.length)} samples`);
+    };
+    return {
+      update(kinds) {
+        const memory = app.store.one("memory");
+        if (!memory) return;
+        if (kinds.has("memory")) {
+          const total = PARTS.reduce((sum, [name]) => sum + memory[name], 0) || 1;
+          for (const { name, segment, value } of parts) {
+            segment.style.width = `${(100 * memory[name]) / total}%`;
+            text(value, size(memory[name]));
+          }
+          text(limit, size(memory.limit));
+          attribute(bar, "aria-label", PARTS.map(([name, title]) => `${title} ${size(memory[name])}`).join(", ") + `; limit ${size(memory.limit)}`);
+        }
+        drawHour();
+      },
+    };
+  },
+};

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// One request: its timeline, its live log, and why it failed.
+
+import { cancel, retry } from "../actions.js";
+import { age, attribute, clock, copyButton, duration, h, size, state, text } from "../dom.js";
+
+const MOST_LINES = 5000;
+const FINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+
+/** A log that grows. `add(text)`; or the text stream of `path`, until `stop()`. */
+export function logView(app, path) {
+  const element = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Log", "aria-live": "off" });
+  const stopping = new AbortController();
+  let lines = 0;
+  const add = (words) => {
+    const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+    element.append(words);
+    lines += words.split("\n").length - 1;
+    while (lines > MOST_LINES && element.childNodes.length > 1) {
+      lines -= element.firstChild.textContent.split("\n").length - 1;
+      element.firstChild.remove();
+    }
+    if (isAtEnd) element.scrollTop = element.scrollHeight;
+  };
+  const follow = async () => {
+    try {
+      const answer = await app.fetch(path, { signal: stopping.signal });
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let part = await reader.read(); !part.done; part = await reader.read()) add(part.value);
+    } catch (error) {
+      if (!stopping.signal.aborted) add(`(${error.message})\n`);
+    }
+  };
+  if (path) follow();
+  return { element, add, stop: () => stopping.abort() };
+}
+
+export default {
+  id: "request",
+  title: "Request",
+  kinds: [],
+  mount(body, app, id) {
+    const shown = state("");
+    const timeline = h("ol", { class: "timeline" });
+    const problem = h("div", { class: "notice bad", role: "alert", hidden: true });
+    const progress = h("p", { class: "progress", role: "status" });
+    const facts = h("dl", { class: "facts" });
+    const payload = h("pre");
+    const result = h("pre");
+    let now = null;
+    const stop = h("button", { type: "button", onclick: () => now && cancel(app, now) }, "Cancel");
+    const again = h("button", { type: "button", onclick: () => now && retry(app, now.id, now.label) }, "Retry");
+    const log = logView(app);
+    body.append(problem, h("p", {}, shown, " ", progress), timeline, facts, h("p", { class: "buttons" }, stop, again),
+      h("h3", {}, "Log"), log.element,
+      h("details", {}, h("summary", {}, "Payload and result"), payload, result));
+
+    const step = (title, at, until, isNow) => h("li", { "aria-current": isNow ? "step" : null },
+      h("span", { class: "what" }, title), h("time", {}, clock(at)), h("span", { class: "took" }, isNow ? age(at) : until ? duration(until - at) : ""));
+    const show = (request) => {
+      now = request;
+      text(app.heading, request.label);
+      shown.update(request.state);
+      const isFinal = FINAL.has(request.state);
+      timeline.replaceChildren(...[
+        step(`waited${request.pending_reason ? `: ${request.pending_reason}` : ""}`, request.created_at, request.started_at ?? request.finished_at, !request.started_at && !isFinal),
+        request.started_at ? step(`ran on ${request.worker ?? "a worker"}`, request.started_at, request.finished_at, !isFinal) : null,
+        isFinal ? step(request.state.toLowerCase(), request.finished_at) : null,
+      ].filter(Boolean));
+      const known = { Id: request.id, Schedule: request.schedule, Attempt: `${request.attempts} of ${request.max_attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
+      if (request.operation === "rollout") known.Rollout = h("a", { href: `#/rollouts/${request.id}` }, "charts and episodes");
+      facts.replaceChildren(...Object.entries(known).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      text(payload, JSON.stringify(request.payload, null, 2));
+      text(result, request.result === null ? "" : JSON.stringify(request.result, null, 2));
+      showProblem(request.error);
+      stop.hidden = isFinal;
+      again.hidden = !isFinal || request.state === "SUCCEEDED";
+      if (isFinal) text(progress, "");
+    };
+    const showProblem = (error) => {
+      problem.hidden = !error;
+      if (!error) return;
+      attribute(problem, "data-kind", error.kind);
+      problem.replaceChildren(h("p", {}, h("strong", {}, error.kind === "oom_killed" ? "Out of memory. " : ""), error.message),
+        error.hint ? h("p", {}, "Try: ", h("code", {}, error.hint), " ", copyButton(app, "command", () => error.hint)) : "",
+        error.log_tail?.length ? h("pre", {}, error.log_tail.join("\n")) : "");
+    };
+    const stopping = new AbortController();
+    const follow = async () => {
+      try {
+        show((await app.api("GET", `/v1/requests/${id}`)).request);
+        for await (const [name, data] of app.events(`/v1/requests/${now.id}/events`, stopping.signal)) {
+          if (name === "state") show(data);
+          else if (name === "progress") text(progress, data.message ?? data.text ?? Object.entries(data).map(([key, value]) => `${key}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", "));
+          else if (name === "log") log.add(data.text);
+        }
+      } catch (error) {
+        if (!stopping.signal.aborted) { problem.hidden = false; text(problem, error.message); }
+      }
+    };
+    follow();
+    return { unmount: () => stopping.abort() };
+  },
+};

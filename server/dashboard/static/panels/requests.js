@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue, with why each request waits and for how long; and what has ended lately.
+
+import { cancel, retry } from "../actions.js";
+import { age, attribute, duration, h, keyed, number, size, state, table, text } from "../dom.js";
+
+const ACTIVE = new Set(["PENDING", "RUNNING"]);
+
+const link = (request) => h("th", { scope: "row" }, h("a", { href: `#/request/${request.id}` }, request.label), " ", h("small", { class: "id" }, request.id.slice(0, 8)));
+
+function queued(app, first) {
+  const shown = state(first.state);
+  const since = age(first.created_at);
+  const why = h("span", { class: "clamp" });
+  let now = first;
+  const stop = h("button", { type: "button", class: "quiet small", "aria-label": `Cancel ${first.label} ${first.id.slice(0, 8)}`, onclick: () => cancel(app, now) }, "Cancel");
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "p3" }, first.schedule), h("td", { class: "number" }, since), h("td", { class: "why" }, why), h("td", {}, stop));
+  element.update = (request) => {
+    now = request;
+    const isRunning = request.state === "RUNNING";
+    shown.update(request.state);
+    since.dataset.since = isRunning ? request.started_at : request.created_at;
+    text(why, isRunning ? `on ${request.worker ?? "a worker"}${request.cancel_requested_at ? ", being cancelled" : ""}` : request.pending_reason);
+    attribute(why, "data-tone", request.pending_reason?.includes("memory") ? "warn" : null);
+    stop.disabled = request.operation === "down" || Boolean(request.cancel_requested_at);
+  };
+  return element;
+}
+
+export const queue = {
+  id: "queue",
+  title: "Queue",
+  kinds: ["requests", "daemon"],
+  mount(body, app) {
+    const { element, body: rows } = table("Requests that run or wait", [["Request"], ["State"], ["Schedule", "p3"], ["For", "number"], ["Why"], ["Action"]]);
+    const none = h("p", { class: "empty" }, "Nothing runs, and nothing waits.");
+    const more = h("p", { class: "more" });
+    body.append(element, more, none);
+    return {
+      update(kinds) {
+        const counts = app.store.one("daemon")?.requests ?? {};
+        text(app.heading, `Queue (${number(counts.RUNNING ?? 0)} running, ${number(counts.PENDING ?? 0)} waiting)`);
+        const found = [...app.store.all("requests").values()].filter((each) => ACTIVE.has(each.state))
+          .sort((a, b) => (a.state < b.state ? 1 : a.state > b.state ? -1 : (a.place ?? 0) - (b.place ?? 0) || a.created_at - b.created_at));
+        if (kinds.has("requests")) keyed(rows, found, ({ id }) => id, (first) => queued(app, first));
+        const left = (counts.RUNNING ?? 0) + (counts.PENDING ?? 0) - found.length;
+        text(more, left > 0 ? `and ${number(left)} more` : "");
+        element.hidden = found.length === 0;
+        none.hidden = found.length > 0;
+      },
+    };
+  },
+};
+
+function past(app, first) {
+  const shown = state(first.state);
+  const took = h("td", { class: "number p2" });
+  const peak = h("td", { class: "number p2" });
+  const why = h("span", { class: "clamp" });
+  const again = h("button", { type: "button", class: "quiet small", "aria-label": `Retry ${first.label} ${first.id.slice(0, 8)}`, onclick: () => retry(app, first.id, first.label) }, "Retry");
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
+  element.update = (request) => {
+    shown.update(request.state);
+    text(took, request.started_at ? duration(request.finished_at - request.started_at) : "–");
+    text(why, request.error?.message.split("\n")[0]);
+    why.title = request.error?.message ?? "";
+    text(peak, size(request.peak_bytes));
+    again.hidden = request.state === "SUCCEEDED";
+  };
+  return element;
+}
+
+export const ended = {
+  id: "ended",
+  title: "Ended lately",
+  kinds: ["requests"],
+  mount(body, app) {
+    const { element, body: rows } = table("Requests that ended lately", [["Request"], ["State"], ["Ago", "number"], ["Took", "number p2"], ["Why"], ["Peak", "number p2"], ["Action"]]);
+    const none = h("p", { class: "empty" }, "Nothing has ended yet.");
+    body.append(element, none);
+    return {
+      update() {
+        const found = [...app.store.all("requests").values()].filter((each) => !ACTIVE.has(each.state)).sort((a, b) => b.finished_at - a.finished_at);
+        keyed(rows, found, ({ id }) => id, (first) => past(app, first));
+        element.hidden = found.length === 0;
+        none.hidden = found.length > 0;
+      },
+    };
+  },
+};

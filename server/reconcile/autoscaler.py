@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Autoscaler`: has environments scaled by how many of their slots are taken (`launch --max`).
+
+    a replica's status changes ──▶ note ──▶ occupancy ──▶ decide ──▶ submit `scale`, with the reason
+    fewer were enough for a while ──timer──┘                           │
+    the request has ended ──▶ serve ──▶ from here again  ◀─────────────┘
+    nobody uses the last one ──▶ `put_to_sleep` of the gateway, which its first client wakes
+
+What is wanted is decided in `environments/sizing.py`. Nothing is looked at while no status changes.
+The requests are as a user's: they are in the history, one at a time changes an environment, and one
+that fails changes nothing.
+
+    the request is refused   another one changes the environment: looked at again in a while
+    it fails                 the same
+    the daemon is killed     the next one begins to count anew; its queue has the request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...environments.sizing import Decision, Lull, Occupancy, Scaling, decide
+from ...environments.spec import sleep_seconds_of
+from ...requests_db.errors import DatabaseError
+from ...requests_db.records import Environment
+from ...requests_db.states import ReplicaState
+from ..errors import ApiError
+from .replica_watch import ReplicaWatch
+from .work_queue import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
+_COUNTED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.BACKING_OFF)
+
+# Submits a `scale`: the environment's name, how many replicas, and why.
+Submit = Callable[[str, int, str], Coroutine[Any, Any, None]]
+# Puts the last replica of an environment to sleep, unless it turns out to be used.
+PutToSleep = Callable[[str], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class _Scaled:
+    """One environment that scales itself."""
+
+    scaling: Scaling
+    launch: str | None  # whose replicas count
+    lull: Lull | None = None
+    asked: int | None = None  # how many replicas were asked for, until that request has ended
+    timer: asyncio.TimerHandle | None = None
+    look_at: float | None = None  # by the clock, what the timer is for
+    used: int = 0  # sessions begun and steps, ever: requests that no number of sessions shows
+
+
+@dataclass(eq=False)
+class Autoscaler:
+    """Owns what is remembered of the environments that scale themselves."""
+
+    tasks: BackgroundTasks
+    watched: Callable[[str], Iterable[ReplicaWatch]]
+    submit: Submit | None = None  # before that nothing is submitted
+    put_to_sleep: PutToSleep | None = None
+    clock: Callable[[], float] = time.monotonic
+    again_seconds: float = AGAIN_SECONDS
+    _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
+
+    def serve(self, environment: Environment, *, is_changing: bool = False) -> None:
+        """Scale an environment from now on, if it is to.
+
+        `is_changing`: a request that does so has not ended yet.
+        """
+        if (scaling := scaling_of(environment.spec)) is None:
+            self.forget(environment.name)
+            return
+        known = self._scaled.setdefault(environment.name, _Scaled(scaling, None))
+        known.scaling, known.launch = scaling, environment.request_id
+        if is_changing or known.asked == 0:
+            return
+        failed = known.asked is not None and known.asked != environment.spec.get("replicas")
+        known.asked = None
+        if failed:
+            self._look_later(environment.name, known, self.again_seconds)
+        else:
+            self.note(environment.name)
+
+    def forget(self, name: str) -> None:
+        """Scale an environment no more."""
+        known = self._scaled.pop(name, None)
+        if known is not None and known.timer is not None:
+            known.timer.cancel()
+
+    def note(self, name: str) -> None:
+        """Decide, since something has changed."""
+        known = self._scaled.get(name)
+        if known is None or known.asked is not None:
+            return
+        watches = [w for w in self.watched(name) if w.request_id == known.launch]
+        seen = occupancy_of(watches)
+        if seen is None:
+            return
+        if known.scaling.idle_seconds is not None and self._wake_others(watches):
+            return  # until they are awake, too
+        now = self.clock()
+        if (used := _used(watches)) != known.used:
+            known.used = used
+            if known.lull is not None and not known.lull.enough:
+                known.lull = None
+        decision = decide(seen, known.scaling, known.lull, now)
+        self._remember(name, known, decision, now)
+        if not decision.replicas:
+            known.asked = 0
+            self.tasks.spawn(self._sleep(name, known), f"put {name} to sleep")
+        elif decision.replicas != seen.replicas and self.submit is not None:
+            known.asked = decision.replicas
+            self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
+
+    def _wake_others(self, watches: list[ReplicaWatch]) -> bool:
+        """Wake what sleeps beside a replica that was added since; whether there is any."""
+        if not any(watch.replica.state is ReplicaState.READY for watch in watches):
+            return False
+        asleep = [watch for watch in watches if watch.replica.state is ReplicaState.ASLEEP]
+        for watch in asleep:
+            self.tasks.spawn(watch.wake(), f"wake {watch.replica.id}")
+        return bool(asleep)
+
+    def _remember(self, name: str, known: _Scaled, decision: Decision, now: float) -> None:
+        is_new = known.timer is None or decision.look_at != known.look_at
+        known.lull, known.look_at = decision.lull, decision.look_at
+        if decision.look_at is None and known.timer is not None:
+            known.timer.cancel()
+            known.timer = None
+        elif is_new and decision.look_at is not None:
+            self._look_later(name, known, decision.look_at - now)
+
+    def _look_later(self, name: str, known: _Scaled, seconds: float) -> None:
+        if known.timer is not None:
+            known.timer.cancel()
+        loop = asyncio.get_running_loop()
+        known.timer = loop.call_later(max(0.0, seconds), self._look, name, known)
+
+    def _look(self, name: str, known: _Scaled) -> None:
+        known.timer = None
+        self.note(name)
+
+    async def _sleep(self, name: str, known: _Scaled) -> None:
+        try:
+            if self.put_to_sleep is not None:
+                await self.put_to_sleep(name)
+        finally:
+            known.asked = None
+        self.note(name)  # it may be used after all
+
+    async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
+        assert self.submit is not None
+        assert known.asked is not None
+        slots = seen.slots * seen.replicas
+        reason = f"{seen.sessions} of {slots} sessions are taken"
+        try:
+            await self.submit(name, known.asked, reason)
+        except (ApiError, DatabaseError) as exc:
+            extra = {"environment": name}
+            log.warning("%s is not scaled now, trying again: %s", name, exc, extra=extra)
+            known.asked = None
+            self._look_later(name, known, self.again_seconds)
+
+
+def scaling_of(spec: dict[str, Any]) -> Scaling | None:
+    """Return how an environment scales itself; None when it does not."""
+    least, most = spec.get("min_replicas") or 1, spec.get("max_replicas")
+    # Of one that has its own address, the env host itself finds out that nobody uses it.
+    idle_seconds = sleep_seconds_of(spec) if spec.get("gateway") else None
+    if not most:
+        if idle_seconds is None:
+            return None
+        least = most = spec.get("replicas") or 1
+    return Scaling(least, most, spec.get("scale_down_seconds", 60.0), idle_seconds)
+
+
+def _used(watches: Iterable[ReplicaWatch]) -> int:
+    known = [watch.status.get("capacity") or {} for watch in watches]
+    return sum(each.get("begun", 0) + each.get("steps", 0) for each in known)
+
+
+def occupancy_of(watches: Iterable[ReplicaWatch]) -> Occupancy | None:
+    """Return how full an environment is; None while no replica has said how many it can have."""
+    counted = [watch for watch in watches if watch.replica.state in _COUNTED]
+    slots = [size for watch in counted if (size := watch.max_sessions)]
+    if not slots:
+        return None
+    sessions = sum(watch.status.get("sessions") or 0 for watch in counted)
+    return Occupancy(len(counted), max(slots), sessions)

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GatewayManager`: keeps the gateway running, and its files what the tables say.
+
+    bus: an environment, a replica changed ──▶ tables, watches ──▶ backends ──▶ files ──▶ Envoy
+                                                   └─ nobody wants a gateway ──▶ it is stopped
+                                                   └─ no replica: its requests are held
+    nobody uses an environment ──▶ put_to_sleep: no endpoint ──Envoy has none──▶ its server ends
+    who wants it is held ──▶ wake: its shim or agent starts another ──▶ its endpoint ──▶ "again"
+    a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
+    the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
+
+Level-triggered: it looks at all environments each time, and only what has changed is written. See
+`environments/gateway/__init__.py` for the failure cases. Everything here runs on the daemon's loop;
+what blocks goes through `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from ...env_host.protocol import LOOPBACK
+from ...environments.errors import EngineFailed, NotReady
+from ...environments.gateway import admin, process
+from ...environments.gateway.admin import EndpointStatus
+from ...environments.gateway.config_files import write_backends
+from ...environments.gateway.configuration import Backend, Endpoint, standalone
+from ...environments.gateway.process import Gateway
+from ...environments.gateway.weights import Load, is_calm, weights
+from ...environments.layout import Layout
+from ...environments.restart_policy import LONGEST_PAUSE_SECONDS
+from ...environments.run_files import RunFile
+from ...environments.scaling import ask_to_sleep
+from ...requests_db.async_store import AsyncStore
+from ...requests_db.errors import DatabaseError
+from ...requests_db.records import Environment, Json, Replica, RequestError
+from ...requests_db.sql import queries
+from ...requests_db.states import ReplicaState
+from ...system.request_origin import is_loopback
+from ..events.bus import EventBus
+from .held_requests import HeldRequests
+from .replica_watch import ReplicaWatch, Responsibility
+from .replicas import ReplicaManager
+from .status_writer import Timing
+from .work_queue import BackgroundTasks
+
+log = logging.getLogger(__name__)
+
+REACHED_SECONDS = 30.0  # for Envoy to reach what takes an environment over
+LEFT_SECONDS = 5.0  # for Envoy to read that others drain
+HOLDING_SOCKET = "held.sock"
+HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
+PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
+FALL_ASLEEP_SECONDS = 10.0  # for Envoy to leave a server that nobody uses, and that to end
+ASK_SECONDS = 0.3  # between two questions whether it can
+ANSWER_SECONDS = 5.0  # for an agent to say whether one sleeps: it does not later
+STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
+SEEN_SECONDS = 15.0  # for the status of one whose agent has said that it sleeps
+WAKE_AGAIN_SECONDS = 1.0  # while nothing was written
+LOOK_SECONDS = 0.02  # between two looks whether Envoy has it
+
+Seen = list[EndpointStatus] | None  # None: Envoy does not answer
+
+_SERVING = (ReplicaState.READY, ReplicaState.DRAINING)
+
+
+@dataclass(eq=False)
+class GatewayManager:
+    """Owns the configuration of this home's gateway, and the watch over its process."""
+
+    store: AsyncStore
+    bus: EventBus
+    tasks: BackgroundTasks
+    replicas: ReplicaManager
+    layout: Layout
+    timing: Timing
+    _watch: ReplicaWatch | None = field(init=False, default=None)
+    _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
+    _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
+    _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
+    _has_written: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _held: HeldRequests = field(init=False)
+    # By environment; set when somebody wants it.
+    _falling_asleep: dict[str, asyncio.Event] = field(init=False, default_factory=dict)
+    _reconciling: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # at Envoy
+    _next_look: asyncio.Task[Seen] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Prepare to hold requests."""
+        self._held = HeldRequests(self.layout.sockets / HOLDING_SOCKET, self.until_served)
+
+    async def follow(self) -> None:
+        """Reconcile now, and after every change, until cancelled.
+
+        When that is, a gateway that nothing wants any more is stopped: what was taken down in the
+        moment before the daemon ends may not have been looked at.
+        """
+        try:
+            with self.bus.subscribe() as subscription:
+                while True:
+                    subscription.lagged = False  # before the tables are read
+                    await self._reconcile_insistently()
+                    while not _concerns_environments(await subscription.next()):
+                        if subscription.lagged:
+                            break
+        finally:
+            await self._held.stop()
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._stop_if_unused()
+            except (DatabaseError, OSError) as exc:  # the next daemon tries again
+                log.warning("cannot see whether the gateway is still wanted: %s", exc)
+
+    async def status(self) -> Json:
+        """What `openenv gateway status` shows; `gateway` is null where none runs."""
+        found = await process_of(self.layout)
+        if found is None:
+            return {"gateway": None}
+        shown: Json = {
+            "address": found.options.address,
+            "tls": bool(found.options.certificate),
+            "log": found.run_file.log_path,
+            "state": "UNKNOWN",
+        }
+        if self._watch is not None:
+            replica = self._watch.replica
+            shown |= {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
+            shown["restarts"] = replica.restarts
+        try:
+            seen = await asyncio.to_thread(admin.endpoint_statuses, found.admin_socket)
+        except OSError as exc:
+            seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
+        shown["environments"] = [
+            {
+                "name": backend.name,
+                "address": found.options.address_of(backend.name),
+                "replicas": [each.to_json() for each in seen if each.environment == backend.name],
+            }
+            for backend in await self._backends()
+        ]
+        return {"gateway": shown}
+
+    async def standalone_config(self) -> Json:
+        """Envoy's whole configuration as it is now, for a user's own Envoy."""
+        found = await process_of(self.layout)
+        options = process.options_of_settings({}) if found is None else found.options
+        return standalone(options, await self._backends())
+
+    async def until_reached(self, name: str, replicas: Iterable[ReplicaWatch]) -> None:
+        """Wait for a while until Envoy sends sessions of an environment to these replicas.
+
+        It is told of them first: no event says that a server is no longer held.
+        """
+        await self._reconcile_insistently()
+        addresses = ["{}:{}".format(*each.endpoint) for each in replicas]
+        found = await asyncio.to_thread(process.read_gateway, self.layout)
+        if found is not None:
+            wait = process.wait_until_serving
+            with contextlib.suppress(NotReady):  # it is told of them, and will
+                await asyncio.to_thread(wait, found, name, addresses, REACHED_SECONDS)
+
+    async def until_left(self, name: str) -> None:
+        """Wait for a while until Envoy sends no session of an environment to what is drained."""
+        await self._reconcile_insistently()
+        with contextlib.suppress(TimeoutError):  # its clients are sent on by the replica
+            async with asyncio.timeout(LEFT_SECONDS):
+                await self._until_seen(name, _has_left)
+
+    # Reconciling
+
+    async def _reconcile_insistently(self) -> None:
+        while True:
+            try:
+                await self._reconcile()
+                return
+            except (DatabaseError, OSError) as exc:
+                log.warning("cannot update the gateway, trying again: %s", exc)
+            except Exception:
+                log.exception("cannot update the gateway")
+            await asyncio.sleep(self.timing.retry_seconds)
+
+    async def _reconcile(self) -> None:
+        async with self._reconciling:  # or what was read earlier might be written later
+            await self._reconcile_now()
+
+    async def _reconcile_now(self) -> None:
+        backends = await self._backends()
+        if not backends:
+            await self._stop_if_unused()
+            return
+        await self._held.start()
+        folder = process.config_folder(self.layout.run_dir(process.NAME))
+        await asyncio.to_thread(write_backends, folder, backends)
+        self._written = {backend.name: backend for backend in backends}
+        self._weights = {name: w for name, w in self._weights.items() if name in self._written}
+        self._has_written.set()
+        self._has_written = asyncio.Event()
+        await self._follow_process()
+
+    async def _backends(self) -> list[Backend]:
+        environments = await self.store.read(queries.environments())
+        wanted = [e for e in environments if e.state.is_live and e.spec.get("gateway")]
+        holding = str(self._held.path)
+        watched = self.replicas.watched
+        backends = [
+            backend_of(e, watched(e.name), holding, self._weights.get(e.name, {})) for e in wanted
+        ]
+        left = self._falling_asleep
+        return [_draining_alone(each) if each.name in left else each for each in backends]
+
+    # Weights
+
+    def note(self, name: str) -> None:
+        """Have the weights of an environment's replicas follow their loads, if they are to."""
+        if name in self._written and name not in self._weighing:
+            loads = loads_of(self.replicas.watched(name))
+            if weights(loads) != self._weights.get(name, {}):
+                self._weigh_later(name, loads)
+
+    def _weigh_later(self, name: str, loads: dict[int, Load]) -> None:
+        self._weighing.add(name)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.timing.weigh_seconds, self._weigh, name, loads)
+
+    def _weigh(self, name: str, before: dict[int, Load]) -> None:
+        self._weighing.discard(name)
+        loads = loads_of(self.replicas.watched(name))
+        found = weights(loads)
+        if name not in self._written or found == self._weights.get(name, {}):
+            return
+        if is_calm(before, loads):
+            self._weights[name] = found
+            self.tasks.spawn(self._reconcile_insistently(), f"weigh the replicas of {name}")
+        else:
+            self._weigh_later(name, loads)
+
+    # Holding requests
+
+    async def until_served(self, name: str) -> str | None:
+        """Wait until Envoy has a replica of an environment that takes sessions.
+
+        Returns:
+            None when it has; otherwise why it has none.
+        """
+        well_at = time.monotonic()  # when nothing was known to keep its replicas from being started
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                while (backend := self._written.get(name)) is not None:
+                    if backend.takes_sessions:
+                        if await self._until_seen(name, _is_reached):
+                            return None
+                    else:
+                        now = time.monotonic()
+                        problem = self._problem(name)
+                        well_at = now if problem is None else well_at
+                        if now - well_at >= PATIENCE_SECONDS:
+                            return f"{name} has no replica: {problem}."
+                        written = self._has_written  # by the next change, also of what follows
+                        await self._wake(name)
+                        await _set_soon(written)
+        except TimeoutError:
+            return f"No replica of {name} was ready within {HOLD_SECONDS:g} s."
+        environment = await self.store.read(queries.environment(name))
+        error = None if environment is None else environment.error
+        why = "" if error is None else f": {error.message}"
+        return f"{name} has no replica{why}."
+
+    def _problem(self, name: str) -> str | None:
+        """What keeps all of an environment's replicas from being started; None: nothing known."""
+        watched = self.replicas.watched(name)
+        found = [each.status.get("problem") or each.status.get("failed") for each in watched]
+        return str(found[0]).rstrip(".") if found and all(found) else None
+
+    # What Envoy has
+
+    async def _until_seen(
+        self, name: str, answer: Callable[[Backend | None, Seen], bool | None]
+    ) -> bool:
+        """Look at what Envoy has of an environment until that is an answer.
+
+        Args:
+            name: The environment's.
+            answer: Called with what Envoy is to have, and has; returns None: look again.
+        """
+        while True:
+            seen = await self._look()
+            own = None if seen is None else [each for each in seen if each.environment == name]
+            if (found := answer(self._written.get(name), own)) is not None:
+                return found
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> Seen:
+        """Return what Envoy knows of all endpoints; however many ask meanwhile share the next."""
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look_next())
+        return await asyncio.shield(self._next_look)
+
+    async def _look_next(self) -> Seen:
+        async with self._looking:
+            self._next_look = None  # who asks from now on must not get what was seen before
+            return await asyncio.to_thread(_statuses, self.layout)
+
+    # Sleep
+
+    async def put_to_sleep(self, name: str) -> None:
+        """End the servers of an environment's replicas, if nobody uses them; others go on.
+
+        First Envoy is to have no endpoint, and no connection to one: what clients want from then
+        on is held, and calls this off. A server that has a connection all the same, or a session,
+        does not end. Until it is known whether it does, Envoy has it not again; for a while, as an
+        agent may have been killed that had said so.
+        """
+        is_wanted = self._falling_asleep[name] = asyncio.Event()
+        try:
+            await self._reconcile()
+            await self._until_seen_asleep(name, await self._ask_until_asleep(name, is_wanted))
+        except (DatabaseError, OSError) as exc:
+            log.info("%s stays awake: %s", name, exc)
+        finally:
+            del self._falling_asleep[name]
+            await self._reconcile_insistently()
+
+    async def _ask_until_asleep(
+        self, name: str, is_wanted: asyncio.Event
+    ) -> dict[ReplicaWatch, int]:
+        """Ask replicas to end until all do, they are wanted, or it takes too long.
+
+        Returns:
+            Those that said so, and the generation of each when it was asked.
+        """
+        asleep: dict[ReplicaWatch, int] = {}
+        until = time.monotonic() + FALL_ASLEEP_SECONDS
+        while not is_wanted.is_set():
+            left = [w for w in self.replicas.watched(name) if _is_awake(w) and w not in asleep]
+            if not left:
+                break
+            if time.monotonic() >= until:
+                log.info("%s stays awake: it is used", name)
+                break
+            if await self._until_seen(name, _has_no_connection):
+                asked = {each: _generation(each) for each in left}
+                answers = await asyncio.gather(*(_is_put_to_sleep(each) for each in left))
+                asleep |= {w: asked[w] for w, sleeps in zip(left, answers, strict=True) if sleeps}
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_wanted.wait(), ASK_SECONDS)
+        return asleep
+
+    async def _until_seen_asleep(self, name: str, asleep: dict[ReplicaWatch, int]) -> None:
+        """Wait until their statuses say that they sleep, or have woken since, which takes a moment.
+
+        Args:
+            name: The environment's.
+            asleep: Those that said that they sleep, and the generation of each before.
+        """
+        until = time.monotonic() + SEEN_SECONDS
+        while any(_is_awake(w) and _generation(w) <= before for w, before in asleep.items()):
+            if time.monotonic() >= until:
+                log.warning("%s is served again: it was to sleep, and does not", name)
+                return
+            await _set_soon(self._has_written)
+
+    async def _wake(self, name: str) -> None:
+        """Start the server of an environment that sleeps, or let it stay awake."""
+        if (is_wanted := self._falling_asleep.get(name)) is not None:
+            is_wanted.set()
+        for watch in self.replicas.watched(name):
+            await watch.wake()
+
+    # The process
+
+    async def _follow_process(self) -> None:
+        """Watch the process of the gateway that a launch has started by now."""
+        found = await process_of(self.layout)
+        if found is None:
+            return
+        if self._watch is not None:
+            if self._watch.is_of(found.run_file) and not self._watch.task.done():
+                return
+            await self._unwatch()
+        self._begin_watch(found)
+
+    def _begin_watch(self, gateway: Gateway) -> None:
+        responsibility = Responsibility()
+        responsibility.take_over(gateway.run_file.request_id)
+        self._watch = ReplicaWatch(
+            _replica_of(gateway),
+            gateway.run_file,
+            responsibility,
+            self.timing,
+            _log_state,
+            self._give_up,
+            revive=self._revive,
+        )
+        self._watch.task = self.tasks.spawn(self._watch.run(), "watch the gateway")
+
+    def _revive(self, _: RunFile) -> None:
+        process.revive(self.layout)
+
+    async def _give_up(self, _: Replica, error: RequestError) -> None:
+        """Pause, and begin anew: environments have no other address."""
+        log.error("the gateway cannot be kept running: %s", error.message)
+        self.tasks.spawn(self._begin_anew(), "restart the gateway")
+
+    async def _begin_anew(self) -> None:
+        await asyncio.sleep(LONGEST_PAUSE_SECONDS)
+        await self._unwatch()
+        await self._reconcile_insistently()
+
+    async def _unwatch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.task.cancel()
+            await asyncio.gather(watch.task, return_exceptions=True)
+
+    async def _stop_if_unused(self) -> None:
+        if self._watch is None and not self.layout.run_dir(process.NAME).exists():
+            return
+        if await self._backends():
+            return
+        async with _locked(self.layout):
+            # A launch that began meanwhile had its row before it asked for the lock.
+            if await self._backends():
+                return
+            await self._unwatch()
+            await self._held.stop()
+            await asyncio.to_thread(process.stop, self.layout)
+        log.info("the gateway was stopped: no environment wants it")
+
+
+def backend_of(
+    environment: Environment,
+    watches: Iterable[ReplicaWatch],
+    holding_socket: str | None = None,
+    weighed: Mapping[int, int] = MappingProxyType({}),
+) -> Backend:
+    """What the gateway is to know of an environment, from how its replicas are."""
+    found = sorted(watches, key=lambda watch: watch.run_file.number)
+    most = max(weighed.values(), default=1)  # of one that has just come
+    endpoints = tuple(
+        Endpoint(
+            watch.run_file.number,
+            *watch.endpoint,
+            is_draining=watch.is_draining or watch.replica.state is ReplicaState.DRAINING,
+            weight=weighed.get(watch.run_file.number, most),
+        )
+        for watch in found
+        if watch.replica.state in _SERVING and not watch.status.get("held")
+    )
+    token = next((watch.run_file.token for watch in found), None)
+    wants_token = environment.spec.get("token") or not is_loopback(
+        environment.spec.get("host") or LOOPBACK
+    )
+    if wants_token and token is None:
+        holding_socket = None  # the run files are gone that have it: nobody can be let in
+    # Upstream's own server, in an image or as it is, has no other.
+    is_ours = environment.spec.get("provider", "local") == "local"
+    path = "/capacity" if is_ours and not environment.spec.get("serve_as_is") else "/health"
+    return Backend(environment.name, endpoints, token, path, holding_socket)
+
+
+def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
+    """How many sessions replicas have that may get more, by number; of those that say so."""
+    return {
+        watch.run_file.number: Load(watch.status.get("sessions") or 0, capacity)
+        for watch in watches
+        if watch.replica.state is ReplicaState.READY and not watch.status.get("held")
+        if (capacity := watch.max_sessions)
+    }
+
+
+def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:
+    """Whether Envoy has a replica that takes sessions; None: not yet."""
+    if backend is None or not backend.takes_sessions:
+        return False
+    addresses = {each.address for each in backend.endpoints}
+    taking = (e for e in seen or () if e.is_healthy and not e.is_draining)
+    return True if any(each.address in addresses for each in taking) else None
+
+
+def _has_left(backend: Backend | None, seen: Seen) -> bool | None:
+    """Whether Envoy sends nothing new to what is to drain, or does not answer; None: not yet."""
+    to_drain = _to_drain(backend, seen or [])
+    return True if all(each.is_draining for each in to_drain) else None
+
+
+def _has_no_connection(backend: Backend | None, seen: Seen) -> bool:
+    """Whether it has none to them either, nor can have one again."""
+    to_drain = _to_drain(backend, seen or [])
+    return seen is not None and all(e.is_draining and not e.connections for e in to_drain)
+
+
+def _to_drain(backend: Backend | None, seen: list[EndpointStatus]) -> list[EndpointStatus]:
+    """Return what Envoy knows of replicas that are not to take sessions."""
+    endpoints = () if backend is None else backend.endpoints
+    taking = {each.address for each in endpoints if not each.is_draining}
+    return [] if backend is None else [each for each in seen if each.address not in taking]
+
+
+def _statuses(layout: Layout) -> Seen:
+    found = process.read_gateway(layout)
+    try:
+        return [] if found is None else admin.endpoint_statuses(found.admin_socket)
+    except OSError:
+        return None
+
+
+async def _set_soon(written: asyncio.Event) -> None:
+    """Wait for a change to be written; not for ever: the word of it may have been lost."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(WAKE_AGAIN_SECONDS):
+            await written.wait()
+
+
+def _is_awake(watch: ReplicaWatch) -> bool:
+    return watch.replica.state is ReplicaState.READY and not watch.task.done()
+
+
+def _generation(watch: ReplicaWatch) -> int:
+    return int(watch.status.get("generation") or 0)
+
+
+async def _is_put_to_sleep(watch: ReplicaWatch) -> bool:
+    try:
+        return await asyncio.to_thread(ask_to_sleep, watch.run_file, ANSWER_SECONDS)
+    except (EngineFailed, OSError) as exc:
+        log.info("%s stays awake: %s", watch.replica.id, exc)
+        return False
+
+
+async def process_of(layout: Layout) -> Gateway | None:
+    """What was started in this home."""
+    return await asyncio.to_thread(process.read_gateway, layout)
+
+
+def _concerns_environments(events: Iterable[Any]) -> bool:
+    return any(event.environment is not None for event in events)
+
+
+def _replica_of(gateway: Gateway) -> Replica:
+    return Replica(
+        id=process.NAME,
+        environment=process.NAME,
+        ordinal=0,
+        provider="local",
+        state=ReplicaState.STARTING,
+        run_dir=str(gateway.run_file.run_dir),
+        started_at=time.time(),
+    )
+
+
+async def _log_state(replica: Replica) -> None:
+    log.info("the gateway is %s", replica.state.value, extra={"pid": replica.pid})
+
+
+@asynccontextmanager
+async def _locked(layout: Layout) -> AsyncIterator[None]:
+    """`process.locked`, for which no thread waits: one cannot be cancelled."""
+    with process.opened_lock(layout) as lock:
+        while not process.try_to_lock(lock):  # noqa: ASYNC110 - other processes have it
+            await asyncio.sleep(LOOK_SECONDS)
+        yield
+
+
+def _draining_alone(backend: Backend) -> Backend:
+    """Leave out what takes sessions: nothing new is sent to its replicas."""
+    return replace(backend, endpoints=tuple(e for e in backend.endpoints if e.is_draining))

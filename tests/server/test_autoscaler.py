@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that scale themselves: what is submitted, when, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments.run_files import RunFile
+from openenvd.requests_db.records import Environment, Replica
+from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.server.errors import CannotChange
+from openenvd.server.reconcile.autoscaler import Autoscaler
+from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.status_writer import Timing
+from openenvd.server.reconcile.work_queue import BackgroundTasks
+from openenvd.system.json_lines import decode_line, encode_line
+
+WAIT_SECONDS = 20.0
+SPEC: dict[str, Any] = {"max_replicas": 4, "scale_down_seconds": 60.0}
+
+
+class World:
+    """An autoscaler, and the replicas of one environment."""
+
+    def __init__(self) -> None:
+        self.tasks = BackgroundTasks()
+        self.watches: list[ReplicaWatch] = []
+        self.submitted: asyncio.Queue[tuple[str, int, str]] = asyncio.Queue()
+        self.refuses = 0
+        self.now = 1000.0
+        self.autoscaler = Autoscaler(
+            self.tasks,
+            lambda _: self.watches,
+            self.submit,
+            clock=lambda: self.now,
+            again_seconds=0.0,
+        )
+
+    async def submit(self, name: str, replicas: int, reason: str) -> None:
+        if self.refuses:
+            self.refuses -= 1
+            raise CannotChange("trial is being restarted already")
+        self.submitted.put_nowait((name, replicas, reason))
+
+    def serve(self, replicas: int, **spec: Any) -> None:
+        """The environment serves with so many replicas of ten slots."""
+        while len(self.watches) < replicas:
+            self.watches.append(watch(len(self.watches)))
+        del self.watches[replicas:]
+        state = EnvironmentState.READY
+        row = Environment("trial", {**SPEC, **spec, "replicas": replicas}, state, 0.0, 0.0, "1")
+        self.autoscaler.serve(row)
+
+    def sessions(self, *counts: int) -> None:
+        """Each replica says how many it has."""
+        for each, count in zip(self.watches, counts, strict=True):
+            each.status = {"info": {"max_sessions": 10}, "sessions": count}
+            self.autoscaler.note("trial")
+
+    async def asked(self) -> tuple[str, int, str]:
+        return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)
+
+    async def is_quiet(self) -> bool:
+        """Nothing was submitted, and nothing is just being."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.submitted.empty()
+
+
+def watch(
+    ordinal: int, state: ReplicaState = ReplicaState.READY, socket_path: Path = Path("/none")
+) -> ReplicaWatch:
+    """The watch of a replica, which is not followed."""
+
+    async def ignore(*_: Any) -> None:
+        pass
+
+    row = Replica(f"trial-{ordinal}-1", "trial", ordinal, "local", state, "/run", 0.0)
+    of_row = {"replica_id": row.id, "request_id": "1"}
+    run_file = RunFile.of(Path("/run"), {**of_row, "socket_path": str(socket_path)})
+    return ReplicaWatch(row, run_file, Responsibility(), Timing(), ignore, ignore)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    made.autoscaler.forget("trial")
+    await made.tasks.end()
+
+
+async def test_more_are_asked_for_once_with_the_reason(world: World) -> None:
+    world.serve(1)
+    world.sessions(8)
+    assert await world.is_quiet()
+    world.sessions(9)
+    assert await world.asked() == ("trial", 2, "9 of 10 sessions are taken")
+    world.sessions(10)
+    assert await world.is_quiet()  # until that request has ended
+    world.serve(2)
+    world.sessions(10, 9)
+    assert (await world.asked())[1] == 4
+
+
+async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes(
+    world: World,
+) -> None:
+    world.serve(3, scale_down_seconds=0.05)
+    world.now += 1
+    world.sessions(1, 0, 0)
+    assert await world.is_quiet()
+    world.now += 1  # the timer follows the loop's clock
+    assert await world.asked() == ("trial", 1, "1 of 30 sessions are taken")
+
+
+async def test_the_last_one_is_put_to_sleep_behind_the_gateway_and_again_when_it_was_used(
+    world: World,
+) -> None:
+    asleep: asyncio.Queue[str] = asyncio.Queue()
+
+    async def put_to_sleep(name: str) -> None:
+        asleep.put_nowait(name)
+
+    world.autoscaler.put_to_sleep = put_to_sleep
+    world.serve(1, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
+    world.sessions(0)
+    world.now += 29
+    world.watches[0].status["capacity"] = {"max_sessions": 10, "begun": 1}  # by HTTP, and gone
+    world.autoscaler.note("trial")
+    world.now += 29
+    world.autoscaler.note("trial")
+    assert asleep.empty()
+    world.now += 1
+    world.autoscaler.note("trial")
+    assert await asyncio.wait_for(asleep.get(), WAIT_SECONDS) == "trial"
+    await world.is_quiet()
+    world.now += 30  # it did not sleep
+    world.autoscaler.note("trial")
+    assert await asyncio.wait_for(asleep.get(), WAIT_SECONDS) == "trial"
+    assert await world.is_quiet()
+
+
+async def test_what_sleeps_beside_one_that_does_not_is_woken(world: World, tmp_path: Path) -> None:
+    told: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_line({"event": "status", "state": "asleep", "pid": None}))
+        told.put_nowait(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_unix_server(shim, tmp_path / "shim.sock"):
+        world.serve(2, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
+        world.watches[1] = asleep = watch(1, ReplicaState.ASLEEP, tmp_path / "shim.sock")
+        asleep.task = world.tasks.spawn(asleep.run(), "watch")
+        await asyncio.wait_for(asleep.accepts.wait(), WAIT_SECONDS)
+        world.sessions(1, 0)
+        assert decode_line(await asyncio.wait_for(told.get(), WAIT_SECONDS)) == {"op": "start"}
+        asleep.task.cancel()
+
+
+async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:
+    world.serve(1)
+    world.watches.append(watch(1, ReplicaState.DRAINING))
+    world.sessions(4, 10)
+    assert await world.is_quiet()
+
+
+async def test_what_was_refused_is_asked_for_again(world: World) -> None:
+    world.refuses = 1
+    world.serve(1)
+    world.sessions(10)
+    assert (await world.asked())[1] == 2
+    assert world.refuses == 0
+
+
+async def test_what_failed_is_asked_for_again(world: World) -> None:
+    world.serve(1)
+    world.sessions(10)
+    assert (await world.asked())[1] == 2
+    world.serve(1)  # the request has ended, and changed nothing
+    assert (await world.asked())[1] == 2
+
+
+@pytest.mark.parametrize("spec", [{"max_replicas": None}, {}])
+async def test_what_does_not_scale_itself_is_left_alone(world: World, spec: dict[str, Any]) -> None:
+    world.serve(1, **spec)
+    if not spec:
+        world.autoscaler.forget("trial")
+    world.sessions(10)
+    assert await world.is_quiet()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a browser signs in: links that work once, and sessions made of cookie and key."""
+
+from __future__ import annotations
+
+import pytest
+
+from openenvd.server.api.browser_sessions import (
+    LINK_SECONDS,
+    MAX_LINKS,
+    SESSION_SECONDS,
+    BrowserSession,
+    BrowserSessions,
+)
+
+TOKEN = "a-token"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_790_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sessions(clock: Clock) -> BrowserSessions:
+    return BrowserSessions(TOKEN, clock)
+
+
+def begun(sessions: BrowserSessions) -> tuple[bytes, bytes]:
+    """The `Cookie` header and the key of a new session."""
+    session = sessions.begin(sessions.new_code())
+    assert session is not None
+    return cookie_of(session), session.key.encode()
+
+
+def cookie_of(session: BrowserSession) -> bytes:
+    return session.cookie.partition(";")[0].encode()
+
+
+def test_a_session_is_its_cookie_and_its_key(sessions: BrowserSessions) -> None:
+    cookie, key = begun(sessions)
+    assert sessions.is_valid(cookie, key)
+    assert sessions.is_valid(b"theme=dark; " + cookie + b"; other={not a cookie}", key)
+
+
+def test_the_cookie_alone_is_good_for_nothing(sessions: BrowserSessions) -> None:
+    cookie, _ = begun(sessions)
+    _, key_of_another = begun(sessions)
+    assert not sessions.is_valid(cookie, b"")
+    assert not sessions.is_valid(cookie, key_of_another)
+
+
+def test_the_key_alone_is_good_for_nothing(sessions: BrowserSessions) -> None:
+    _, key = begun(sessions)
+    assert not sessions.is_valid(b"", key)
+
+
+def test_scripts_cannot_read_the_cookie_and_other_sites_do_not_send_it(
+    sessions: BrowserSessions,
+) -> None:
+    session = sessions.begin(sessions.new_code())
+    assert session is not None
+    attributes = {part.strip() for part in session.cookie.split(";")[1:]}
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= attributes
+
+
+def test_a_link_works_once(sessions: BrowserSessions) -> None:
+    code = sessions.new_code()
+    assert sessions.begin(code) is not None
+    assert sessions.begin(code) is None
+
+
+def test_a_link_that_nobody_has_used_ends(sessions: BrowserSessions, clock: Clock) -> None:
+    code = sessions.new_code()
+    clock.now += LINK_SECONDS
+    assert sessions.begin(code) is None
+
+
+def test_the_oldest_of_too_many_links_ends(sessions: BrowserSessions) -> None:
+    codes = [sessions.new_code() for _ in range(MAX_LINKS + 1)]
+    assert sessions.begin(codes[0]) is None
+    assert sessions.begin(codes[1]) is not None
+
+
+@pytest.mark.parametrize("code", ["", "nonsense", "ö"])
+def test_a_wrong_code_begins_nothing(sessions: BrowserSessions, code: str) -> None:
+    sessions.new_code()
+    assert sessions.begin(code) is None
+
+
+def test_a_session_ends_with_its_time(sessions: BrowserSessions, clock: Clock) -> None:
+    cookie, key = begun(sessions)
+    clock.now += SESSION_SECONDS + 1
+    assert not sessions.is_valid(cookie, key)
+
+
+def test_a_session_goes_on_with_the_next_daemon_of_its_home(
+    sessions: BrowserSessions, clock: Clock
+) -> None:
+    cookie, key = begun(sessions)
+    assert BrowserSessions(TOKEN, clock).is_valid(cookie, key)
+    assert not BrowserSessions("another-token", clock).is_valid(cookie, key)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_changed_cookie_is_refused(sessions: BrowserSessions, place: int) -> None:
+    cookie, key = begun(sessions)
+    name, _, value = cookie.partition(b"=")
+    parts = value.split(b".")
+    parts[place] = b"9" + parts[place][1:] if parts[place][:1] != b"9" else b"8" + parts[place][1:]
+    assert not sessions.is_valid(name + b"=" + b".".join(parts), key)
+
+
+@pytest.mark.parametrize("cookie", [b"", b"=", b";;", b"\xff\xfe", b"openenvd-=..", b"a=b"])
+def test_whatever_a_cookie_is_it_is_only_refused(sessions: BrowserSessions, cookie: bytes) -> None:
+    assert not sessions.is_valid(cookie, b"\xff")
+    name = sessions.cookie_name.encode()
+    assert not sessions.is_valid(name + b"=" + cookie, b"")

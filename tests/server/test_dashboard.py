@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard over the daemon's real TCP port, as a browser calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.api import DaemonClient
+from openenvd.client.following import wait
+from openenvd.client.http import parse_events
+from openenvd.server.dashboard import routes
+from openenvd.server.settings import Paths
+
+from .conftest import WAIT_SECONDS
+
+Json = dict[str, Any]
+STATIC = Path(routes.__file__).parent / "static"
+MOST_BYTES = 150_000
+LATER = {"charts.js", "json_text.js", "replay.js", "schema_form.js"} | {
+    "panels/launch.js",
+    "panels/rollouts.js",
+}
+IDENTITY = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    return Paths(tmp_path_factory.mktemp("dashboard") / "home")
+
+
+@pytest.fixture(scope="module")
+def client(paths: Paths) -> Iterator[DaemonClient]:
+    client = daemon.connect(paths, settings={"port": 0})
+    yield client
+    daemon.stop(paths)
+
+
+class Browser:
+    """What a browser sends from a page of the daemon, or another."""
+
+    def __init__(self, client: DaemonClient) -> None:
+        self.port = client.identity["port"]
+        self.origin = f"http://127.0.0.1:{self.port}"
+        self.signed_in: dict[str, str] = {}
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            sent = {**IDENTITY, "Origin": self.origin, **self.signed_in}
+            sent |= headers or {}
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {k: v for k, v in sent.items() if v})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    def sign_in(self, client: DaemonClient) -> None:
+        code = client.dashboard_link()["url"].partition("#")[2]
+        status, headers, answer = self.call("POST", "/dashboard/session", {"code": code})
+        assert status == 200, answer
+        cookie = str(headers["Set-Cookie"]).partition(";")[0]
+        self.signed_in = {"Cookie": cookie, "X-Openenvd-Key": json.loads(answer)["key"]}
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Iterator[tuple[str, Json]]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", "/v1/dashboard/stream", headers=self.signed_in)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            lines = iter(answer.readline, b"")
+            yield ((event.name, event.data) for event in parse_events(lines))
+
+
+@pytest.fixture
+def stranger(client: DaemonClient) -> Browser:
+    return Browser(client)
+
+
+@pytest.fixture
+def browser(client: DaemonClient) -> Browser:
+    browser = Browser(client)
+    browser.sign_in(client)
+    return browser
+
+
+# Signing in.
+
+
+def test_the_link_has_its_code_where_no_server_is_sent_it(client: DaemonClient) -> None:
+    link = client.dashboard_link()
+    assert link["url"].startswith(client.address + "/#")
+    assert "token" not in link["url"]
+
+
+def test_a_link_is_for_who_has_the_token(stranger: Browser) -> None:
+    assert stranger.call("POST", "/v1/dashboard/link")[0] == 401
+
+
+def test_a_link_signs_in_once(client: DaemonClient, stranger: Browser, paths: Paths) -> None:
+    code = client.dashboard_link()["url"].partition("#")[2]
+    paths.sign_in_page.write_text(code)
+    assert stranger.call("POST", "/dashboard/session", {"code": code})[0] == 200
+    assert not paths.sign_in_page.exists()
+    status, headers, answer = stranger.call("POST", "/dashboard/session", {"code": code})
+    assert status == 401
+    assert "Set-Cookie" not in headers
+    assert json.loads(answer)["error"]["hint"].startswith("openenv dashboard")
+
+
+@pytest.mark.parametrize("origin", ["", "http://127.0.0.1:3000", "http://localhost:3000", "null"])
+def test_no_other_page_signs_in(client: DaemonClient, stranger: Browser, origin: str) -> None:
+    code = client.dashboard_link()["url"].partition("#")[2]
+    status, _, _ = stranger.call("POST", "/dashboard/session", {"code": code}, {"Origin": origin})
+    assert status == 403
+    assert stranger.call("POST", "/dashboard/session", {"code": code})[0] == 200  # still unused
+
+
+def test_a_browser_that_has_signed_in_may_call_the_api(browser: Browser) -> None:
+    assert browser.call("GET", "/v1/status", headers={"Origin": ""})[0] == 200
+    cancelling = browser.call("POST", "/v1/requests/0123456789abcdef/cancel")
+    assert cancelling[0] == 404
+
+
+@pytest.mark.parametrize("name", ["Cookie", "X-Openenvd-Key"])
+def test_neither_cookie_nor_key_is_enough(browser: Browser, name: str) -> None:
+    assert browser.call("GET", "/v1/status", headers={name: ""})[0] == 401
+    assert browser.call("POST", "/v1/stop", headers={name: ""})[0] == 401
+
+
+@pytest.mark.parametrize("origin", ["", "http://127.0.0.1:1", "http://localhost:3000", "null"])
+def test_a_page_of_another_port_cannot_act_with_cookie_and_key(
+    browser: Browser, origin: str
+) -> None:
+    status, _, answer = browser.call("POST", "/v1/stop", headers={"Origin": origin})
+    assert status == 403, answer
+
+
+def test_a_page_of_another_port_cannot_read_with_cookie_and_key(browser: Browser) -> None:
+    assert browser.call("GET", "/v1/status", headers={"Origin": "http://localhost:3000"})[0] == 403
+    assert (
+        browser.call("GET", "/v1/status", headers={"Origin": "", "Sec-Fetch-Site": "same-site"})[0]
+        == 403
+    )
+
+
+def test_a_rebound_name_is_refused_the_page_and_the_session(browser: Browser) -> None:
+    rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+    assert browser.call("GET", "/", headers=rebound)[0] == 403
+    assert browser.call("GET", "/v1/status", headers=rebound)[0] == 403
+    assert browser.call("POST", "/v1/stop", headers=rebound)[0] == 403
+    assert browser.call("POST", "/dashboard/session", {"code": "x"}, rebound)[0] == 403
+
+
+# The page and its files.
+
+
+def test_every_file_comes_with_the_security_headers(stranger: Browser) -> None:
+    names = [str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()]
+    assert "app.js" in names
+    for path in ["/", *(f"/dashboard/{name}" for name in names)]:
+        status, headers, _ = stranger.call("GET", path, headers={"Origin": ""})
+        assert status == 200, path
+        for name, value in routes.SECURITY_HEADERS.items():
+            assert headers[name] == value, (path, name)
+
+
+def test_the_page_is_small(stranger: Browser) -> None:
+    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < MOST_BYTES
+
+
+def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
+    html = (STATIC / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", html)
+    for path in STATIC.rglob("*.*"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        found = re.findall(r"(?:src|href|import|from|url\()\W{0,3}https?://", text)
+        assert not found, path
+        assert "innerHTML" not in text, path
+
+
+def test_all_modules_are_asked_for_at_once() -> None:
+    """Else the browser finds each only when it has read the one that imports it.
+
+    But those of pages that are loaded when they are first shown.
+    """
+    html = (STATIC / "index.html").read_text()
+    loaded = set(re.findall(r'(?:href|src)="/dashboard/([^"]+\.js)"', html))
+    known = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*.js")}
+    assert loaded == known - LATER
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(stranger: Browser) -> None:
+    _, headers, content = stranger.call("GET", "/dashboard/app.js", headers={"Origin": ""})
+    assert content
+    again = stranger.call(
+        "GET", "/dashboard/app.js", headers={"Origin": "", "If-None-Match": str(headers["ETag"])}
+    )
+    assert (again[0], again[2]) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/dashboard/../routes.py", "/dashboard/%2e%2e/routes.py", "/dashboard//etc/passwd",
+     "/dashboard/panels", "/dashboard/__init__.py", "/dashboard/"],
+)  # fmt: skip
+def test_no_other_file_is_given_out(stranger: Browser, path: str) -> None:
+    assert stranger.call("GET", path, headers={"Origin": ""})[0] == 404
+
+
+# The stream.
+
+
+def until(events: Iterator[tuple[str, Json]], kind: str, check: Any) -> Json:
+    """The first entity of a kind for which `check` holds."""
+    for _, data in events:
+        for entity in data["put"].get(kind, {}).values():
+            if check(entity):
+                found: Json = entity
+                return found
+    raise AssertionError(f"the stream has ended before {kind} was as expected")
+
+
+def test_the_stream_begins_with_everything(browser: Browser, client: DaemonClient) -> None:
+    done = wait(client, client.submit("check", {})["id"])
+    with browser.stream() as events:
+        name, data = next(events)
+    put = data["put"]
+    assert name == "snapshot"
+    assert put["daemon"][""]["address"] == client.address
+    assert put["plan"][""]["guaranteed_long"] >= 1
+    assert all(
+        {"cap_bytes", "rss_bytes", "task_id"} <= each.keys() for each in put["workers"].values()
+    )
+    assert done["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("kind", ["memory", "samples"])
+def test_the_memory_is_on_the_stream_when_it_was_measured(browser: Browser, kind: str) -> None:
+    with browser.stream() as events:
+        measured = until(events, kind, bool)
+    if kind == "memory":
+        assert measured["daemon"] > 0
+        assert measured["free"] + measured["other"] + measured["daemon"] <= measured["limit"]
+
+
+def test_the_stream_is_for_who_has_signed_in(stranger: Browser) -> None:
+    assert stranger.call("GET", "/v1/dashboard/stream")[0] == 401
+
+
+def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: DaemonClient) -> None:
+    with browser.stream() as events:
+        assert next(events)[0] == "snapshot"
+        request = client.submit("launch", {"source": "no-such-source", "name": "never"})
+        failed = until(
+            events, "requests", lambda r: r["id"] == request["id"] and r["state"] == "FAILED"
+        )
+    assert failed["error"]["message"]
+    assert "payload" not in failed
+
+
+def test_an_environment_is_seen_to_come_and_to_go(browser: Browser, client: DaemonClient) -> None:
+    with browser.stream() as events:
+        next(events)
+        launch = client.submit("launch", {"source": "echo", "name": "seen"})
+        ready = until(events, "environments", lambda e: e["state"] == "READY")
+        assert (ready["name"], ready["ready"], ready["replicas"]) == ("seen", 1, 1)
+        assert ready["request_id"] == launch["id"]
+        client.submit("down", {"name": "seen"})
+        for _, data in events:
+            if "seen" in data.get("drop", {}).get("environments", []):
+                break
+        else:
+            raise AssertionError("the environment was not dropped")
+
+
+def test_what_runs_is_launched_again_with_more_memory_as_an_update(
+    browser: Browser, client: DaemonClient
+) -> None:
+    launch = wait(client, client.submit("launch", {"source": "echo", "name": "more"})["id"])
+    path = f"/v1/requests/{launch['id']}/retry"
+    status, _, answer = browser.call("POST", path, {"memory_mb": 300})
+    assert status == 202, answer
+    updated = wait(client, json.loads(answer)["request_id"])
+    assert updated["state"] == "SUCCEEDED", updated["error"]
+    environment = client.environment("more")
+    assert (environment["state"], environment["generation"]) == ("READY", 2)
+    wait(client, client.submit("down", {"name": "more"})["id"])
+
+
+def test_a_request_that_has_not_ended_is_not_submitted_again(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
+    stuck = {"source": "stuck_env:Stuck", "name": "stuck", "cwd": str(tmp_path)}
+    launch = client.submit("launch", stuck)
+    status, _, answer = browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})
+    assert status == 422, answer
+    client.cancel(launch["id"])
+    wait(client, launch["id"])
+
+
+def test_an_ended_request_is_submitted_again_as_it_was(
+    browser: Browser, client: DaemonClient
+) -> None:
+    secret = {"source": "no-such-source", "name": "again", "env": {"API_KEY": "sesame"}}
+    first = wait(client, client.submit("launch", secret)["id"])
+    status, _, answer = browser.call("POST", f"/v1/requests/{first['id']}/retry", {"memory_mb": 64})
+    assert status == 202, answer
+    again = json.loads(answer)["request"]
+    assert again["id"] != first["id"]
+    assert again["payload"]["memory_mb"] == 64
+    assert again["payload"]["env"] == first["payload"]["env"]
+    assert b"sesame" not in answer

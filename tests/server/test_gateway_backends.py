@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gateway is told of an environment, by how its replicas are."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments.gateway.configuration import Endpoint, endpoints
+from openenvd.environments.gateway.weights import Load
+from openenvd.environments.run_files import RunFile
+from openenvd.requests_db.records import Environment, Replica
+from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.server.reconcile.gateway import backend_of, loads_of
+from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.status_writer import Timing
+
+
+async def nothing(*_: Any) -> None:
+    pass
+
+
+def watch(ordinal: int, state: ReplicaState, **more: Any) -> ReplicaWatch:
+    replica_id = f"sample-{ordinal}-1"
+    data = {"replica_id": replica_id, "environment": "sample", "ordinal": ordinal}
+    data |= {"host": "127.0.0.1", "port": 21000 + ordinal, "request_id": "1", **more}
+    replica = Replica(replica_id, "sample", ordinal, "local", state, "/nowhere", started_at=0.0)
+    run_file = RunFile.of(Path("/nowhere"), data)
+    return ReplicaWatch(replica, run_file, Responsibility(), Timing(), nothing, nothing)
+
+
+def environment(**spec: Any) -> Environment:
+    now = time.time()
+    return Environment("sample", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
+
+
+def test_replicas_get_sessions_when_they_are_ready_and_keep_them_while_they_drain() -> None:
+    watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
+    by_state = dict(zip(ReplicaState, watches, strict=True))
+    found = backend_of(environment(), watches).endpoints
+    ready, draining = by_state[ReplicaState.READY], by_state[ReplicaState.DRAINING]
+    assert set(found) == {
+        Endpoint(ready.run_file.ordinal, "127.0.0.1", ready.run_file.port),
+        Endpoint(draining.run_file.ordinal, "127.0.0.1", draining.run_file.port, is_draining=True),
+    }
+
+
+def test_a_replica_is_known_by_the_number_in_the_ids_of_its_sessions() -> None:
+    [found] = backend_of(environment(), [watch(0, ReplicaState.READY, number=3)]).endpoints
+    assert found.number == 3
+
+
+def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most_room() -> None:
+    watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(3)]
+    found = backend_of(environment(), watches, None, {0: 1, 1: 16}).endpoints
+    assert [each.weight for each in found] == [1, 16, 16]
+    assert [each.weight for each in backend_of(environment(), watches).endpoints] == [1, 1, 1]
+
+
+def test_loads_are_of_replicas_that_get_sessions_and_say_how_many_they_have() -> None:
+    watches = [watch(ordinal, state) for ordinal, state in enumerate(ReplicaState)]
+    for each in watches:
+        each.status = {"sessions": 3, "capacity": {"max_sessions": 8}}
+    silent, held, starting = (watch(ordinal, ReplicaState.READY) for ordinal in (50, 51, 52))
+    held.status = {"sessions": 0, "held": True, "capacity": {"max_sessions": 8}}
+    starting.status = {"sessions": 0, "info": {"max_sessions": 4}}
+    ready = list(ReplicaState).index(ReplicaState.READY)
+    found = loads_of([*watches, silent, held, starting])
+    assert found == {ready: Load(3, 8), 52: Load(0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("state", "holds"),
+    [(ReplicaState.READY, False), (ReplicaState.DRAINING, True), (ReplicaState.STARTING, True)],
+)
+def test_requests_are_held_while_no_replica_takes_sessions(
+    state: ReplicaState, holds: bool
+) -> None:
+    backend = backend_of(environment(), [watch(0, state)], "/held.sock")
+    assert ("/held.sock" in json.dumps(endpoints(backend))) is holds
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({}, "/capacity"),
+        ({"provider": "local"}, "/capacity"),
+        ({"serve_as_is": True}, "/health"),
+        ({"provider": "docker"}, "/health"),
+    ],
+)
+def test_health_checks_ask_for_what_the_server_has(spec: dict[str, Any], path: str) -> None:
+    assert backend_of(environment(**spec), []).health_path == path
+
+
+def test_the_token_is_that_of_the_run_files() -> None:
+    token = "a-token-of-letters"
+    found = backend_of(environment(), [watch(0, ReplicaState.STARTING, token=token)])
+    assert found.token == token
+
+
+@pytest.mark.parametrize("spec", [{"token": "auto"}, {"host": "0.0.0.0"}])
+def test_nothing_is_held_for_whoever_cannot_be_asked_for_the_token(spec: dict[str, Any]) -> None:
+    assert backend_of(environment(**spec), [], "/held.sock").holding_socket is None
+    known = watch(0, ReplicaState.STARTING, token="a-token-of-letters")
+    assert backend_of(environment(**spec), [known], "/held.sock").holding_socket == "/held.sock"

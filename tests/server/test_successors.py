@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas that their engine ends: which are replaced, when, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments.run_files import RunFile
+from openenvd.requests_db.records import Replica
+from openenvd.requests_db.states import ReplicaState
+from openenvd.server.errors import CannotChange
+from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.status_writer import Timing
+from openenvd.server.reconcile.successors import TOGETHER_SECONDS, Successors
+from openenvd.server.reconcile.work_queue import BackgroundTasks
+from openenvd.system.process_identity import boot_seconds
+
+WAIT_SECONDS = 20.0
+
+
+class World:
+    """The replicas of one environment; the clock stands at 1000."""
+
+    def __init__(self) -> None:
+        self.tasks = BackgroundTasks()
+        self.watches: list[ReplicaWatch] = []
+        self.submitted: asyncio.Queue[tuple[str, list[int], float, str]] = asyncio.Queue()
+        self.refuses = 0
+        self.now = 1000.0
+        self.successors = Successors(
+            self.tasks,
+            lambda _: self.watches,
+            self.submit,
+            clock=lambda: self.now,
+            again_seconds=0.0,
+        )
+
+    async def submit(self, name: str, replicas: list[int], seconds: float, reason: str) -> None:
+        if self.refuses:
+            self.refuses -= 1
+            raise CannotChange("trial is being restarted already")
+        self.submitted.put_nowait((name, replicas, seconds, reason))
+
+    def replica(
+        self, replace_at: float | None, *, instance: str = "7", address: str | None = "http://gate"
+    ) -> None:
+        """One more, which says when it is to be replaced; it ends a minute later."""
+
+        async def ignore(*_: Any) -> None:
+            pass
+
+        ordinal = len(self.watches)
+        row = Replica(
+            f"trial-{ordinal}", "trial", ordinal, "slurm", ReplicaState.READY, "/run", 0.0
+        )
+        run_file = RunFile.of(Path("/run"), {"replica_id": row.id, "address": address})
+        made = ReplicaWatch(row, run_file, Responsibility(), Timing(), ignore, ignore)
+        ends_at = None if replace_at is None else replace_at + 60
+        made.status = {"instance": instance, "replace_at": replace_at, "ends_at": ends_at}
+        self.watches.append(made)
+
+    async def asked(self) -> tuple[str, list[int], float, str]:
+        return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)
+
+    async def is_quiet(self) -> bool:
+        """Nothing was submitted, and nothing is just being."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.submitted.empty()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    made.watches.clear()
+    made.successors.note("trial")
+    await made.tasks.end()
+
+
+async def test_those_that_are_due_are_replaced_in_one_go_and_once(world: World) -> None:
+    world.replica(990.0)
+    world.replica(990.0 + TOGETHER_SECONDS)
+    world.replica(1001.0 + TOGETHER_SECONDS)
+    world.replica(None)
+    world.successors.note("trial")
+    reason = "the time limit of 2 of its replicas is over in 50 s"
+    assert await world.asked() == ("trial", [0, 1], 50.0, reason)
+    world.successors.note("trial")
+    assert await world.is_quiet()
+
+
+async def test_the_next_instance_of_a_replica_is_replaced_again(world: World) -> None:
+    world.replica(990.0)
+    world.successors.note("trial")
+    await world.asked()
+    world.watches[0].status["instance"] = "8"
+    world.successors.note("trial")
+    assert (await world.asked())[1] == [0]
+
+
+async def test_what_is_not_due_yet_is_replaced_in_time_though_nothing_changes(
+    world: World,
+) -> None:
+    world.replica(1000.05)
+    world.successors.note("trial")
+    assert await world.is_quiet()
+    world.now += 1
+    assert (await world.asked())[1] == [0]
+
+
+async def test_a_request_that_is_refused_is_tried_again(world: World) -> None:
+    world.refuses = 2
+    world.replica(990.0)
+    world.successors.note("trial")
+    assert (await world.asked())[1] == [0]
+
+
+async def test_what_has_its_own_address_has_nobody_to_take_its_place(world: World) -> None:
+    world.replica(990.0, address=None)
+    world.successors.note("trial")
+    assert await world.is_quiet()
+
+
+async def test_one_that_drains_already_is_left_alone(world: World) -> None:
+    world.replica(990.0)
+    watch = world.watches[0]
+    watch.replica = Replica(
+        watch.replica.id, "trial", 0, "slurm", ReplicaState.DRAINING, "/run", 0.0
+    )
+    world.successors.note("trial")
+    assert await world.is_quiet()
+
+
+async def test_a_step_of_the_clock_makes_nothing_due(world: World) -> None:
+    """Times are those of `boot_seconds`."""
+    world.successors.clock = Successors(world.tasks, lambda _: []).clock
+    world.replica(boot_seconds() + 600)
+    world.successors.note("trial")
+    assert await world.is_quiet()
+    world.replica(boot_seconds() - 90)
+    world.successors.note("trial")
+    assert await world.asked() == (
+        "trial",
+        [1],
+        1.0,
+        "the time limit of 1 of its replicas is over in 0 s",
+    )
+
+
+async def test_a_job_that_is_requeued_is_replaced_again_before_its_new_end(world: World) -> None:
+    world.replica(990.0)
+    world.successors.note("trial")
+    await world.asked()
+    status = world.watches[0].status
+    status.update(replace_at=None, ends_at=None)
+    world.successors.note("trial")
+    status.update(replace_at=995.0, ends_at=1055.0)
+    world.successors.note("trial")
+    assert (await world.asked())[:3] == ("trial", [0], 55.0)
+
+
+async def test_an_end_that_is_unknown_by_the_time_it_is_submitted_is_the_one_that_was_due(
+    world: World,
+) -> None:
+    world.replica(990.0)
+    world.successors.note("trial")
+    world.watches[0].status.update(replace_at=None, ends_at=None)
+    assert (await world.asked())[2] == 50.0
+
+
+async def test_nothing_is_remembered_of_replicas_that_are_gone(world: World) -> None:
+    world.replica(990.0)
+    world.successors.note("trial")
+    await world.asked()
+    world.watches.clear()
+    world.successors.note("trial")
+    assert not world.successors._asked
