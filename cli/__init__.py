@@ -3,13 +3,23 @@
 
     main.py         the command group, and where errors become exit codes
     exit_codes.py   the exit codes, and which error or outcome has which
-    up.py           up, stop, info, check
-    launch.py       launch; source.py finds what is launched, and its name
+    up.py           up, stop, info
+    check.py        check; report.py: the file of `check --report`
+    config.py       config
+    launch.py       launch, rollback; variables.py: `-e` and `--env-file`
+    scale.py        scale, restart
     rollout.py      rollout
     bench.py        bench
+    test.py         test
     status.py       status
+    address.py      address
+    top.py          top; top_app.py is its screen (Textual), top_view.py what that shows
+    dashboard.py    dashboard
+    gateway.py      gateway status, gateway config
+    changes.py      what `status --watch` and `top` hear of changes
     requests.py     requests, wait, cancel
     logs.py         logs
+    image.py        image build
     down.py         down, prune
     following.py    queue a LONG request, leave it, or follow its log; what Ctrl-C does to it
     failures.py     a failure with its evidence, the same block everywhere
@@ -17,6 +27,8 @@
     drawing.py      tables and lines, colour
     phrases.py      durations and sizes for people
     options.py      what several commands share: options, the connection, NAME|REQUEST_ID
+    completion.py   what shells complete
+    examples.py     examples of every command
     passthrough.py  upstream's commands
 
 Standard library and click until a table is drawn. Nothing here knows the daemon's insides: JSON

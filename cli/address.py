@@ -6,13 +6,13 @@ from __future__ import annotations
 import click
 
 from ..client.errors import ApiRefused
-from . import exit_codes
+from . import completion, exit_codes
 from .options import connect, json_option
 from .output import Output
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.environments)
 @json_option
 def address(name: str, as_json: bool) -> int:
     """Print the base URL that clients of an environment are given, alone on a line.

@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..client.sources import working_folder
+from . import completion
 from .following import async_option, follow, leave
-from .options import connect, json_option
+from .options import Duration, connect, json_option, seconds
 from .output import Output, good
-from .source import working_folder
 
-_COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
+_COUNTS, _DURATIONS = "N,N,…", "DURATION,…"
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.environments)
 @click.option("--requests-grid", metavar=_COUNTS, help="Sessions at once [32,128,512].")
-@click.option("--wait-grid", metavar=_SECONDS, help="How long a step waits [1].")
+@click.option("--wait-grid", metavar=_DURATIONS, help="How long a step waits [1].")
 @click.option("--reps", type=click.IntRange(1, 100), help="How often each batch is measured [3].")
 @click.option("--mode", type=click.Choice(["ws", "http"]), help="WebSocket or HTTP [ws].")
 @click.option("--compare", is_flag=True, help="Measure both modes, and compare them.")
@@ -35,7 +37,7 @@ _COUNTS, _SECONDS = "N,N,…", "SECONDS,…"
     help="Handshakes under way at once; by default all of a batch.",
 )  # fmt: skip
 @click.option(
-    "--session-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+    "--session-timeout", type=Duration(min=0, min_open=True), metavar="DURATION",
     help="Time limit of a session, beyond its wait [120].",
 )  # fmt: skip
 @click.option(
@@ -67,11 +69,11 @@ def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
     folder = options["output_dir"]
     mode = options["mode"]
     said = {
-        "requests_grid": _numbers("--requests-grid", options["requests_grid"], int),
-        "wait_grid": _numbers("--wait-grid", options["wait_grid"], float),
+        "requests_grid": _list("--requests-grid", options["requests_grid"], int, "whole numbers"),
+        "wait_grid": _list("--wait-grid", options["wait_grid"], seconds, "durations"),
         "repetitions": options["reps"],
         "modes": ["http", "ws"] if options["compare"] else mode and [mode],
-        "action": _action(options["action"]),
+        "action": read_action(options["action"]),
         "generators": options["generators"],
         "window": options["window"],
         "session_timeout_seconds": options["session_timeout"],
@@ -80,7 +82,9 @@ def _payload(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, **{key: value for key, value in said.items() if value is not None}}
 
 
-def _numbers(option: str, text: str | None, kind: type[int] | type[float]) -> list[Any] | None:
+def _list(
+    option: str, text: str | None, kind: Callable[[str], float], what: str
+) -> list[Any] | None:
     if text is None:
         return None
     try:
@@ -88,14 +92,18 @@ def _numbers(option: str, text: str | None, kind: type[int] | type[float]) -> li
     except ValueError:
         values = []
     if not values:
-        what = "whole numbers" if kind is int else "numbers"
         raise click.BadParameter(
             f"{text!r} is not a list of {what}; write 1,5,10", param_hint=option
         )
     return values
 
 
-def _action(text: str | None) -> dict[str, Any] | None:
+def read_action(text: str | None) -> dict[str, Any] | None:
+    """Read the value of `--action`.
+
+    Raises:
+        click.BadParameter: It is no JSON object.
+    """
     if text is None:
         return None
     try:

@@ -10,7 +10,7 @@ import click
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
-from . import exit_codes, phrases
+from . import completion, exit_codes, phrases
 from .failures import error_lines, request_failure
 from .following import run, wait_quietly
 from .options import connect, json_option
@@ -18,15 +18,20 @@ from .output import Output, good
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="NAME…")
+@click.argument("names", nargs=-1, metavar="NAME…", shell_complete=completion.environments)
 @click.option("--all", "everything", is_flag=True, help="Take down all environments.")
+@click.option("--strays", is_flag=True, help="Stop what runs and nobody has written down.")
 @click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
 @json_option
-def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool) -> int:
+def down(
+    names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, as_json: bool
+) -> int:
     """Take environments down, and cancel launches that are still under way."""
-    if bool(names) == everything:
-        raise click.UsageError("name environments, or use --all")
+    if [bool(names), everything, strays].count(True) != 1:
+        raise click.UsageError("name environments, or use --all, or --strays")
     output = Output(as_json=as_json)
+    if strays:
+        return _down_strays(output, is_async=is_async)
     client = connect(output)
     wanted = [e["name"] for e in client.environments()] if everything else list(names)
     if not wanted:
@@ -44,6 +49,31 @@ def down(names: tuple[str, ...], everything: bool, is_async: bool, as_json: bool
         _tell(request, output)
     output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
+
+
+def _down_strays(output: Output, *, is_async: bool) -> int:
+    """Stop what `status` shows as strays."""
+    client = connect(output)
+    found = client.status()["strays"]
+    if not found:
+        output.result("no strays")
+        output.json({"stopped": []})
+        return exit_codes.OK
+    named = [{"provider": stray["provider"], "id": stray["id"]} for stray in found]
+    request = client.submit("down_strays", {"strays": named})
+    if is_async:
+        output.result(request["id"])
+        output.json({"request_ids": [request["id"]]})
+        return exit_codes.OK
+    ended = wait_quietly(client, request["id"])
+    if ended["state"] == RequestState.SUCCEEDED:
+        stopped = ended["result"]["stopped"]
+        output.result(f"{good('✓')} stopped {phrases.plural(len(stopped), 'stray')}")
+    else:
+        for line in request_failure(ended):
+            output.note(line)
+    output.json({"requests": [ended]})
+    return exit_codes.of_requests([ended])
 
 
 @click.command()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from ..requests_db.states import EnvironmentState, ReplicaState, RequestState
+from ..requests_db.states import EnvironmentState, GenerationState, ReplicaState, RequestState
 from ..system.terminal_text import coloured, plain
 from . import phrases
 
@@ -30,11 +31,14 @@ _GAP = "  "  # between two columns
 _COLOURS: dict[str, str] = {
     EnvironmentState.READY: "green",
     EnvironmentState.DEGRADED: "yellow",
+    EnvironmentState.ASLEEP: "blue",
     EnvironmentState.STARTING: "cyan",
     EnvironmentState.STOPPING: "cyan",
     RequestState.RUNNING: "cyan",
     RequestState.SUCCEEDED: "green",
     RequestState.FAILED: "red",
+    GenerationState.SERVING: "green",
+    GenerationState.DRAINING: "cyan",
 }
 
 _WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others are folded first
@@ -160,16 +164,29 @@ def environments_table(environments: Sequence[dict[str, Any]], now: float | None
     now = time.time() if now is None else now
     table = Table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
     for environment in environments:
-        replicas = environment["replicas"]
-        ready = sum(replica["state"] == ReplicaState.READY for replica in replicas)
         table.add_row(
             environment["name"],
-            _state(environment["state"]),
+            state_cell(environment["state"]),
             environment["address"] or "-",
-            _sessions(environment),
-            f"{ready}/{len(replicas)}" if replicas else "-",
+            count_sessions(environment),
+            count_replicas(environment["replicas"]),
             environment.get("source") or "-",
             phrases.duration(now - environment["created_at"]),
+        )
+    return table
+
+
+def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Table:
+    """One line for each generation of an environment."""
+    table = Table("GENERATION", "LAUNCH", "STATE", "WHEN", "SOURCE", "")
+    for generation in generations:
+        table.add_row(
+            str(generation["number"]),
+            phrases.short_id(generation["request_id"]),
+            state_cell(generation["state"]),
+            phrases.generation_timing(generation, now),
+            generation["spec"].get("source") or "-",
+            str(generation["error"] or "").partition("\n")[0],
         )
     return table
 
@@ -182,25 +199,36 @@ def requests_table(requests: Sequence[dict[str, Any]], now: float | None = None)
         table.add_row(
             request["label"],
             phrases.short_id(request["id"]),
-            _state(request["state"]),
+            state_cell(request["state"]),
             phrases.timing(request, now),
-            _remark(request),
+            remark(request),
         )
     return table
 
 
-def _state(state: str) -> Cell:
+def state_cell(state: str) -> Cell:
+    """Return a state in its colour."""
     if state == RequestState.CANCELLED:
         return Cell(state, {"dim": True})
     return Cell(state, {"fg": colour} if (colour := _COLOURS.get(state)) else {})
 
 
-def _sessions(environment: dict[str, Any]) -> str:
+def count_replicas(replicas: Sequence[dict[str, Any]]) -> str:
+    """Return how many replicas are ready, of how many."""
+    states = Counter(replica["state"] for replica in replicas)
+    draining = states.pop(ReplicaState.DRAINING, 0)
+    more = f" +{draining} draining" if draining else ""
+    return f"{states[ReplicaState.READY]}/{states.total()}{more}" if replicas else "-"
+
+
+def count_sessions(environment: dict[str, Any]) -> str:
+    """Return how many sessions there are, of how many."""
     most = environment.get("max_sessions")
     return f"{environment['sessions']}/{most}" if most else str(environment["sessions"])
 
 
-def _remark(request: dict[str, Any]) -> str:
+def remark(request: dict[str, Any]) -> str:
+    """Return why a request waits, is being ended, or failed."""
     if request.get("pending_reason"):
         return str(request["pending_reason"])
     if request["state"] == RequestState.RUNNING and request.get("cancel_requested_at"):

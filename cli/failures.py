@@ -29,7 +29,7 @@ _WORDS = {
 }
 _COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
-_SETTLED = (ReplicaState.READY, ReplicaState.STOPPED)
+_SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
 
 
 def request_failure(request: dict[str, Any], *, shown: Iterable[str] = ()) -> list[str]:

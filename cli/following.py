@@ -27,7 +27,7 @@ from ..system.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
 from .failures import request_failure
-from .options import Command, reconnect
+from .options import Command, Duration, reconnect
 from .output import Output
 
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ def submit_options(command: Command) -> Command:
                      help="Higher priorities run earlier."),
         click.option("--retry-oom", is_flag=True,
                      help="Run again with more memory if it was killed for memory."),
-        click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+        click.option("--timeout", type=Duration(min=0, min_open=True), metavar="DURATION",
                      help="Time limit of the whole request, from its start."),
     ):  # fmt: skip
         command = decorate(command)
@@ -63,14 +63,17 @@ def async_option(command: Command) -> Command:
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
     """Queue a request with the values of `submit_options`; returns the request."""
-    return client.submit(
-        operation,
-        payload,
-        idempotency_key=options["idempotency_key"],
-        priority=options["priority"],
-        timeout_seconds=options["timeout"],
-        retry_oom=options["retry_oom"] or None,
-    )
+    return client.submit(operation, payload, **submitted(options))
+
+
+def submitted(options: Json) -> Json:
+    """Return the values of `submit_options` as the client's calls take them."""
+    return {
+        "idempotency_key": options["idempotency_key"],
+        "priority": options["priority"],
+        "timeout_seconds": options["timeout"],
+        "retry_oom": options["retry_oom"] or None,
+    }
 
 
 def leave(request: Json, output: Output) -> int:
@@ -192,6 +195,7 @@ def follow_request(
     output: Output,
     *,
     is_told_later: Callable[[str], bool] = lambda _: False,
+    detaches: bool = True,
 ) -> dict[str, Any]:
     """Show the request's log until it is final; its failure too, when it fails.
 
@@ -199,6 +203,7 @@ def follow_request(
 
     Raises:
         Detached: the user pressed Ctrl-C.
+        KeyboardInterrupt: The same, of a request that does not go on without its command.
     """
     try:
         with _screen(output, plain(request["label"])) as screen:
@@ -208,13 +213,15 @@ def follow_request(
                 match event.name:
                     case "log":
                         log.add(event.data["text"])
-                    case "progress":
-                        screen.phase(_phase(final, event.data))
+                    case "progress" if event.data.get("message"):
+                        screen.phase(phase_line(final, event.data))
                     case "state":
                         final = event.data
-                        screen.phase(_phase(final, {}))
+                        screen.phase(phase_line(final, {}))
             log.end()
     except KeyboardInterrupt:
+        if not detaches:
+            raise
         _detach(client, request, output)
         raise Detached from None
     if final["state"] != RequestState.SUCCEEDED:
@@ -233,9 +240,19 @@ def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[s
     return following.run(client, operation, payload, reconnect=reconnect)
 
 
-def _phase(request: dict[str, Any], progress: dict[str, Any]) -> str:
+def phase_line(request: dict[str, Any], progress: dict[str, Any]) -> str:
+    """Show what a request does now, how far it is, and how long it takes yet."""
     told = progress.get("message") or request.get("pending_reason") or request["state"].lower()
-    return plain(f"{bar(progress)}{request['label']}: {told}")
+    return plain(f"{bar(progress)}{request['label']}: {told}{_estimate(progress)}")
+
+
+def _estimate(progress: dict[str, Any]) -> str:
+    """How long it takes yet, or usually takes, where that is known."""
+    if (left := progress.get("eta_seconds")) is not None:
+        return f", about {phrases.duration(left)} left"
+    if (usual := progress.get("expected_seconds")) is not None:
+        return f", usually {phrases.duration(usual)}"
+    return ""
 
 
 @contextmanager

@@ -8,28 +8,41 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..client.sources import read_source, working_folder
+from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
-from .following import follow, leave, submit, submit_options
+from ..operations.options import DrainOptions
+from ..requests_db.states import RequestState
+from . import completion
+from .following import follow, leave, submit, submit_options, submitted
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
-from .source import check_name, read_source, working_folder
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=completion.sources)
 @click.option(
     "--name", metavar="NAME", help="Name of the environment; by default made from its source."
 )
+@click.option(
+    "--update/--no-update",
+    default=None,
+    help="Update an environment of this name that runs; by default if its source is the same.",
+)
 @declared_options(LaunchOptions)
+@declared_options(DrainOptions)
 @submit_options
 @json_option
 def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
-    """Run an environment: a bundled name, a folder with openenv.yaml, or module:Class.
+    """Run an environment: a name, a folder with openenv.yaml, module:Class or docker://IMAGE.
 
     Waits until it is ready, and prints its address. Ctrl-C detaches, a second one cancels.
+
+    An environment of the name that runs is updated: the new replicas take over when all are ready,
+    and the old ones end with their sessions. If they do not get ready, nothing changes.
     """
     output = Output(as_json=as_json)
     payload, note = _payload(source, options)
@@ -39,9 +52,52 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
     request = submit(client, "launch", payload, options)
     if is_async:
         return leave(request, output)
+    return follow_launch(client, request, output)
+
+
+@click.command()
+@click.argument("name", shell_complete=completion.environments)
+@click.option(
+    "--to",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of the generation; by default the last one that served before.",
+)
+@declared_options(DrainOptions)
+@submit_options
+@json_option
+def rollback(name: str, to: int | None, as_json: bool, is_async: bool, **options: Any) -> int:
+    """Launch an earlier generation of an environment again, as an update.
+
+    Its options, variables and token are those of that launch. It runs what ran then, or nothing: a
+    folder's files have to be those of then, and an engine runs the image of then. A second
+    rollback returns to what the first one replaced.
+    """
+    output = Output(as_json=as_json)
+    client = connect(output)
+    given = given_options(DrainOptions, options)
+    request = client.rollback(name, to, **given, **submitted(options))
+    return leave(request, output) if is_async else follow_launch(client, request, output)
+
+
+def launch_by_default(
+    client: DaemonClient, name: str, source: str, output: Output
+) -> dict[str, Any]:
+    """Queue the launch of a source without any options; returns the request."""
+    payload, note = _payload(source, {"name": name, "update": None})
+    if note is not None:
+        output.note(note)
+    return client.submit("launch", payload)
+
+
+def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
+    """Follow a launch that was submitted, and print how to use what it launched."""
+    serving = _tell_of_update(client, request, output)
     ready = f"{request['environment']} is ready at "  # what we end with ourselves
 
     def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        if serving is not None and final["state"] != RequestState.SUCCEEDED:
+            output.note(f"{final['environment']} goes on with generation {serving}")
         return _conclude(final, client, output)
 
     return follow(
@@ -49,15 +105,42 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
     )
 
 
+def _tell_of_update(client: DaemonClient, request: dict[str, Any], output: Output) -> int | None:
+    """Say that a launch updates what runs; the number of the generation that serves till then."""
+    if not (request.get("payload") or {}).get("replaces"):
+        return None
+    environment = client.environment(request["environment"])
+    specs = {each["number"]: each["spec"] for each in environment["generations"]}
+    launches = {each["request_id"]: each["number"] for each in environment["generations"]}
+    serving, number = environment["generation"], launches[request["id"]]
+    same = ", with the same options" if specs.get(serving) == specs[number] else ""
+    output.note(f"{environment['name']} runs: updating it to generation {number}{same}")
+    return int(serving)
+
+
 def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """What the operation is given, and a note for the user. Only what was said is sent."""
     here = working_folder()
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])
-    given = given_options(LaunchOptions, options)
+    given = given_options(LaunchOptions, options) | given_options(DrainOptions, options)
     if given.get("token", "").startswith("@"):
         given["token"] = _read_token(given["token"][1:])
+    if options["update"] is not None:
+        given["update"] = options["update"]
     return {"name": name, "source": source.text, "cwd": str(here), **given}, source.note
+
+
+def check_name(name: str) -> str:
+    """`name`, when it may be one.
+
+    Raises:
+        click.BadParameter: saying what a name may be.
+    """
+    if (reason := why_not(name)) is None:
+        return name
+    text = f"{reason}; {suggest_name(name)!r} could be one"
+    raise click.BadParameter(text, param_hint="--name")
 
 
 def _read_token(path: str) -> str:

@@ -14,7 +14,7 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
 from ..system.terminal_text import TextStream
-from . import exit_codes, phrases
+from . import completion, exit_codes, phrases
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option
 from .output import Output
@@ -23,7 +23,9 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 
 
 @click.command()
-@click.argument("target", metavar="NAME|REQUEST_ID")
+@click.argument(
+    "target", metavar="NAME|REQUEST_ID", shell_complete=completion.environments_and_requests
+)
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
 @click.option(
     "--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines."

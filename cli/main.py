@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -20,23 +20,36 @@ from .. import __version__
 from ..client.errors import ClientError, RequestFailed
 from . import exit_codes, passthrough
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # name: (module, what it does)
 COMMANDS = {
     "up": ("up", "Start the daemon, and print the limits found."),
     "launch": ("launch", "Run an environment."),
+    "rollback": ("launch", "Launch an earlier generation of an environment again."),
     "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Show environments and requests, or one of them."),
+    "dashboard": ("dashboard", "Open the dashboard in a browser."),
+    "top": ("top", "Watch environments, queue and workers, and change them by keys."),
     "address": ("address", "Print what clients of an environment connect to."),
+    "gateway": ("gateway", "Show the gateway, or print its configuration."),
     "logs": ("logs", "Print the log of an environment or a request."),
     "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
     "cancel": ("requests", "Cancel requests at once."),
     "bench": ("bench", "Measure how many sessions an environment holds."),
+    "test": ("test", "Find an environment's faults on a real server."),
+    "image": ("image", "Build container images of environments."),
+    "scale": ("scale", "Change how many replicas an environment has."),
+    "restart": ("scale", "Replace an environment's replicas, without ending a session."),
     "down": ("down", "Take environments down."),
     "prune": ("down", "Remove virtual environments that nothing uses."),
     "stop": ("up", "Stop the daemon; environments continue."),
-    "check": ("up", "Check this machine."),
+    "check": ("check", "Check this machine, or try a provider for real."),
     "info": ("up", "Show the daemon's limits, plan, workers and settings."),
+    "config": ("config", "List every setting, and where it comes from."),
+    "completion": ("completion", "Print the script that lets a shell complete."),
 }
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
@@ -57,7 +70,30 @@ class CommandGroup(click.Group):
             return None
         module = import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command: click.Command = getattr(module, cmd_name)
+        _give_examples(command, f"openenv {cmd_name}")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, without importing any."""
+        from click.shell_completion import CompletionItem
+
+        known = {name: text for name, (_, text) in COMMANDS.items()}
+        if passthrough.is_installed():
+            known |= passthrough.COMMANDS
+        begun = [name for name in known if name.startswith(incomplete)]
+        return [
+            *(CompletionItem(name, help=known[name]) for name in begun),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and then the exit codes."""
+        from .examples import shown
+
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(shown("openenv"))
+        super().format_epilog(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -74,6 +110,16 @@ class CommandGroup(click.Group):
         if passthrough.is_installed():
             with formatter.section("Upstream's commands"):
                 formatter.write_dl(list(passthrough.COMMANDS.items()))
+
+
+def _give_examples(command: click.Command, path: str) -> None:
+    """End the help page of a command, and of those below it, with examples."""
+    from .examples import shown
+
+    command.epilog = shown(path)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _give_examples(below, f"{path} {name}")
 
 
 @click.group(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from ..client import daemon
 from ..client.errors import ApiRefused
 from ..server.settings import Paths
 from .output import Output
-from .source import read_env_files, read_variables
+from .variables import read_env_files, read_variables
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_DURATION = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+)\s*([smh]?)", re.IGNORECASE)
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
@@ -64,6 +66,34 @@ def megabytes(text: str) -> int:
     return int(count)
 
 
+def seconds(text: str) -> float:
+    """`90`, `60s`, `5m` or `2h`.
+
+    Raises:
+        ValueError: It is not a duration.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write 90, 60s, 5m or 2h")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+class Duration(click.FloatRange):
+    """The type of an option that is a number of seconds, which `5m` and `2h` are, too."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds, which are within the range."""
+        try:
+            read = seconds(value) if isinstance(value, str) else value
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+        return float(super().convert(read, param, ctx))
+
+
 def count_or_auto(text: str) -> int | None:
     """Read a number from 1, or `auto`, which is None.
 
@@ -77,12 +107,16 @@ def count_or_auto(text: str) -> int | None:
     return int(text)
 
 
-def declared_options(declaration: type) -> Callable[[Command], Command]:
-    """Give a command a Click option for each option that a dataclass declares."""
+def declared_options(
+    declaration: type, only: Collection[str] | None = None
+) -> Callable[[Command], Command]:
+    """Give a command a Click option for each option that a dataclass declares, or those named."""
     from ..system.options import options_of
 
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
+            if only is not None and item.name not in only:
+                continue
             if item.kind is dict and item.flag != "":
                 command = _file_option(item)(command)
             if item.flag != "":
@@ -156,7 +190,9 @@ def _type_of(item: Option) -> tuple[Any, str | None]:
         return megabytes, "SIZE"
     if item.kind is float:
         least = item.least if item.above is None else item.above
-        return click.FloatRange(min=least, min_open=item.above is not None), "SECONDS"
+        is_time = item.name.endswith("_seconds")
+        kind = Duration if is_time else click.FloatRange
+        return kind(min=least, min_open=item.above is not None), "DURATION" if is_time else "X"
     if item.kind is int:
         bounds: dict[str, Any] = {"min": item.least, "max": item.most}
         return click.IntRange(**bounds) if set(bounds.values()) != {None} else int, "N"

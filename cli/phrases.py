@@ -51,6 +51,15 @@ def timing(request: dict[str, Any], now: float) -> str:
     return f"queued {duration(now - request['created_at'])}"
 
 
+def generation_timing(generation: dict[str, Any], now: float) -> str:
+    """How long a generation of an environment has served, and when it ended."""
+    served_at, ended_at = generation["served_at"], generation["ended_at"]
+    if ended_at is None:
+        return f"for {duration(now - (served_at or generation['created_at']))}"
+    ended = f"{duration(now - ended_at)} ago"
+    return ended if served_at is None else f"for {duration(ended_at - served_at)}, {ended}"
+
+
 def describe_json(value: Any, indent: str = "  ") -> list[str]:
     """JSON as indented `key: value` lines; sizes and durations by the ending of their key."""
     if not isinstance(value, dict):

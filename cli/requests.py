@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..requests_db.states import FINAL_STATES, RequestState
-from . import exit_codes, phrases
+from . import completion, exit_codes, phrases
 from .drawing import requests_table
 from .failures import request_failure
 from .following import wait_quietly
@@ -56,8 +56,17 @@ def requests(
     return exit_codes.OK
 
 
+active_requests_argument = click.argument(
+    "request_ids",
+    nargs=-1,
+    required=True,
+    metavar="REQUEST_ID…",
+    shell_complete=completion.active_requests,
+)
+
+
 @click.command()
-@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID…")
+@active_requests_argument
 @json_option
 def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
     """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
@@ -75,7 +84,7 @@ def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID…")
+@active_requests_argument
 @json_option
 def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
     """Cancel requests at once, pending or running. Ended requests do not change."""

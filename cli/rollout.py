@@ -3,45 +3,61 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..client.errors import ApiRefused
+from ..client.policies import variables_of
+from ..client.sources import MANIFEST, bundled_names, read_source, working_folder
 from ..operations.options import RolloutOptions
-from ..requests_db.states import RequestState
+from ..requests_db.states import EnvironmentState, RequestState
 from ..system.terminal_text import plain
-from .following import follow, leave, submit, submit_options
+from . import completion, exit_codes
+from .following import Detached, follow, follow_request, leave, submit, submit_options
+from .launch import launch_by_default
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, good
-from .source import working_folder
 
-CHAT_PREFIX = "openai:"
-CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")  # handed over when they are set here
+if TYPE_CHECKING:
+    from ..client.api import DaemonClient
 
 KEPT = "  finished episodes are kept: the same command plays the missing ones"
+_BEING_LAUNCHED = (EnvironmentState.PENDING, EnvironmentState.STARTING)
 SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.environments
+)
 @click.option("--out", required=True, metavar="DIR", help="Folder to write the episodes to.")
+@click.option("--launch", "launches", is_flag=True, help="Launch what does not run yet first.")
 @declared_options(RolloutOptions)
 @submit_options
 @json_option
-def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: Any) -> int:
+def rollout(
+    names: tuple[str, ...], launches: bool, as_json: bool, is_async: bool, **options: Any
+) -> int:
     """Run many episodes at environments of this daemon, or at the URLs of any.
 
     Asked for again, it plays what the folder does not have yet. Ctrl-C detaches, a second one
     cancels; what has finished is kept.
     """
     output = Output(as_json=as_json)
-    payload = _payload(names, options)
+    payload = _payload(tuple(_name_of(each) for each in names), options)
     client = connect(output)
     for name in names:
-        if "://" not in name:  # an unknown name is refused at once, with similar names
-            client.environment(name)
+        if "://" in name:
+            continue
+        launch_of_it = _launch_to_wait_for(client, name, output, launches=launches)
+        if launch_of_it is not None and (launches or not is_async):
+            code = _wait_for(client, launch_of_it, output)
+            if code != exit_codes.OK:
+                return code
     request = submit(client, "rollout", payload, options)
     if is_async:
         return leave(request, output)
@@ -49,13 +65,78 @@ def rollout(names: tuple[str, ...], as_json: bool, is_async: bool, **options: An
     return follow(client, request, output, _conclude, is_told_later=lambda line: kept in line)
 
 
+def _launch_to_wait_for(
+    client: DaemonClient, text: str, output: Output, *, launches: bool
+) -> dict[str, Any] | None:
+    """Return the launch of an environment that is not ready; None when it runs.
+
+    Raises:
+        ApiRefused: It does not run, and is not to be launched; or no environment is called so.
+    """
+    name = _name_of(text)
+    try:
+        environment = client.environment(name)
+    except ApiRefused as exc:
+        if exc.kind != "not_found":
+            raise
+        if (source := _source_of(text)) is None:
+            raise _or_bundled(name, exc) from None
+    else:
+        if environment["state"] in _BEING_LAUNCHED:
+            return client.request(environment["request_id"])
+        if EnvironmentState(environment["state"]).is_live:
+            return None
+        source = environment.get("source") or name
+    if launches:
+        return launch_by_default(client, name, source, output)
+    called = "" if read_source(source, working_folder()).name == name else f" --name {name}"
+    hint = f"openenv launch {shlex.quote(source)}{called} first, or add --launch"
+    details = {"kind": "not_found", "message": f"{name} is not running", "hint": hint}
+    raise ApiRefused(HTTPStatus.NOT_FOUND, details)
+
+
+def _wait_for(client: DaemonClient, launch: dict[str, Any], output: Output) -> int:
+    """Show a launch's log until it has ended; returns the exit code."""
+    try:
+        final = follow_request(client, launch, output)
+    except Detached:
+        output.json({"request_id": launch["id"]})
+        return exit_codes.INTERRUPTED
+    code = exit_codes.of_request(final)
+    if code != exit_codes.OK:
+        output.json({"request_id": final["id"], "error": final.get("error")})
+    return code
+
+
+def _or_bundled(name: str, unknown: ApiRefused) -> ApiRefused:
+    """Name a bundled environment that is called nearly so, if no other is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, bundled_names(), 1)
+    if unknown.details.get("near") or not near:
+        return unknown
+    hint = f"did you mean {near[0]}? openenv launch {near[0]} starts it"
+    return ApiRefused(unknown.status, {**unknown.details, "hint": hint})
+
+
+def _name_of(text: str) -> str:
+    """Return the environment that is meant; a folder means the one that is launched from it."""
+    is_path = "://" not in text and (text in {".", ".."} or "/" in text)
+    return read_source(text, working_folder()).name if is_path else text
+
+
+def _source_of(text: str) -> str | None:
+    """Return what would launch it: a bundled environment, or a folder with a manifest."""
+    is_folder = (working_folder() / Path(text).expanduser() / MANIFEST).is_file()
+    return text if is_folder or text in bundled_names() else None
+
+
 def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The operation's payload, with given options only."""
     here = working_folder()
     given = given_options(RolloutOptions, options)
-    if given.get("policy", "").startswith(CHAT_PREFIX):
-        chat = {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}
-        given |= {"env": chat | given.get("env", {})} if chat else {}
+    if handed_over := variables_of(given.get("policy")):
+        given["env"] = handed_over | given.get("env", {})
     more = {"more_names": list(names[1:])} if names[1:] else {}
     out = (here / Path(options["out"]).expanduser()).resolve()
     return {"name": names[0], **more, "out": str(out), "cwd": str(here), **given}

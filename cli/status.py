@@ -8,19 +8,26 @@ are redrawn.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Any
 
 import click
 
 from ..client.api import DaemonClient
-from ..client.errors import ApiRefused, ClientError, ConnectionLost
+from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
-from . import exit_codes, phrases
-from .drawing import Drawn, environments_table, for_rich, new_console, requests_table
+from . import completion, exit_codes, phrases
+from .changes import Changes
+from .drawing import (
+    Drawn,
+    environments_table,
+    for_rich,
+    generations_table,
+    new_console,
+    requests_table,
+)
 from .failures import environment_failure, request_failure
-from .options import connect, find_target, json_option, reconnect
+from .options import connect, find_target, json_option
 from .output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
@@ -31,7 +38,12 @@ LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[NAME|REQUEST_ID]")
+@click.argument(
+    "target",
+    required=False,
+    metavar="[NAME|REQUEST_ID]",
+    shell_complete=completion.environments_and_requests,
+)
 @click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
 @json_option
 def status(target: str | None, watch: bool, as_json: bool) -> int:
@@ -71,9 +83,15 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if environments:
         parts += ["", environments_table(environments, now)]
         parts += [faint(line) for line in _serving(environments)]
+        parts += [faint(line) for line in _gpus(environments)]
         parts += _failing(environments)
         parts += _held(environments, now)
         parts += _exposed(environments)
+    for environment in environments:
+        if history := environment.get("generations"):  # of the one that was named
+            parts += ["", generations_table(history, now)]
+    if strays := found.get("strays"):
+        parts += ["", *_strays(strays)]
     if requests:
         parts += ["", requests_table(requests, now)]
     if not environments and not requests:
@@ -91,6 +109,15 @@ def _serving(environments: list[dict[str, Any]]) -> list[str]:
         f"{environment['sessions']}/{environment['max_sessions'] or '?'} sessions"
         for environment in environments
         if environment.get("serving")
+    ]
+
+
+def _gpus(environments: list[dict[str, Any]]) -> list[str]:
+    """What each replica has of GPUs."""
+    return [
+        f"  {environment['name']}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica"
+        for environment in environments
+        if (gpus := environment.get("gpus"))
     ]
 
 
@@ -114,6 +141,13 @@ def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
         for environment in environments
         if (held := (environment.get("serving") or {}).get("held"))
     ]
+
+
+def _strays(strays: list[dict[str, Any]]) -> list[str]:
+    """What runs and nobody has written down."""
+    head = f"{phrases.plural(len(strays), 'stray')} that nobody has written down"
+    lines = [f"  {stray['replica']} ({stray['provider']})" for stray in strays]
+    return [f"{head}; openenv down --strays stops them:", *lines]
 
 
 def _exposed(environments: list[dict[str, Any]]) -> list[str]:
@@ -174,45 +208,8 @@ def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict
 # --watch
 
 
-class _Changes:
-    """A thread that listens for changes, so that ages can be drawn meanwhile."""
-
-    def __init__(self, client: DaemonClient) -> None:
-        self.client = client
-        self.happened = threading.Event()
-        self.error: ClientError | None = None
-        self._thread = threading.Thread(target=self._listen, name="changes", daemon=True)
-
-    def start(self) -> None:
-        """Begin to listen."""
-        self._thread.start()
-
-    def _listen(self) -> None:
-        after: str | None = None
-        while self.error is None:
-            try:
-                for event in self.client.changes(after=after):
-                    after = event.id
-                    self.happened.set()
-            except ClientError:
-                pass  # the stream's end and its break are answered alike
-            self._come_back()
-            self.happened.set()  # whatever was missed
-
-    def _come_back(self) -> None:
-        try:
-            found = reconnect()
-        except ClientError as exc:
-            self.error = exc
-            return
-        if found is None:
-            self.error = ConnectionLost("the daemon has exited", "openenv up starts a new one")
-        else:
-            self.client = found
-
-
 def _watch(client: DaemonClient, target: str | None, output: Output) -> None:
-    changes = _Changes(client)
+    changes = Changes(client)
     found = read_status(client, target)
     changes.start()
     if output.as_json or not sys.stdout.isatty():
@@ -222,7 +219,7 @@ def _watch(client: DaemonClient, target: str | None, output: Output) -> None:
 
 
 def _watch_lines(
-    changes: _Changes, found: dict[str, Any], target: str | None, output: Output
+    changes: Changes, found: dict[str, Any], target: str | None, output: Output
 ) -> None:
     """One JSON object a line, or one picture after the other, at each change."""
     while True:
@@ -233,7 +230,7 @@ def _watch_lines(
         found = _look_again(changes, target)
 
 
-def _watch_screen(changes: _Changes, found: dict[str, Any], target: str | None) -> None:
+def _watch_screen(changes: Changes, found: dict[str, Any], target: str | None) -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -246,9 +243,9 @@ def _watch_screen(changes: _Changes, found: dict[str, Any], target: str | None) 
                 found = _look_again(changes, target)
 
 
-def _look_again(changes: _Changes, target: str | None) -> dict[str, Any]:
+def _look_again(changes: Changes, target: str | None) -> dict[str, Any]:
     time.sleep(LEAST_PAUSE_SECONDS)  # many changes at once are one picture
     changes.happened.clear()  # before reading: what changes meanwhile is another picture
-    if changes.error is not None:
-        raise changes.error
+    if changes.problem is not None:
+        raise changes.problem
     return read_status(changes.client, target)

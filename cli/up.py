@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv up`, `stop`, `info` and `check`: the daemon, and what it found on this machine."""
+"""`openenv up`, `stop` and `info`: the daemon, and what it found on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import click
 from ..client import daemon
 from ..client.errors import DaemonNotStarted
 from ..server.settings import SETTINGS, Paths, Setting
+from ..system.terminal_text import plain
 from . import exit_codes, phrases
-from .options import Command, connect, json_option
+from .options import Command, Duration, connect, json_option
 from .output import Output, good
 
 
@@ -22,9 +23,11 @@ def setting_options(command: Command) -> Command:
     """One option for each of the daemon's settings, declared where they are."""
     decorated: Callable[..., Any] = command
     for item in reversed(SETTINGS):
-        text = f"{item.help.rstrip('.')} [{item.default}; {item.variable}]."
+        kind = Duration(min=0) if item.name.endswith("_seconds") else item.type
+        default = "" if item.default is None else f"{item.default}; "
+        text = f"{item.help.rstrip('.')} [{default}{item.variable}]."
         decorated = click.option(
-            item.flag, item.name, type=item.type, default=None, help=text, callback=_checking(item)
+            item.flag, item.name, type=kind, default=None, help=text, callback=_checking(item)
         )(decorated)
     return decorated  # type: ignore[return-value]  # click hands the command on as it was
 
@@ -89,20 +92,6 @@ def info(as_json: bool) -> int:
     return exit_codes.OK
 
 
-@click.command()
-@json_option
-def check(as_json: bool) -> int:
-    """Check this machine: limits, cgroups, Python, uv."""
-    from .following import run
-
-    output = Output(as_json=as_json)
-    result = run(connect(output), "check", {})["result"]
-    output.json(result)
-    for line in phrases.describe_json(result, indent=""):
-        output.result(line)
-    return exit_codes.OK
-
-
 def _become_daemon(settings: dict[str, Any]) -> None:
     paths = Paths.from_environment()
     client = daemon.find(paths, any_version=True)
@@ -118,8 +107,10 @@ def _become_daemon(settings: dict[str, Any]) -> None:
 
 def _summary(info: dict[str, Any]) -> list[str]:
     identity = info["daemon"]
+    passed_over = identity.get("passed_over")
     return [
         f"{good('✓')} openenvd {identity['version']} is up at {identity['address']}",
+        *([f"  port     {plain(passed_over)}"] if passed_over else []),
         f"  pid      {identity['pid']}",
         f"  limits   {_limits(info['limits'])}",
         f"  workers  {_plan(info['plan'])}",
@@ -160,7 +151,10 @@ def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
     differing = [
         f"{flags[name]} {value} (it has {in_force[name]})"
         for name, value in asked.items()
-        if value is not None and name in in_force and in_force[name] != value
+        if value is not None
+        and name in in_force
+        and in_force[name] != value
+        and (name, value) != ("port", 0)  # any
     ]
     if not differing:
         return []

@@ -13,7 +13,10 @@ Where to look:
     api.py        `DaemonClient`: the API's calls by name
     following.py  follows one request to its end, across lost connections
     daemon.py     finds the daemon, starts one, stops it
+    sources.py    what the source of a launch means, seen from a folder
+    policies.py   what a policy behind a chat endpoint needs of the variables here
     upstream.py   `OpenEnvdProvider`, for upstream's `EnvClient.from_env(…, provider=…)`
+    health.py     a program for probes: whether a daemon answers; it starts none
     errors.py     what can go wrong
 
 JSON stays JSON here: `cli` and programs read it as documented in `docs/api.md`. Names are resolved

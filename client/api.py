@@ -30,6 +30,10 @@ class DaemonClient:
         """The daemon's own address over TCP."""
         return str(self.identity["address"])
 
+    def close(self) -> None:
+        """End the calls that are under way in other threads; they raise `ConnectionLost`."""
+        self._http.close()
+
     # Requests.
 
     def submit(self, operation: str, payload: Json, **options: Any) -> Json:
@@ -126,6 +130,22 @@ class DaemonClient:
         environment: Json = self._http.request("GET", _environment(name))["environment"]
         return environment
 
+    def rollback(self, name: str, to: int | None = None, **options: Any) -> Json:
+        """Launch an earlier generation of an environment again.
+
+        Args:
+            name: The environment's name.
+            to: The generation's number; None: the last one that served before.
+            options: As for `submit`; and `drain_timeout_seconds`, for what it replaces.
+
+        Returns:
+            The launch as it was queued.
+        """
+        given = {key: value for key, value in {"to": to, **options}.items() if value is not None}
+        path = f"{_environment(name)}/rollback"
+        request: Json = self._http.request("POST", path, given)["request"]
+        return request
+
     def base_url(self, name: str) -> Json:
         """Return `{"address", "token", "base_url"}`: what clients of an environment connect to."""
         return self._http.request("GET", f"{_environment(name)}/base_url")
@@ -149,6 +169,16 @@ class DaemonClient:
         query = {**_log_query(tail, follow), "replica": replica}
         return self._http.text(f"{_environment(name)}/logs", query)
 
+    # The gateway.
+
+    def gateway(self) -> Json:
+        """Return `{"gateway"}`: its address, process and environments; null where none runs."""
+        return self._http.request("GET", "/v1/gateway")
+
+    def gateway_config(self) -> Json:
+        """Return a configuration for an Envoy of the user's own, as JSON."""
+        return self._http.request("GET", "/v1/gateway/config")
+
     # The daemon.
 
     def status(self) -> Json:
@@ -158,6 +188,14 @@ class DaemonClient:
     def info(self) -> Json:
         """Return `{"daemon", "limits", "plan", "workers", "settings"}`."""
         return self._http.request("GET", "/v1/info")
+
+    def dashboard_link(self) -> Json:
+        """Return `{"address", "url", "expires_seconds"}`: a link that signs a browser in, once."""
+        return self._http.request("POST", "/v1/dashboard/link")
+
+    def health(self) -> Json:
+        """Return `{"status": "ok", "version"}`."""
+        return self._http.request("GET", "/v1/health")
 
     def changes(self, *, after: str | None = None) -> Iterator[ServerEvent]:
         """Stream every change, from now on or after the event with the id `after`."""

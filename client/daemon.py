@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
+from ..system.file_locks import is_locked
 from ..system.process_identity import IS_LINUX, ProcessIdentity
 from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
 
@@ -85,8 +86,10 @@ def connect(
         return client
 
 
-def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
-    """The running daemon; None when none answers.
+def find(
+    paths: Paths, *, any_version: bool = False, answer_seconds: float | None = None
+) -> DaemonClient | None:
+    """The running daemon; None when none answers. `answer_seconds` is `HttpClient`'s.
 
     Raises:
         OtherVersion: unless `any_version`.
@@ -104,7 +107,9 @@ def find(paths: Paths, *, any_version: bool = False) -> DaemonClient | None:
     from .api import DaemonClient
     from .http import HttpClient
 
-    return DaemonClient(HttpClient(str(identity["socket"]), token.strip()), identity)
+    socket_path = str(identity["socket"])
+    http = HttpClient(socket_path, token.strip(), answer_seconds=answer_seconds)
+    return DaemonClient(http, identity)
 
 
 def read_identity(paths: Paths) -> Json | None:
@@ -120,18 +125,9 @@ def read_identity(paths: Paths) -> Json | None:
 def is_running(paths: Paths) -> bool:
     """Whether a daemon holds its lock. Call it under `start.lock`, or when a daemon is known."""
     try:
-        descriptor = os.open(paths.daemon_lock, os.O_RDWR)
-    except FileNotFoundError:
-        return False
+        return is_locked(paths.daemon_lock)
     except OSError as exc:
         raise _unwritable(paths, exc) from exc
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def stop(paths: Paths) -> Json | None:
@@ -330,6 +326,12 @@ def _silent(paths: Paths) -> DaemonUnreachable:
 
 
 def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
+    if isinstance(exc, FileExistsError | NotADirectoryError):
+        return DaemonNotStarted(
+            "state_unwritable",
+            f"the state folder {paths.home} cannot be made: a file is in its way",
+            "move the file away, or point OPENENV_HOME at another folder",
+        )
     return DaemonNotStarted(
         "state_unwritable",
         f"the state folder {paths.home} cannot be written: {exc.strerror or exc}",

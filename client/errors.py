@@ -7,7 +7,8 @@ ClientError
 │   ├── OtherVersion      it answers, but is of another version than this client
 │   └── ConnectionLost    it exited during a call
 ├── ApiRefused            it answered with an error
-└── RequestFailed         the request was accepted, and did not succeed
+├── RequestFailed         the request was accepted, and did not succeed
+└── SessionError          a session of the SDK could not be opened, was lost, or refused a message
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class ClientError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # tracebacks show it
 
     def to_json(self) -> dict[str, Any]:
         """The error in the API's form."""
@@ -74,3 +77,14 @@ class RequestFailed(ClientError):
         message = error.get("message") or f"{request['label']} was {request['state'].lower()}"
         super().__init__(message, error.get("hint"))
         self.request = request
+
+
+class SessionError(ClientError):
+    """A session could not be opened, was lost, or refused a message.
+
+    `code` is OpenEnv's, of a message that was refused; otherwise None.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code

@@ -58,7 +58,9 @@ def follow(
         except ConnectionLost:
             pass  # what counts is whether the final state was seen
         if final is None:
-            client, final = _come_back(client, request_id, reconnect)
+            client, request = look(reconnect or _always(client), request_id)
+            if request["state"] in FINAL_STATES:
+                final = ServerEvent("", "state", request)
             if final is not None and logs:
                 # What was printed between the break of the stream and the end of the request.
                 events = client.request_events(request_id, logs=True, after=after)
@@ -94,22 +96,26 @@ def run(
     return request
 
 
+def _always(client: DaemonClient) -> Reconnect:
+    return lambda: client
+
+
 def _is_final(event: ServerEvent) -> bool:
     return event.name == "state" and event.data["state"] in FINAL_STATES
 
 
-def _come_back(
-    client: DaemonClient, request_id: str, reconnect: Reconnect | None
-) -> tuple[DaemonClient, ServerEvent | None]:
-    """The daemon again, and the request's final state when it got there meanwhile."""
+def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:
+    """Return a request as it is now, and the daemon that has it, also while that is restarted.
+
+    Raises:
+        ApiRefused: There is no such request.
+        ConnectionLost: The daemon went away and did not come back; none is started.
+    """
     deadline = time.monotonic() + COME_BACK_SECONDS
     while True:
         try:
-            found = client if reconnect is None else reconnect()
-            if found is not None:
-                request = found.request(request_id)
-                final = request["state"] in FINAL_STATES
-                return found, ServerEvent("", "state", request) if final else None
+            if (found := find()) is not None:
+                return found, found.request(request_id)
         except ConnectionLost:
             pass  # not back yet
         if time.monotonic() > deadline:

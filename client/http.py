@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
@@ -53,13 +53,35 @@ class UnixConnection(HTTPConnection):
             self.close()
             raise
 
+    def shut_down(self) -> None:
+        """Wake whoever waits for bytes of it, from another thread."""
+        with suppress(AttributeError, OSError):  # not connected yet, or not any more
+            self.sock.shutdown(socket.SHUT_RDWR)
+
 
 class HttpClient:
-    """Calls to one daemon, each with its token."""
+    """Calls to one daemon, each with its token.
 
-    def __init__(self, socket_path: str, token: str) -> None:
+    Args:
+        socket_path: The daemon's socket.
+        token: The daemon's token.
+        answer_seconds: How long an answer may take; by default `ANSWER_SECONDS`.
+    """
+
+    def __init__(
+        self, socket_path: str, token: str, *, answer_seconds: float | None = None
+    ) -> None:
         self._socket_path = socket_path
         self._token = token
+        self._answer_seconds = answer_seconds or ANSWER_SECONDS
+        self._open: set[UnixConnection] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End all calls that are under way, in whatever threads; they raise `ConnectionLost`."""
+        self._is_closed = True
+        for connection in tuple(self._open):
+            connection.shut_down()
 
     def request(
         self, method: str, path: str, body: Json | None = None, query: Query | None = None
@@ -70,7 +92,7 @@ class HttpClient:
             ApiRefused: the daemon answered with an error.
             ConnectionLost: it did not answer.
         """
-        with self._call(method, path, body, query, timeout=ANSWER_SECONDS) as response:
+        with self._call(method, path, body, query, timeout=self._answer_seconds) as response:
             answer: Json = json.loads(response.read())
             return answer
 
@@ -112,10 +134,13 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[HTTPResponse]:
         connection = UnixConnection(self._socket_path, timeout)
+        self._open.add(connection)
         try:
             content = None if body is None else json.dumps(body).encode()
             ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
             connection.request(method, _target(path, query), content, {**ours, **(headers or {})})
+            if self._is_closed:  # before there was a socket to shut down
+                raise ConnectionAbortedError("the client was closed")
             response = connection.getresponse()
             if response.status >= 300:
                 raise ApiRefused(response.status, _error_of(response))
@@ -125,6 +150,7 @@ class HttpClient:
                 f"the daemon did not answer: {_told(exc)}", "see the end of daemon.log in its home"
             ) from exc
         finally:
+            self._open.discard(connection)
             connection.close()
 
 

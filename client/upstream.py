@@ -21,7 +21,6 @@ import secrets
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self
 
 from ..server.settings import Paths
@@ -29,9 +28,11 @@ from . import daemon, following
 from .api import DaemonClient
 from .errors import ApiRefused, ClientError, RequestFailed
 from .http import Json
+from .sources import read_source, working_folder
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
 _LOOK_AGAIN_SECONDS = 0.05
+_TAKES_SESSIONS = frozenset({"READY", "ASLEEP"})
 _UPSTREAM_MODULE = "openenv.core.containers.runtime.providers"
 
 
@@ -148,7 +149,7 @@ class OpenEnvdProvider:
         seconds = self.context_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + seconds
         client = self._connect()
-        while (environment := client.environment(self._launched))["state"] != "READY":
+        while (environment := client.environment(self._launched))["state"] not in _TAKES_SESSIONS:
             if environment["state"] in {"FAILED", "STOPPED"}:
                 raise RuntimeError(_failure(environment))
             if time.monotonic() > deadline:
@@ -194,13 +195,16 @@ class OpenEnvdProvider:
             raise RuntimeError(f"OpenEnvdProvider is up already, as {self._launched}")
         if source is None:
             raise RuntimeError("OpenEnvdProvider needs a source: OpenEnvdProvider('./my_env')")
+        here = working_folder()
         given = {**self._options, "port": port or self._options["port"], **_known(options)}
         payload = {
             **{key: value for key, value in given.items() if value is not None},
-            **_located(source),
+            "source": read_source(source, here).text,
+            "cwd": str(here),
             "name": self._name or _own_name(source),
             "env": {**self._env_vars, **(env_vars or {})},
             "ready_timeout_seconds": self.context_timeout_s,
+            "update": False,  # what runs under the name is not ours to stop
         }
         client = self._connect()
         request = client.submit("launch", payload)
@@ -239,15 +243,6 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
     if options:
         raise TypeError(f"OpenEnvdProvider does not know {', '.join(sorted(options))}")
     return {} if workers is None else {"replicas": workers}
-
-
-def _located(source: str) -> dict[str, str]:
-    """Return source and folder as the daemon, which has another working directory, needs them."""
-    here = Path.cwd()
-    looks_like_path = source.startswith((".", "~")) or "/" in source
-    if looks_like_path and "://" not in source and ":" not in source:
-        source = str((here / Path(source).expanduser()).resolve())
-    return {"source": source, "cwd": str(here)}
 
 
 def _own_name(source: str) -> str:

@@ -59,10 +59,11 @@ class Payload(BaseModel):
         return data
 
 
-def payload_of(declaration: type) -> Any:
-    """Make the base class of a payload: a field for each option that `declaration` declares."""
-    declared: dict[str, Any] = {item.name: _field(item) for item in options_of(declaration)}
-    return create_model(f"{declaration.__name__}Payload", __base__=Payload, **declared)
+def payload_of(*declarations: type) -> Any:
+    """Make the base class of a payload: a field for each option that the `declarations` declare."""
+    items = (item for declaration in declarations for item in options_of(declaration))
+    declared: dict[str, Any] = {item.name: _field(item) for item in items}
+    return create_model(f"{declarations[0].__name__}Payload", __base__=Payload, **declared)
 
 
 def _field(item: Option) -> tuple[Any, Any]:

@@ -25,6 +25,7 @@ from ..shim.client import ShimClient, ShimGone
 from ..system.access_tokens import without_token
 from ..system.units import MB
 from . import base
+from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ..bench.results import Summary
@@ -126,6 +127,7 @@ class _Measuring:
         self._layout = Layout(context.home)
         self._plan = payload.plan()
         self._folder = _folder_of(payload, context)
+        self._started_at = time.monotonic()
 
     def run(self) -> Json:
         from ..bench import figures, table  # in the worker that measures, not in every worker
@@ -193,9 +195,12 @@ class _Measuring:
         return Target(self._payload.name, address, pids, token=token)
 
     def _on_progress(self, message: str, done: float, total: float) -> None:
-        self._context.progress(
-            {"phase": "measuring", "message": message, "done": round(done, 2), "total": total}
-        )
+        progress: Json = {"phase": "measuring", "message": message}
+        progress |= {"done": round(done, 2), "total": total}
+        if done >= 1:  # a whole batch
+            seconds = time.monotonic() - self._started_at
+            progress["eta_seconds"] = eta_seconds(done, total, seconds)
+        self._context.progress(progress)
 
 
 def _folder_of(payload: BenchmarkPayload, context: base.OperationContext) -> Path:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -12,20 +13,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from ..environments import run_files
-from ..environments.errors import PreparationFailed
+from ..environments.engines.base import Check as EngineCheck
+from ..environments.errors import EnvironmentsError, PreparationFailed
+from ..environments.gateway import process as gateway_process
 from ..environments.layout import Layout
+from ..environments.providers import check_provider
+from ..environments.run_files import LOCAL
 from ..environments.sources.resolve import bundled
 from ..environments.venv.uv import find_uv, package_source
 from ..shim.client import read_status_file
 from ..system.request_origin import is_loopback
-from ..system.units import MB
-from . import base
+from . import base, machine
 
 Json = dict[str, Any]
 
-LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half of it
 UV_SECONDS = 10.0
+
+
+class CheckPayload(base.Payload):
+    """What is to be looked at."""
+
+    provider: str | None = Field(None, description="The one provider; by default everything.")
 
 
 class Check(base.Operation):
@@ -33,10 +44,23 @@ class Check(base.Operation):
 
     name = "check"
     summary = "Check what this machine offers, and what is missing."
+    Payload = CheckPayload
 
     @staticmethod
-    def run(payload: base.Payload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "cgroups", "uv", "disk", "environments", …}`."""
+    def run(payload: CheckPayload, context: base.OperationContext) -> Json:
+        """`{"python", "limits", "cgroups", "uv", "disk", "providers", "gateway", …}`.
+
+        Of one provider `{"providers"}` alone.
+
+        Raises:
+            UnknownProvider
+        """
+        from ..environments.engines.check import check_engines  # what the daemon need not have
+
+        local = {LOCAL: asdict(EngineCheck())}
+        if payload.provider is not None:
+            name = check_provider(payload.provider)
+            return {"providers": local if name == LOCAL else check_engines([name])}
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": _limits(),
@@ -44,6 +68,9 @@ class Check(base.Operation):
             "uv": _uv(),
             "disk": _disk(context.home),
             "environments": sorted(bundled()),
+            "providers": {**local, **check_engines()},
+            "gateway": _gateway(context.home),
+            "machine": machine.look(context.home),
             "exposed": _exposed(context.home),
             "failing": _failing(context.home),
         }
@@ -52,11 +79,9 @@ class Check(base.Operation):
 
 def problems(found: Json) -> Iterator[Json]:
     """What a user should know, each with what to do."""
-    if not found["cgroups"]["available"]:
-        yield {
-            "message": f"no memory cgroups: {found['cgroups']['why_not']}",
-            "hint": "memory limits of replicas are watched, not enforced by the kernel",
-        }
+    for name, one in found["machine"].items():
+        if one["problem"] is not None:
+            yield {"message": f"{name}: {one['problem']}", "hint": one["remedy"]}
     if found["uv"]["path"] is None:
         yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
     for name, host in found["exposed"].items():
@@ -69,18 +94,25 @@ def problems(found: Json) -> Iterator[Json]:
             "message": f"{name} is ready, but its sessions fail: {cause}",
             "hint": f"openenv logs {name}",
         }
-    if found["disk"]["free_bytes"] < LITTLE_DISK_BYTES:
-        free_mb = found["disk"]["free_bytes"] / MB
-        yield {
-            "message": f"{free_mb:.0f} MB are free in {found['disk']['path']}",
-            "hint": "projects' dependencies are installed there; make room, or set OPENENV_HOME",
-        }
+
+
+def _gateway(home: Path) -> Json:
+    """Whether a gateway can be started, said as of an engine."""
+    try:
+        wanted = gateway_process.options_of_settings(os.environ)
+        check = EngineCheck(version=gateway_process.check_here(Layout(home), wanted))
+    except EnvironmentsError as exc:
+        check = EngineCheck(problem=exc.message, remedy=exc.hint)
+    return asdict(check)
 
 
 def _exposed(home: Path) -> Json:
     """The addresses of environments that other machines may reach, by name."""
     found = run_files.all_of(Layout(home).runs)
-    return {r.environment: r.host for r in found if not is_loopback(r.host)}
+    # Behind a gateway, a replica's own address is not the one that counts.
+    hosts = [(r.environment, r.data.get("spec", {}).get("host")) for r in found]
+    hosts += [(r.environment, r.host) for r in found]
+    return {name: host for name, host in hosts if host and not is_loopback(host)}
 
 
 def _failing(home: Path) -> Json:

@@ -13,18 +13,13 @@ from pydantic import Field
 from ..environments import run_files
 from ..environments.layout import Layout
 from . import base
+from .options import StopOptions
 
 
-class DownPayload(base.Payload):
+class DownPayload(base.payload_of(StopOptions)):  # type: ignore[misc]  # a class made at run time
     """The environment, and how long its sessions may take to end."""
 
     name: str = Field(min_length=1, description="The environment's name.")
-    grace_seconds: float = Field(
-        run_files.GRACE_SECONDS,
-        ge=0,
-        le=600,
-        description="How long sessions may take to end, before the replicas are killed.",
-    )
 
 
 class Down(base.Operation):

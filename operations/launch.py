@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`launch`: start the environment that a source names.
 
-    clear what an earlier attempt left ─▶ resolve ─▶ prepare ─▶ start ─▶ wait until all are ready
+    clear what is left ─▶ resolve ─▶ prepare ─▶ start ─▶ wait until all are ready
+                             the gateway, with --gateway ─┘ └─▶ and it has them
+
+Left is what an earlier attempt started; of an environment that does not run, all that has its name.
+An update (`replaces`) leaves the replicas alone that serve: its own start beside them, and take
+over when the daemon has heard that they are ready.
 
 What it prints is the request's log. It fails at once when a replica ends, and on any failure,
 cancellation included, stops everything it started. Should its worker be killed, the daemon finds
@@ -10,44 +15,90 @@ what it started by the run files.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ..env_host.protocol import LOOPBACK
 from ..environments import run_files
-from ..environments.errors import UnknownProvider
+from ..environments.engines.registry import (
+    has_own_addresses,
+    login_node,
+    moves,
+    pulls_images,
+    runs_programs,
+)
+from ..environments.errors import InvalidSpec, UnknownProvider
+from ..environments.gateway import process as gateway_process
+from ..environments.gateway.process import Gateway
+from ..environments.image_names import SCHEME
 from ..environments.layout import Layout
 from ..environments.names import name_of_source, validate_name
-from ..environments.providers import check_provider, provider_named
+from ..environments.providers import check_options, check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
-from ..environments.sources.program import program_of
-from ..environments.sources.resolve import Project, ResolvedSource, resolve
-from ..environments.spec import EnvironmentSpec, LaunchOptions
+from ..environments.sources.content import content_of
+from ..environments.sources.program import Program, program_of
+from ..environments.sources.resolve import Image, Project, ResolvedSource, resolve
+from ..environments.spec import (
+    OF_MANIFEST,
+    EnvironmentSpec,
+    LaunchOptions,
+    needs_gateway,
+)
 from ..environments.venv.overlay import overlay_python
 from ..environments.venv.project_venv import project_python
 from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
+from .options import DrainOptions
+from .progress import Phases
 
 LEFTOVER_GRACE_SECONDS = 2.0
+GATEWAY_SECONDS = 30.0  # for it to reach replicas that are ready
+ENGINE_OF_IMAGES = "docker"  # where no other is named
 
 
-class LaunchPayload(base.payload_of(LaunchOptions)):  # type: ignore[misc]  # a class made at run time
+class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: ignore[misc]  # made at run time
     """What is to be launched, and how."""
 
     source: str = Field(
         min_length=1,
         max_length=base.MAX_TEXT,
-        description="A bundled name, a folder with openenv.yaml, or module:Class.",
+        description="A bundled name, a folder with openenv.yaml, module:Class, docker://IMAGE.",
     )
     name: str = Field("", description="The environment's name; by default made from the source.")
+    update: bool | None = Field(
+        None,
+        description="Whether to update an environment of this name that runs; by default one that"
+        " was launched from the same source.",
+    )
+    replaces: str | None = Field(
+        None,
+        max_length=base.MAX_TEXT,
+        description="The launch that this one updates; the daemon says so itself.",
+    )
+    content: str | None = Field(
+        None,
+        max_length=base.MAX_TEXT,
+        description="What it is to run, as the result of an earlier launch says it: a rollback's.",
+    )
     cwd: base.AbsolutePath | None = Field(
         None, description="The folder that a relative source refers to; an absolute path."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engine_of_image(cls, data: Any) -> Any:
+        """An image is run by Docker, where no provider is named."""
+        if isinstance(data, dict) and str(data.get("source")).startswith(SCHEME):
+            return {"provider": ENGINE_OF_IMAGES, **data}
+        return data
 
     @field_validator("provider")
     @classmethod
@@ -60,12 +111,29 @@ class LaunchPayload(base.payload_of(LaunchOptions)):  # type: ignore[misc]  # a 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.name = self.name or name_of_source(self.source)
-        self.spec().check()
+        self.gateway: bool = self.gateway or needs_gateway(self.spec()) or moves(self.provider)
+        if self.gateway:
+            self.host: str = _gateway_host(self.host)
+        spec = self.spec()
+        spec.check()
+        try:
+            check_options(spec.provider, spec.options_of_engine, sandbox=spec.sandbox)
+        except InvalidSpec as exc:
+            raise ValueError(f"engine_options: {exc.message}; {exc.hint}") from exc
         return self
 
     def spec(self) -> EnvironmentSpec:
         """The environment as it is wanted, before its source has been looked at."""
-        return EnvironmentSpec(**self.model_dump(exclude={"cwd"}))
+        not_of_spec = {"cwd", "update", "replaces", "content", "drain_timeout_seconds"}
+        return EnvironmentSpec(**self.model_dump(exclude=not_of_spec))
+
+
+def _gateway_host(asked: str) -> str:
+    """The address that an environment behind the gateway is reached at, as the settings say."""
+    host = gateway_process.options_of_settings(os.environ).host
+    if asked not in (LOOPBACK, host):
+        raise ValueError("host: behind a gateway it is the gateway's (openenv up --gateway-host)")
+    return host
 
 
 class Launch(base.Operation):
@@ -96,25 +164,37 @@ class _Launching:
         self._payload = payload
         self._context = context
         self._layout = Layout(context.home)
-        self._spec = payload.spec().with_access()
+        self._running = run_files.of_environment(self._layout.runs, payload.name)
+        self._spec = payload.spec().with_access(self._token_in_use()).with_range()
         self._cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         self._started_at = time.monotonic()
+        self._gateway: Gateway | None = None
+        about = f"{payload.provider} {payload.replicas} {payload.source}"
+        self._phases = Phases(context, about)
+        self._ready = 0
 
     def run(self) -> dict[str, Any]:
         validate_name(self._spec.name)
-        name = self._spec.name
-        left = run_files.stop_environment(self._layout.runs, name, LEFTOVER_GRACE_SECONDS)
-        if left:
-            self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(left)}")
+        left = [each for each in self._running if self._is_left(each)]
+        if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
+            self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(stopped)}")
         source = resolve(self._spec.source, self._cwd)
-        self._spec = self._spec.with_manifest(source.resources)
+        if self._payload.content is None or runs_programs(self._spec.provider):
+            self._spec = self._spec.with_manifest(source.resources)
         self._say("resolved", source.sentence)
-        python = self._prepare(source)
-        with self._started(source, python) as replicas:
+        python, image = self._prepare(source)
+        content = self._content(source, image)
+        self._gateway = self._ensure_gateway()
+        program = self._program(source, python)
+        program = replace(program, image=self._pinned(image), image_name=image)
+        with self._started(program) as replicas:
             ready = replicas.wait_until_ready(self._spec.ready_timeout_seconds, self._on_ready)
+            self._check_counts(ready)
+            self._wait_for_gateway()
             for note in _notes(ready):
                 base.say(note)
             self._say("ready", f"{self._spec.name} is ready at {replicas.address}", timed=True)
+            self._phases.finish()
             return {
                 "environment": {
                     "name": self._spec.name,
@@ -122,35 +202,192 @@ class _Launching:
                     "address": replicas.address,
                     "has_token": self._spec.token is not None,
                     "is_exposed": not is_loopback(self._spec.host),
+                    "content": content,
+                    "manifest": {name: getattr(self._spec, name) for name in OF_MANIFEST},
                     "replicas": [replica.to_json() for replica in ready],
                 }
             }
 
-    def _prepare(self, source: ResolvedSource) -> Path | None:
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether nobody knows its address before it runs."""
+        return self._gateway is None and has_own_addresses(self._spec.provider)
+
+    def _is_left(self, replica: run_files.RunFile) -> bool:
+        """Whether a replica that was there before is to go first."""
+        return self._payload.replaces is None or replica.request_id == self._context.request_id
+
+    def _token_in_use(self) -> str | None:
+        """The token that clients have already, of what this replaces."""
+        if self._payload.replaces is None:
+            return None
+        serving = run_files.that_serves(self._layout.runs, self._payload.name)
+        return None if serving is None else serving.token
+
+    def _prepare(self, source: ResolvedSource) -> tuple[Path | None, str | None]:
+        """Return the Python that a local replica needs, or the image that an engine is to run."""
+        if not runs_programs(self._spec.provider):
+            if pulls_images(self._spec.provider):
+                return None, self._named_image(source)
+            return None, self._prepare_image(source)
+        if isinstance(source, Image):
+            text = f"{source.reference} is an image, and {self._spec.provider} runs none"
+            raise InvalidSpec(text, "name an engine that does: --provider docker")
+        return (None if self._login_node else self._prepare_python(source)), None
+
+    @property
+    def _login_node(self) -> str | None:
+        """The machine that it is prepared on, where that is another one."""
+        return login_node(self._spec.provider)
+
+    def _program(self, source: ResolvedSource, python: Path | None) -> Program:
+        """Return what is to run; it is prepared now where that is done elsewhere."""
+        if (host := self._login_node) is None:
+            return program_of(self._spec, source, python)
+        from ..environments.engines.slurm_ssh import LoginNode
+        from ..environments.providers.prepared_there import prepare_there
+
+        self._say("preparing", f"preparing {self._spec.name} on {host}")
+        node = LoginNode(os.environ, self._layout)
+        return prepare_there(node, self._spec, source, base.say)
+
+    def _content(self, source: ResolvedSource, image: str | None) -> str | None:
+        """Return what tells apart versions of what is run: an image's id, or its files' digest.
+
+        Raises:
+            InvalidSpec: It is not what a rollback is to run.
+        """
+        if image is None:
+            found = content_of(source)
+        elif pulls_images(self._spec.provider):
+            found = image
+        else:
+            from ..environments.images import build
+
+            found = build.id_of(image)
+        if self._payload.content in (None, found):
+            return found
+        if image is not None:
+            message = f"the image that {self._spec.name} ran is not on this engine any more"
+            remedy = f"launch what there is now: openenv launch {self._spec.source}"
+            raise InvalidSpec(message, remedy)
+        where = getattr(source, "folder", self._spec.source)
+        raise InvalidSpec(
+            f"the files in {where} are not those that the earlier generation ran",
+            f"bring them back (git checkout), and roll back again; or launch {where} as it is now",
+        )
+
+    def _pinned(self, image: str | None) -> str | None:
+        """Return the image so that replicas which are started later run the same."""
+        if image is None or pulls_images(self._spec.provider):
+            return image
+        from ..environments.images import build
+
+        return build.pinned(image, self._spec.provider)
+
+    def _prepare_image(self, source: ResolvedSource) -> str:
+        """Get the image that an engine is to run; it is built if there is none yet."""
+        from ..environments.images import build
+
+        spec = self._spec
+        self._phases.enter("building", f"preparing the image of {spec.name}")
+        if (ran := self._payload.content) is not None and build.id_of(ran) is not None:
+            return ran  # what is rolled back to, whatever its name or folder stands for now
+        if not isinstance(source, Image):
+            program, more = program_of(spec, source, None), spec.with_packages
+            return build.ensure_image(
+                source, program, self._phases.relay, base=spec.base, more=more
+            )
+        if spec.with_packages:
+            text = f"nothing can be installed into the image {source.reference}"
+            raise InvalidSpec(text, f"launch the project itself with --provider {spec.provider}")
+        build.fetch_image(source.reference, self._phases.relay)
+        return source.reference
+
+    def _named_image(self, source: ResolvedSource) -> str:
+        """Return the image that an engine's nodes are to pull: what is only here they cannot.
+
+        Raises:
+            InvalidSpec
+        """
+        spec = self._spec
+        if isinstance(source, Image) and not spec.with_packages:
+            return source.reference
+        raise InvalidSpec(
+            f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
+            "openenv image build --tag REGISTRY/NAME:TAG, docker push it, and launch docker://…",
+        )
+
+    def _prepare_python(self, source: ResolvedSource) -> Path | None:
         more = self._spec.with_packages
         if not (isinstance(source, Project) or more):
             return None
-        message = f"preparing the Python of {self._spec.name}"
-        self._context.progress({"phase": "preparing", "message": message})
+        self._phases.enter("resolving", f"resolving what {self._spec.name} needs")
         python = None
         if isinstance(source, Project):
-            python = project_python(source, self._layout, base.say)
+            python = project_python(source, self._layout, self._phases.relay)
         if more:
-            return overlay_python(python, more, self._layout, self._cwd, base.say)
+            return overlay_python(python, more, self._layout, self._cwd, self._phases.relay)
         return python
 
+    def _ensure_gateway(self) -> Gateway | None:
+        """Start the gateway where one is wanted; its replicas judge requests by its address."""
+        if not self._spec.gateway:
+            return None
+        wanted = gateway_process.options_of_settings(os.environ)
+        found = gateway_process.ensure_running(self._layout, wanted)
+        spec = replace(self._spec, host=found.options.host)
+        self._spec = spec.with_access(self._token_in_use())
+        self._say("gateway", f"the gateway listens at {found.options.address}")
+        return found
+
+    def _check_counts(self, ready: list[StartedReplica]) -> None:
+        """Refuse what follows the number of sessions, where a server of its own tells none.
+
+        Raises:
+            InvalidSpec
+        """
+        wanted = {
+            "--max": self._spec.max_replicas,
+            "--idle-timeout": self._spec.sleep_seconds,
+        }
+        asked = [flag for flag, value in wanted.items() if value is not None]
+        if asked and any(replica.max_sessions is None for replica in ready):
+            raise InvalidSpec(
+                f"the server in {self._spec.source} is its own, and does not say how many sessions"
+                f" it has: it would never be scaled or sleep ({', '.join(asked)})",
+                "leave that out; or build an image with our server: openenv image build",
+            )
+
+    def _wait_for_gateway(self) -> None:
+        """Wait until the daemon has told Envoy of the replicas, and Envoy has reached them.
+
+        Not in an update: Envoy is told when they take over.
+        """
+        if self._gateway is None or self._payload.replaces is not None:
+            return
+        found = run_files.of_environment(self._layout.runs, self._spec.name)
+        own = [r for r in found if r.request_id == self._context.request_id]
+        addresses = ["{}:{}".format(*run_files.endpoint_of(each)) for each in own]
+        seconds = min(GATEWAY_SECONDS, self._spec.ready_timeout_seconds)
+        gateway_process.wait_until_serving(self._gateway, self._spec.name, addresses, seconds)
+
     @contextmanager
-    def _started(self, source: ResolvedSource, python: Path | None) -> Iterator[Replicas]:
+    def _started(self, program: Program) -> Iterator[Replicas]:
         """The replicas, which are stopped when the body fails, and go on when it does not."""
         provider = provider_named(self._spec.provider, self._context.home)
+        gateway = self._gateway
         replicas = provider.start(
             self._spec,
-            program_of(self._spec, source, python),
+            program,
             launch_id=self._context.request_id,
             on_started=self._on_started,
+            address=None if gateway is None else gateway.options.address_of(self._spec.name),
+            replaces=self._payload.replaces,
         )
         try:
-            self._say("starting", f"{_count(self._spec.replicas)} starting at {replicas.address}")
+            where = "" if self._is_elsewhere else f" at {replicas.address}"
+            self._say("starting", f"{_count(self._spec.replicas)} starting{where}")
             yield replicas
         except BaseException:  # cancelled, too
             replicas.stop()
@@ -161,12 +398,17 @@ class _Launching:
         self._context.progress({"replica": replica.to_json()})
 
     def _on_ready(self, replica: StartedReplica) -> None:
-        self._say("waiting", f"replica {replica.ordinal} (pid {replica.pid}) is ready", timed=True)
+        self._ready += 1
+        seconds = time.monotonic() - self._started_at
+        message = f"replica {replica.ordinal} (pid {replica.pid}) is ready"
+        base.say(f"{message} ({seconds:.1f} s)")
+        done = {"done": self._ready, "total": self._spec.replicas}
+        self._context.progress({"phase": "waiting", "message": message, **done})
 
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"{message} ({seconds:.1f} s)" if timed else message)
-        self._context.progress({"phase": phase, "message": message})
+        self._phases.enter(phase, message)
 
 
 def _notes(ready: list[StartedReplica]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a rollout, as plain data: its flags and its payload derive from them.
+"""The options of operations, as plain data: flags and payloads derive from them.
 
 A launch's options are `environments.spec.LaunchOptions`. Standard library alone: the command line
 imports this module.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..environments.spec import DEFAULT_BASE, GRACE_SECONDS
 from ..system.options import option
 
 
@@ -19,6 +20,14 @@ class RolloutOptions:
 
     episodes: int = option(256, "Number of episodes.", least=1, most=10_000_000)
     concurrency: int = option(64, "Number of episodes at once.", least=1, most=10_000)
+    provider: str = option(
+        "local",
+        "Where they are played; ray: on its nodes, beside replicas.",
+        choices=("local", "ray"),
+    )
+    collectors: int = option(
+        1, "Number of processes that play them; several with --provider ray.", least=1, most=1000
+    )
     policy: str = option("random", "module:function, openai:URL, or random.", metavar="POLICY")
     max_steps: int = option(100, "Maximum number of steps in an episode.", least=1)
     step_timeout_seconds: float = option(60.0, "Time limit of a reset or step.", above=0)
@@ -57,3 +66,65 @@ class RolloutOptions:
         dict, "A variable for the policy; without a value, the one it has here. Repeatable."
     )
     memory_mb: int | None = option(None, "Memory limit of the rollout.", least=32)
+
+
+CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "leaks")  # of `operations/testing/`
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentTestOptions:
+    """How an environment is tested. Each option is declared here and nowhere else."""
+
+    sessions: int = option(1000, "Number of sessions played to find leaks.", least=20, most=10**6)
+    concurrency: int = option(16, "Number of them at once.", least=1, most=1000)
+    steps: int = option(5, "Number of steps in each.", least=0, most=10_000)
+    seed: int = option(7, "Seed of the episodes that are compared.")
+    step_timeout_seconds: float = option(30.0, "Time limit of a reset or step.", above=0)
+    ignore: list[str] = option(  # noqa: RUF009
+        list,
+        "A field of the observation that may differ under a seed: a time, an id. Repeatable.",
+        metavar="FIELD",
+    )
+    skip: list[str] = option(  # noqa: RUF009
+        list,
+        f"Leave out a check: {', '.join(CHECK_NAMES)}. Repeatable.",
+        metavar="CHECK",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainOptions:
+    """How replicas are taken away without ending their sessions. Declared here and nowhere else."""
+
+    drain_timeout_seconds: float = option(
+        600.0, "How long sessions may go on in a replica that is replaced or taken away.", least=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """How replicas are stopped. Declared here and nowhere else."""
+
+    grace_seconds: float = option(
+        GRACE_SECONDS,
+        "How long sessions may take to end, before the replicas are killed.",
+        least=0,
+        most=600,
+        flag="",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """How an image is built. Each option is declared here and nowhere else."""
+
+    base: str = option(DEFAULT_BASE, "Image that it is based on; it has a Python.", metavar="IMAGE")
+    tag: str | None = option(None, "What else to call it: NAME:TAG.", metavar="IMAGE")
+    dockerfile: str | None = option(
+        None,
+        "Build this file of the project as it is, with the server that it has: server/Dockerfile.",
+        metavar="FILE",
+    )
+    with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
+        list, "Install this package as well. Repeatable.", flag="--with", metavar="PACKAGE"
+    )

@@ -12,23 +12,32 @@ from typing import Any
 
 from .base import Operation, OperationContext
 from .benchmark import Benchmark
+from .build_image import BuildImage
 from .check import Check
 from .describe import Describe
 from .down import Down
+from .down_strays import DownStrays
+from .environment_test import EnvironmentTest
 from .launch import Launch
 from .probe import Probe
 from .prune import Prune
 from .rollout import Rollout
+from .scale import Restart, Scale
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Launch,
     Benchmark,
+    EnvironmentTest,
+    BuildImage,
     Down,
+    DownStrays,
     Check,
     Describe,
     Probe,
     Prune,
     Rollout,
+    Scale,
+    Restart,
 )
 
 # What the zygote imports, so that workers find it in memory; also what operations import late,

@@ -218,7 +218,7 @@ class RolloutCollector:
                 for number in range(self._concurrency):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
-            raise _first(exc) from exc
+            raise first_of(exc) from exc
 
     async def _episode(self, context: RunContext, number: int, room: EpisodeRoom) -> None:
         self.stats.running += 1
@@ -249,7 +249,7 @@ async def _take(sink: BatchSink, size: int) -> list[Episode]:
     return batch
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong first; the sink's own words before anything that followed from them."""
     found: BaseException = group.subgroup(RolloutError) or group
     while isinstance(found, BaseExceptionGroup):

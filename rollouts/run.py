@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from ..system.hidden_values import hide_credentials
-from ..system.loop_lag import LagSnapshot
+from ..system.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
@@ -37,7 +37,7 @@ from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .policies.policy import Policy
 from .progress_stats import EpisodeCounts, ProgressStats
-from .sessions.session_pool import Followed
+from .sessions.session_pool import DEFAULT_TIMING, Followed, SessionTiming
 from .stages.grouping import GroupSink
 from .stages.named_stages import Stages, check_group
 
@@ -127,12 +127,28 @@ class Report:
         }
 
 
+class Collector(Protocol):
+    """Plays episodes, as a `RolloutCollector` does."""
+
+    @property
+    def stats(self) -> ProgressStats:
+        """What it has done so far."""
+
+    @property
+    def lag(self) -> EventLoopLagMonitor:
+        """How long the event loop is held."""
+
+    async def collect(self, numbers: Iterable[int], sink: StepSink) -> None:
+        """Play these episodes into a sink, which is not closed."""
+
+
 async def roll_out(
     config: RunConfig,
     on_report: Callable[[Report], None],
     say: Say = lambda _: None,
     *,
     report_seconds: float = REPORT_SECONDS,
+    elsewhere: Collector | None = None,
 ) -> dict[str, Any]:
     """Runs a rollout into a folder, or the rest of one.
 
@@ -141,6 +157,8 @@ async def roll_out(
         on_report: Called with each report, on a thread; may block.
         say: Called with lines for the log.
         report_seconds: Time between two reports.
+        elsewhere: Plays the episodes in other processes, which have the policy; None: they are
+            played in this one.
 
     Returns:
         The last report as JSON values, with the folder.
@@ -148,11 +166,9 @@ async def roll_out(
     Raises:
         RolloutError: The run as a whole failed; what had finished is kept.
     """
-    addresses = list(config.environments.values())
-    policy = await policy_named(config.policy, addresses[0])
+    collector = elsewhere or await _collector_here(config)
     grouped = await asyncio.to_thread(config.stages.sink)
     await asyncio.to_thread(claim_folder, config)
-    collector = _collector(config, addresses, policy)
     counts = EpisodeCounts()
 
     def report() -> Report:
@@ -180,7 +196,18 @@ async def roll_out(
     return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
 
 
-def _collector(config: RunConfig, addresses: list[str], policy: Policy) -> RolloutCollector:
+async def _collector_here(config: RunConfig) -> RolloutCollector:
+    addresses = list(config.environments.values())
+    return collector_of(config, addresses, await policy_named(config.policy, addresses[0]))
+
+
+def collector_of(
+    config: RunConfig,
+    addresses: list[str],
+    policy: Policy,
+    timing: SessionTiming = DEFAULT_TIMING,
+) -> RolloutCollector:
+    """The collector of a rollout, at these addresses."""
     return RolloutCollector(
         addresses,
         policy,
@@ -195,6 +222,7 @@ def _collector(config: RunConfig, addresses: list[str], policy: Policy) -> Rollo
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,
         max_loop_lag_seconds=config.max_loop_lag_seconds,
+        timing=timing,
         followed=config.followed,
     )
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from openenvd.cli.following import BAR_WIDTH, bar
+from openenvd.cli.following import BAR_WIDTH, bar, phase_line
 
 from .conftest import Command
 
@@ -15,7 +17,7 @@ from .conftest import Command
     [
         (["--requests-grid", ""], "not a list of whole numbers"),
         (["--requests-grid", "1.5"], "not a list of whole numbers"),
-        (["--wait-grid", "soon"], "not a list of numbers"),
+        (["--wait-grid", "soon"], "not a list of durations"),
         (["--reps", "0"], "--reps"),
         (["--mode", "smoke"], "--mode"),
         (["--action", "{"], "not JSON"),
@@ -43,6 +45,18 @@ def test_the_bar_is_as_long_as_the_work_is_done(
 ) -> None:
     assert bar(progress).count("━") == filled
     assert words in bar(progress)
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        ({"message": "at it"}, "launch trial: at it"),
+        ({"message": "at it", "expected_seconds": 12.3}, "launch trial: at it, usually 12 s"),
+        ({"message": "at it", "eta_seconds": 90.0}, "launch trial: at it, about 1 min left"),
+    ],
+)
+def test_an_estimate_is_shown_where_there_is_one(progress: dict[str, Any], shown: str) -> None:
+    assert phase_line({"label": "launch trial", "state": "RUNNING"}, progress) == shown
 
 
 @pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_status_warns_of_an_environment_that_others_can_reach(
     answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
     fake.get("/v1/status", answer)
     assert "trial: listens on 0.0.0.0: other machines can connect" in command("status").out
+
+
+def test_status_says_what_replicas_have_of_gpus(command: Command, fake: FakeDaemon) -> None:
+    gpus = [{"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}, {"each": 0.25, "resource": None}]
+    environments = [new_environment(f"e{n}", gpus=each) for n, each in enumerate([*gpus, None])]
+    answer = {"daemon": daemon_json(fake), "environments": environments, "requests": []}
+    fake.get("/v1/status", answer)
+    told = [line for line in command("status").out.splitlines() if "for each replica" in line]
+    first, second = "1 nvidia.com/mig-1g.5gb", "0.25 GPU"
+    assert told == [f"  e0: {first} for each replica", f"  e1: {second} for each replica"]
 
 
 def test_a_ready_launch_is_announced_once(command: Command, accepts: Callable[..., None]) -> None:
@@ -244,6 +255,11 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["launch", "echo", "--name", "../escape"], "name"),
         (["launch", "echo", "--replicas", "0"], "replicas"),
         (["launch", "echo", "--memory", "lots"], "512M"),
+        (["launch", "echo", "--idle-timeout", "soon"], "write 90, 60s, 5m or 2h"),
+        (["launch", "echo", "--idle-timeout", "5d"], "write 90, 60s, 5m or 2h"),
+        (["launch", "echo", "--idle-timeout", "0m"], "0.0 is not in the range x>0"),
+        (["launch", "echo", "--timeout", "nan"], "write 90, 60s, 5m or 2h"),
+        (["up", "--cancel-grace-seconds", "5 minutes"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--shards", "0"], "auto"),
         (["launch", "echo", "-e", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         (["launch"], "SOURCE"),
@@ -251,11 +267,12 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["serve"], "openenv launch"),
         (["down"], "--all"),
         (["down", "x", "--all"], "--all"),
+        (["down", "x", "--strays"], "--strays"),
         (["requests", "--state", "NOPE"], "pending"),
         (["wait"], "REQUEST_ID"),
         (["up", "--port", "65536"], "from 0 to 65535"),
         (["up", "--keep-days", "nan"], "a number from 0 to 36500"),
-        (["up", "--cancel-grace-seconds", "inf"], "a number from 0 to 3600"),
+        (["up", "--cancel-grace-seconds", "2h"], "a number from 0 to 3600"),
         (["up", "--log-level", "loud"], "one of debug, info"),
         (["up", "--log-format", "xml"], "one of text, json"),
         (["status", "\udcff"], "is not UTF-8 text"),
@@ -268,6 +285,25 @@ def test_a_wrong_command_line_is_2_and_reaches_no_daemon(
     assert answer.code == 2
     assert words in answer.err
     assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("0.5", 0.5), ("60s", 60.0), ("5m", 300.0), ("2H", 7200.0), ("1.5h", 5400.0)],
+)
+def test_a_duration_is_in_seconds_or_has_its_unit(
+    command: Command,
+    accepts: Callable[..., None],
+    fake: FakeDaemon,
+    text: str,
+    seconds: float,
+) -> None:
+    accepts(READY)
+    command("launch", "echo", "--async", "--idle-timeout", text, "--drain-timeout", text)
+    body = fake.calls[0][2]
+    assert body is not None
+    payload = body["payload"]
+    assert (payload["idle_timeout_seconds"], payload["drain_timeout_seconds"]) == (seconds, seconds)
 
 
 def test_a_wrong_command_line_is_json_too(command: Command, fake: FakeDaemon) -> None:
@@ -332,6 +368,54 @@ def _hold_stream(fake: FakeDaemon) -> threading.Event:
 # status, requests, logs
 
 
+def updated(fake: FakeDaemon, final: dict[str, Any], **spec: Any) -> None:
+    """A launch of a name that runs is submitted, and ends so."""
+    request = {**final, "payload": {"replaces": "a0"}}
+    fake.post("/v1/requests", (202, {"request_id": ID, "request": request}))
+    fake.ends(request)
+    one = {"number": 1, "request_id": "a0", "spec": {"source": "echo"}}
+    two = {"number": 2, "request_id": ID, "spec": {"source": "echo", **spec}}
+    environment = {**new_environment(), "generation": 1, "generations": [two, one]}
+    fake.get("/v1/environments/trial", {"environment": environment})
+
+
+def test_launch_of_a_name_that_runs_says_that_it_is_updated(
+    command: Command, fake: FakeDaemon
+) -> None:
+    updated(fake, READY, max_sessions=3)
+    answer = command("launch", "echo", "--name", "trial")
+    assert answer.code == 0
+    assert "trial runs: updating it to generation 2\n" in answer.err
+
+
+def test_launch_says_that_the_options_are_those_of_before(
+    command: Command, fake: FakeDaemon
+) -> None:
+    updated(fake, READY)
+    answer = command("launch", "echo", "--name", "trial")
+    assert "updating it to generation 2, with the same options" in answer.err
+
+
+def test_an_update_that_fails_says_what_serves(command: Command, fake: FakeDaemon) -> None:
+    updated(fake, FAILED)
+    answer = command("launch", "echo", "--name", "trial")
+    assert answer.code == 1
+    assert "trial goes on with generation 1" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sent"), [([], None), (["--update"], True), (["--no-update"], False)]
+)
+def test_update_is_sent_only_if_it_was_said(
+    command: Command, fake: FakeDaemon, flags: list[str], sent: bool | None
+) -> None:
+    updated(fake, READY)
+    command("launch", "echo", "--name", "trial", *flags)
+    [body] = [body for method, _, body in fake.calls if method == "POST"]
+    assert body is not None
+    assert body["payload"].get("update") is sent
+
+
 def test_status_json_is_the_daemons_json(command: Command, status: dict[str, Any]) -> None:
     assert command("status", "--json").json == status
 
@@ -388,6 +472,26 @@ def test_status_of_a_name_has_its_requests(
     found = command("status", "trial", "--json").json
     assert [e["name"] for e in found["environments"]] == ["trial"]
     assert [r["id"] for r in found["requests"]] == [ID]
+
+
+def test_status_of_a_name_shows_its_generations(
+    command: Command, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    now = time.time()
+    ends = {"served_at": now - 7200, "ended_at": now - 600, "error": None}
+    last = {"number": 2, "request_id": ID, "state": "SERVING", "spec": {"source": "echo"}}
+    last |= {"created_at": now, "served_at": now - 600, "ended_at": None, "error": None}
+    failed = {**last, "number": 3, "state": "FAILED", "served_at": None, "ended_at": now - 60}
+    failed["error"] = "replica 0 exited\nits last lines:"
+    history = [failed, last, {**last, "number": 1, "state": "RETIRED", **ends}]
+    environment = {**new_environment(), "generations": history}
+    fake.get("/v1/environments/trial", {"environment": environment})
+    fake.get("/v1/requests", {"requests": []})
+    lines = [" ".join(line.split()) for line in command("status", "trial").out.splitlines()]
+    launch = ID[:8]
+    assert f"3 {launch} FAILED 1 min ago echo replica 0 exited" in lines
+    assert f"2 {launch} SERVING for 10 min echo" in lines
+    assert f"1 {launch} RETIRED for 1 h, 10 min ago echo" in lines
 
 
 def test_status_of_an_id_has_that_request(
@@ -551,12 +655,110 @@ def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None
     assert command("down", "--all").code == 0
 
 
+STRAY = {"provider": "docker", "id": "3f2a", "environment": "gone", "replica": "gone-0-1"}
+
+
+def test_status_shows_strays_and_how_they_are_stopped(command: Command, fake: FakeDaemon) -> None:
+    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": [STRAY]}
+    fake.get("/v1/status", answer)
+    out = command("status").out
+    assert "1 stray that nobody has written down; openenv down --strays stops them:" in out
+    assert "  gone-0-1 (docker)" in out
+
+
+def test_down_strays_names_what_status_shows(command: Command, fake: FakeDaemon) -> None:
+    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": [STRAY]}
+    fake.get("/v1/status", answer)
+    ended = new_request("9", operation="down_strays", result={"stopped": ["3f2a"]})
+
+    def submit(call: Call) -> None:
+        assert call.body is not None
+        assert call.body["payload"] == {"strays": [{"provider": "docker", "id": "3f2a"}]}
+        call.json(202, {"request_id": "9", "request": ended})
+
+    fake.post("/v1/requests", submit)
+    fake.ends(ended)
+    assert "stopped 1 stray" in command("down", "--strays").out
+
+
+def test_down_strays_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:
+    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": []}
+    fake.get("/v1/status", answer)
+    assert command("down", "--strays").out == "no strays\n"
+
+
 def test_check_prints_the_operations_result(command: Command, fake: FakeDaemon) -> None:
     done = new_request("3", operation="check", result={"python": "3.11", "uv": None})
     fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
     fake.ends(done)
     assert command("check").out == "python: 3.11\nuv: -\n"
     assert command("check", "--json").json == {"python": "3.11", "uv": None}
+
+
+def test_check_says_of_each_provider_and_the_gateway_in_a_line_what_is_missing(
+    command: Command, fake: FakeDaemon
+) -> None:
+    works = {"version": "29.1", "problem": None, "remedy": None, "notes": ["no GPU runtime"]}
+    missing = {"version": None, "problem": "no swarm here", "remedy": "docker swarm init"}
+    providers = {"docker": works, "swarm": {**missing, "notes": []}}
+    gateway = {**works, "version": "1.40.0", "notes": []}
+    result = {"uv": None, "providers": providers, "gateway": gateway}
+    done = new_request("3", operation="check", result=result)
+    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
+    fake.ends(done)
+    assert command("check").out.splitlines()[1:] == [
+        "providers:",
+        "  ✓ docker  works, version 29.1 · no GPU runtime",
+        "  ✗ swarm   no swarm here · docker swarm init",
+        "gateway:",
+        "  ✓ envoy  works, version 1.40.0",
+    ]
+    assert command("check", "--json").json["providers"] == providers
+
+
+def test_a_daemon_that_goes_in_a_trial_is_told_in_its_one_document(
+    command: Command, fake: FakeDaemon
+) -> None:
+    works: Any = {"version": "1", "problem": None, "remedy": None, "notes": []}
+    providers = {"local": works}
+    looked = new_request("3", operation="check", result={"providers": providers})
+    down = new_request("4", operation="down", result={})
+    fake.ends(looked)
+    fake.ends(down)
+
+    def submitted(call: Call) -> None:
+        operation = (call.body or {})["operation"]
+        if operation == "launch":
+            call.break_off()
+            return
+        request = looked if operation == "check" else down
+        call.json(202, {"request_id": request["id"], "request": request})
+
+    fake.post("/v1/requests", submitted)
+    answer = command("check", "--provider", "local", "--json")
+    assert answer.code == 3
+    assert [step["step"] for step in answer.json["steps"]] == ["engine", "down"]
+    assert answer.json["error"]["kind"] == "unreachable"
+    assert answer.json["error"]["message"] in answer.err
+
+
+def test_a_trial_leaves_a_signal_ignored_that_is(command: Command, fake: FakeDaemon) -> None:
+    """As `nohup` has it."""
+    found: list[object] = []
+
+    def submitted(call: Call) -> None:
+        found.append(signal.getsignal(signal.SIGHUP))
+        found.append(signal.getsignal(signal.SIGTERM))
+        call.json(400, {"error": {"kind": "invalid", "message": "no"}})
+
+    fake.post("/v1/requests", submitted)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        command("check", "--provider", "local")
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert found == [signal.SIG_IGN, signal.default_int_handler]
 
 
 def test_prune_reports_the_space_it_freed(command: Command, fake: FakeDaemon) -> None:
@@ -582,8 +784,9 @@ def test_prune_of_nothing_says_so(command: Command, fake: FakeDaemon) -> None:
 
 
 def test_up_prints_address_limits_and_plan(command: Command, fake: FakeDaemon) -> None:
+    taken = "not 8585: pid 7 (nc) listens there"
     info = {
-        "daemon": daemon_json(fake),
+        "daemon": {**daemon_json(fake), "passed_over": taken},
         "limits": {"cpus": 4.0, "memory_bytes": 2**34, "sources": {"memory": "machine"}},
         "plan": {"guaranteed_long": 4, "guaranteed_short": 2, "burst_long": 8,
                  "burst_short": 0, "budget_bytes": 2**33},
@@ -594,6 +797,7 @@ def test_up_prints_address_limits_and_plan(command: Command, fake: FakeDaemon) -
     answer = command("up", "--port", "9000")
     assert answer.code == 0
     assert "http://127.0.0.1:8585" in answer.out
+    assert f"port     {taken}" in answer.out
     assert "4 CPUs, 16.0 GB (machine)" in answer.out
     assert "4 long and 2 short, bursting to 12 and 2, within 8.0 GB" in answer.out
     assert "without --port 9000 (it has 8585)" in answer.err
@@ -707,3 +911,41 @@ def test_a_narrow_terminal_folds_no_id_and_no_state() -> None:
         console.print(requests_table([cancelled]))
     assert cancelled["id"][:8] in drawn.get()
     assert "CANCELLED" in drawn.get()
+
+
+# scale, restart
+
+
+def test_launch_sends_between_how_many_replicas_it_scales_itself(
+    command: Command, accepts: Callable[..., None], fake: FakeDaemon
+) -> None:
+    accepts(READY)
+    command("launch", "--async", "echo", "--min", "2", "--max", "8", "--scale-down", "30")
+    body = fake.calls[0][2]
+    assert body is not None
+    wanted = {"min_replicas": 2, "max_replicas": 8, "scale_down_seconds": 30.0}
+    assert wanted.items() <= body["payload"].items()
+
+
+def test_scale_says_how_many_there_are_and_how_many_more_are_drained(
+    command: Command, accepts: Callable[..., None], fake: FakeDaemon
+) -> None:
+    result = {"environment": {"name": "trial"}, "replicas": 2, "draining": ["a", "b"]}
+    accepts(new_request(result=result))
+    answer = command("scale", "trial", "2", "--drain-timeout", "60")
+    assert answer.code == 0
+    assert answer.out == "✓ trial has 2 replicas, and 2 more until their sessions end\n"
+    payload = {"name": "trial", "replicas": 2, "drain_timeout_seconds": 60.0}
+    assert fake.calls[0][2] == {"operation": "scale", "payload": payload}
+
+
+def test_restart_says_what_it_has_replaced(
+    command: Command, accepts: Callable[..., None], fake: FakeDaemon
+) -> None:
+    restarted = [{"old": "trial-1-a", "new": "trial-2-a"}]
+    result = {"environment": {"name": "trial"}, "restarted": restarted}
+    accepts(new_request(result=result, started_at=5.0, finished_at=17.0))
+    answer = command("restart", "trial", "--replica", "1")
+    assert (answer.code, answer.out) == (0, "✓ restarted 1 replica of trial in 12 s\n")
+    payload = {"name": "trial", "replica": 1}
+    assert fake.calls[0][2] == {"operation": "restart", "payload": payload}

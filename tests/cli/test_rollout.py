@@ -11,7 +11,7 @@ import pytest
 
 from openenvd.cli.rollout import _conclude, _payload, _summary
 
-from ..client.fake_daemon import FakeDaemon
+from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import Command
 
 NOTHING: dict[str, Any] = {"out": "out"}
@@ -45,6 +45,118 @@ def test_a_misspelled_environment_is_refused_before_anything_is_queued(
     assert answer.code == 4
     assert "did you mean echo?" in answer.err
     assert "POST" not in {method for method, *_ in fake.calls}
+
+
+def unknown(fake: FakeDaemon, name: str) -> None:
+    error = {"kind": "not_found", "message": f"no environment is called {name!r}",
+             "hint": "openenv status lists them", "near": []}  # fmt: skip
+    fake.get(f"/v1/environments/{name}", (404, {"error": error}))
+
+
+def accepts(fake: FakeDaemon, *ends: dict[str, Any]) -> None:
+    """Take requests one after the other, each of which ends as given."""
+    left = list(ends)
+
+    def answer(call: Call) -> None:
+        request = left.pop(0)
+        call.json(202, {"request_id": request["id"], "request": {**request, "state": "PENDING"}})
+
+    fake.post("/v1/requests", answer)
+    for request in ends:
+        fake.ends(request)
+
+
+def submitted(fake: FakeDaemon) -> list[tuple[str, str]]:
+    bodies = [body for method, _, body in fake.calls if method == "POST" and body]
+    return [(body["operation"], body["payload"]["name"]) for body in bodies]
+
+
+ROLLED_OUT = new_request("2", operation="rollout", payload={"out": "out"}, error=None)
+
+
+def test_an_environment_that_does_not_run_is_offered_to_be_launched(
+    command: Command, fake: FakeDaemon
+) -> None:
+    unknown(fake, "echo")
+    answer = command("rollout", "echo", "--out", "out")
+    assert answer.code == 4
+    assert "echo is not running" in answer.err
+    assert "openenv launch echo first, or add --launch" in answer.err
+    assert submitted(fake) == []
+
+
+def test_a_misspelled_name_of_a_bundled_environment_is_offered_to_be_launched(
+    command: Command, fake: FakeDaemon
+) -> None:
+    unknown(fake, "ecko")
+    answer = command("rollout", "ecko", "--out", "out", "--launch")
+    assert answer.code == 4
+    assert "did you mean echo? openenv launch echo starts it" in answer.err
+    assert submitted(fake) == []
+
+
+def test_one_that_has_failed_or_was_taken_down_is_offered_with_its_source(
+    command: Command, fake: FakeDaemon
+) -> None:
+    for state in ("FAILED", "STOPPED"):
+        environment = new_environment(state=state, source="/work/my env")
+        fake.get("/v1/environments/trial", {"environment": environment})
+        answer = command("rollout", "trial", "--out", "out")
+        assert answer.code == 4
+        assert "openenv launch '/work/my env' --name trial first" in answer.err
+
+
+def test_with_launch_what_does_not_run_is_launched_first(
+    command: Command, fake: FakeDaemon
+) -> None:
+    unknown(fake, "echo")
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    accepts(fake, new_request("1", environment="echo"), ROLLED_OUT)
+    answer = command("rollout", "trial", "echo", "--out", "out", "--launch", "--async")
+    assert answer.code == 0, answer.err
+    assert submitted(fake) == [("launch", "echo"), ("rollout", "trial")]
+
+
+def test_a_folder_means_the_environment_that_is_launched_from_it(
+    command: Command, fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest names it, on the command line and in the hint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "openenv.yaml").write_text("name: chess\n")
+    unknown(fake, "chess")
+    answer = command("rollout", "./mine", "--out", "out")
+    assert answer.code == 4
+    assert "openenv launch ./mine first, or add --launch" in answer.err
+    accepts(fake, new_request("1", environment="chess"), ROLLED_OUT)
+    answer = command("rollout", "./mine", "--out", "out", "--launch", "--async")
+    assert answer.code == 0, answer.err
+    assert submitted(fake) == [("launch", "chess"), ("rollout", "chess")]
+
+
+def test_nothing_is_rolled_out_when_the_launch_has_failed(
+    command: Command, fake: FakeDaemon
+) -> None:
+    unknown(fake, "echo")
+    error = {"kind": "operation_error", "message": "no room", "hint": None}
+    accepts(fake, new_request("1", environment="echo", state="FAILED", error=error), ROLLED_OUT)
+    answer = command("rollout", "echo", "--out", "out", "--launch", "--json")
+    assert answer.code == 1
+    assert answer.json["error"]["message"] == "no room"
+    assert submitted(fake) == [("launch", "echo")]
+
+
+def test_one_that_is_being_launched_is_waited_for(command: Command, fake: FakeDaemon) -> None:
+    environment = new_environment(state="PENDING", request_id="1", replicas=[])
+    fake.get("/v1/environments/trial", {"environment": environment})
+    accepts(fake, ROLLED_OUT)
+    error = {"kind": "operation_error", "message": "no room", "hint": None}
+    fake.ends(new_request("1", state="FAILED", error=error))
+    assert command("rollout", "trial", "--out", "out").code == 1
+    assert submitted(fake) == []
+    fake.ends(new_request("1"))
+    command("rollout", "trial", "--out", "out")
+    assert submitted(fake) == [("rollout", "trial")]
 
 
 def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,10 +143,11 @@ def test_the_daemons_command_has_flags_for_given_settings_only() -> None:
     assert command[1:] == ["-P", "-m", "openenvd.server", "--ready-fd", "3", "--port=0"]
 
 
-def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", ["file", "file/home"])
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path, home: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DaemonUnreachable, match="file") as caught:
-        daemon.connect(Paths(tmp_path / "file"))
+    with pytest.raises(DaemonUnreachable, match=f"{home} .*: a file is in its way") as caught:
+        daemon.connect(Paths(tmp_path / home))
     assert caught.value.hint is not None
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.errors import EnvironmentsError
+from openenvd.environments.errors import EnvironmentsError, NotAnswering
 from openenvd.environments.layout import Layout
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
@@ -55,6 +56,8 @@ def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout:
     probed = run("probe", name="echo")
     assert probed["address"] == launched["address"]
     assert probed["health"] == {"status": "healthy"}
+    assert probed["session_seconds"] is None
+    assert run("probe", name="echo", session=True)["session_seconds"] > 0
     described = run("describe", name="echo")
     assert described["metadata"]["name"] == "echo"
     assert "message" in described["schema"]["action"]["properties"]
@@ -64,6 +67,18 @@ def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout:
     assert run("down", name="echo")["stopped"] == []
     with pytest.raises(EnvironmentsError, match="no replica on this machine"):
         run("probe", name="echo")
+
+
+def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Path) -> None:
+    code = (
+        "from openenvd.envs.echo.environment import EchoEnvironment as Echo\nclass Sample(Echo):\n"
+    )
+    code += "    def reset(self, **_):\n        raise OSError('no licence')\n"
+    run("launch", source=write_class(tmp_path, code), cwd=str(tmp_path), name="trial")
+    with pytest.raises(NotAnswering, match="no licence") as caught:
+        run("probe", name="trial", session=True)
+    assert caught.value.hint == "openenv logs trial shows what it printed"
+    run("down", name="trial")
 
 
 def test_a_launch_writes_its_log_and_reports_each_replica(
@@ -188,27 +203,39 @@ def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> 
 
 def test_check_reports_what_the_machine_offers(run: Run) -> None:
     found = run("check")
+    assert found["gateway"]["problem"] is None
     assert found["environments"] == ["benchmark", "brigade", "echo"]
     assert found["limits"]["memory_bytes"] > 0
     assert found["uv"]["version"].startswith("uv ")
     assert found["disk"]["free_bytes"] > 0
+    looks = ["open files", "memory cgroups", "kernel log", "ports", "swap", "disk"]
+    assert list(found["machine"]) == looks
+    assert all(one["problem"] or one["notes"] for one in found["machine"].values())
+
+
+def test_check_of_one_provider_looks_at_nothing_else(run: Run) -> None:
+    assert list(run("check", provider="local")["providers"]) == ["local"]
+    assert list(run("check", provider="slurm")["providers"]) == ["slurm"]
+    with pytest.raises(EnvironmentsError, match="there is no provider 'none'"):
+        run("check", provider="none")
 
 
 def test_check_reports_missing_parts_with_hints() -> None:
     found = {
-        "cgroups": {"available": False, "why_not": "read-only"},
+        "machine": {
+            "swap": {"problem": "9 of 9 MB in use", "remedy": "sudo swapoff -a"},
+            "disk": {"problem": None, "remedy": None},
+        },
         "uv": {"path": None, "why_not": "uv is not there"},
-        "disk": {"path": "/h", "free_bytes": 5 * 2**20},
         "exposed": {"trial": "0.0.0.0"},
         "failing": {"finqa": "OSError: no data"},
     }
     told = list(problems(found))
     assert [problem["message"] for problem in told] == [
-        "no memory cgroups: read-only",
+        "swap: 9 of 9 MB in use",
         "uv is not there",
         "trial listens on 0.0.0.0, which other machines may reach",
         "finqa is ready, but its sessions fail: OSError: no data",
-        "5 MB are free in /h",
     ]
     assert all(problem["hint"] for problem in told)
 
@@ -220,3 +247,11 @@ def test_the_worker_is_left_without_children_or_descriptors(run: Run) -> None:
     run("down", name="echo")
     assert set(os.listdir("/proc/self/fd")) == before
     assert psutil.Process().children() == children
+
+
+def test_a_stray_is_named_by_its_engines_id_which_leads_to_no_other_folder(run: Run) -> None:
+    with pytest.raises(EnvironmentsError, match="no engine 'kubernetes'"):
+        run("down_strays", strays=[{"provider": "kubernetes", "id": "rl/openenvd-echo-0-7f/a1-b2"}])
+    for wrong in ("../run/echo", "rl/../echo", "/rl", "rl//echo", "rl/"):
+        with pytest.raises(ValidationError, match="pattern"):
+            run("down_strays", strays=[{"provider": "kubernetes", "id": wrong}])

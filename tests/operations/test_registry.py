@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from openenvd.environments.gateway.process import HOST_VARIABLE
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.base import Operation
@@ -18,12 +19,11 @@ from openenvd.operations.launch import LaunchPayload
 all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
 
 
-def test_launches_and_measurements_are_long_and_everything_else_is_short() -> None:
+def test_what_starts_replicas_builds_or_plays_is_long_and_everything_else_is_short() -> None:
     schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
-    assert schedules.pop("launch") == "LONG"
-    assert schedules.pop("benchmark") == "LONG"
-    assert schedules.pop("rollout") == "LONG"
-    assert set(schedules) == {"down", "check", "describe", "probe", "prune"}
+    for name in ("launch", "scale", "restart", "build_image", "benchmark", "test", "rollout"):
+        assert schedules.pop(name) == "LONG"
+    assert set(schedules) == {"down", "down_strays", "check", "describe", "probe", "prune"}
     assert set(schedules.values()) == {"SHORT"}
 
 
@@ -79,12 +79,17 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "admission_timeout_seconds": -1}, ["admission_timeout_seconds"]),
         ({"source": "echo", "session_memory_mb": 64, "isolate": False}, ["isolate is false"]),
         ({"source": "echo", "shards": 2, "serve_as_is": True}, ["no shards"]),
+        ({"source": "echo", "cpus": 2, "sandbox": True}, ["cpus, sandbox: for engines alone"]),
+        ({"source": "docker://echo", "engine_options": ["x"]}, ["not written NAME=VALUE"]),
         ({"source": "echo", "token": "short"}, ["token", "16 to 256"]),
         ({"source": "echo", "token": "with/a/slash/and/more"}, ["token"]),
         ({"source": "echo", "allow_origin": ["lab.example"]}, ["is not an origin"]),
         ({"source": "echo", "allow_origin": ["*"]}, ["is not an origin"]),
         ({"source": "echo", "with_packages": ["--index-url=x"]}, ["is not a package"]),
         ({"source": "echo", "with_packages": ["a\nb"]}, ["is not a package"]),
+        ({"source": "echo", "gateway": True, "port": 21500}, ["--gateway-port"]),
+        ({"source": "docker://echo", "idle_timeout_seconds": 9}, ["docker", "add --gateway"]),
+        ({"source": "echo", "gateway": True, "host": "0.0.0.0"}, ["--gateway-host"]),
     ],
 )
 def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
@@ -92,6 +97,35 @@ def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: 
         LaunchPayload.model_validate(fields)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_an_environment_behind_the_gateway_is_reached_at_the_gateways_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, "0.0.0.0")  # the daemon's setting
+    payload = LaunchPayload.model_validate({"source": "echo", "gateway": True})
+    assert payload.spec().with_access().token is not None
+    assert LaunchPayload.model_validate(payload.model_dump()) == payload  # in the worker
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "needed"),
+    [
+        ("local", {"replicas": 1}, False),
+        ("local", {"replicas": 8}, False),
+        ("docker", {"replicas": 1}, False),
+        ("docker", {"replicas": 2}, True),
+        ("docker", {"max_replicas": 1}, False),
+        ("docker", {"max_replicas": 2}, True),
+        ("docker", {"min_replicas": 0, "max_replicas": 2}, True),
+        ("kubernetes", {"replicas": 1}, True),
+    ],
+)
+def test_several_replicas_of_an_engine_or_those_that_move_need_the_gateway(
+    provider: str, options: dict[str, int], needed: bool
+) -> None:
+    payload = LaunchPayload.model_validate({"source": "echo", "provider": provider, **options})
+    assert payload.gateway is needed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv check`: what this machine offers, or one provider tried for real.
+
+    --provider NAME   engine ─▶ launch ─▶ session ─▶ down    a line each; the first that fails ends
+                                                             the trial, and says why, and the remedy
+
+The environment has a name of its own, and is taken down whatever happens: a step fails, Ctrl-C, a
+signal that ends this command, a daemon that was killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..client.api import DaemonClient
+from ..client.errors import ApiRefused, ClientError, RequestFailed
+from ..client.sources import read_source, working_folder
+from ..environments.spec import LaunchOptions
+from ..server.settings import Paths
+from ..system.terminal_text import plain
+from . import completion, exit_codes, phrases
+from .failures import error_lines
+from .following import run
+from .options import connect, declared_options, given_options, json_option
+from .output import Output, bad, faint, good
+
+Json = dict[str, Any]
+
+LOOK_SECONDS = 0.2  # between two looks at a launch
+SESSION_SECONDS = 30.0
+MEMORY_MB = 512  # of the replica: without a limit, a Slurm job may be given a whole node
+OPTIONS = ("memory_mb", "gpus", "engine_options", "ready_timeout_seconds")
+
+
+@click.command()
+@click.argument("source", required=False, shell_complete=completion.sources)
+@click.option("--provider", metavar="NAME", help="Try this provider for real.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write what a bug report needs to this file, without secrets.",
+)
+@declared_options(LaunchOptions, OPTIONS)
+@json_option
+def check(
+    source: str | None, provider: str | None, report: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Check this machine: what keeps it from its best, and which providers and gateway work.
+
+    Each problem has the command that mends it.
+
+    With --provider that one is tried: a replica of `echo`, or of SOURCE, has one session and is
+    taken down again. Says at which step that stopped, and why.
+    """
+    output = Output(as_json=as_json)
+    given = given_options(LaunchOptions, options)
+    if provider is None:
+        if source is not None or given:
+            raise click.UsageError("name the --provider that is to be tried")
+        return _look(output) if report is None else _report(output, report)
+    if report is not None:
+        raise click.UsageError("--report and --provider do not go together")
+    here = working_folder()
+    payload = {
+        "source": read_source(source or "echo", here).text,
+        "cwd": str(here),
+        "provider": provider,
+        "token": "auto",
+        "memory_mb": MEMORY_MB,
+        **given,
+    }
+    with ended_by_signals():
+        return _Trial(output, payload).run()
+
+
+def _look(output: Output) -> int:
+    result = run(connect(output), "check", {})["result"]
+    output.json(result)
+    for line in _lines(dict(result)):
+        output.result(line)
+    return exit_codes.OK
+
+
+def _report(output: Output, file: Path) -> int:
+    """Write the report, also where no daemon answers or can be started."""
+    from . import report
+
+    client = None
+    try:
+        client = connect(output)
+        checked = run(client, "check", {})["result"]
+    except ClientError as exc:
+        checked = exc.to_json()
+    try:
+        report.write(file, Paths.from_environment(), client, checked)
+    except OSError as exc:
+        raise click.ClickException(f"the report cannot be written: {exc}") from exc
+    output.json({"report": str(file)})
+    output.result(f"{file} is written; look through it before you send it")
+    return exit_codes.OK
+
+
+def _lines(result: Json) -> list[str]:
+    """What was found, for people; each problem with what mends it."""
+    parts = {
+        "providers": result.pop("providers", {}),
+        "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
+        "machine": result.pop("machine", {}),
+    }
+    if parts["machine"]:  # which has it
+        for name in ("cgroups", "disk"):
+            result.pop(name, None)
+        known = {f"{name}: {one['problem']}" for name, one in parts["machine"].items()}
+        others = [p for p in result.pop("problems", ()) if p["message"] not in known]
+        others_told = [_line("", [p["message"], p["hint"]], is_good=False) for p in others]
+    else:
+        others_told = []
+    checked = [line for title, found in parts.items() for line in _checked(title, found)]
+    return [*phrases.describe_json(result, indent=""), *checked, *others_told]
+
+
+def _checked(title: str, found: dict[str, Json]) -> list[str]:
+    """One line for each: whether it works, or what is missing, and the command that mends it."""
+    width = max(map(len, found), default=0)
+    lines = [f"{title}:"] if found else []
+    for name, one in found.items():
+        told = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
+        lines.append(_line(f"{name:{width}}", [*told, *one["notes"]], one["problem"] is None))
+    return lines
+
+
+def _works(one: Json) -> str:
+    return f"works, version {one['version']}" if one["version"] else "works"
+
+
+def _line(name: str, told: list[str | None], is_good: bool) -> str:
+    mark = good("✓") if is_good else bad("✗")
+    return f"  {mark} {name}  {' · '.join(plain(part) for part in told if part)}"
+
+
+class _Missing(ClientError):
+    """The provider does not work here."""
+
+
+@dataclass
+class _Trial:
+    """One replica on a provider, one session with it, and its end."""
+
+    output: Output
+    payload: Json
+    name: str = field(default_factory=lambda: f"check-{secrets.token_hex(3)}")
+    steps: list[Json] = field(default_factory=list)
+
+    def run(self) -> int:
+        client = connect(self.output)
+        told = {"provider": self.payload["provider"], "steps": self.steps}
+        try:
+            if self._step("engine", lambda: self._engine(client)):
+                self._try(client)
+        except ClientError as exc:  # the daemon has gone meanwhile
+            told |= exc.to_json()
+            for line in error_lines(exc):
+                self.output.note(line)
+            return exit_codes.of_error(exc)
+        finally:
+            self.output.json(told)
+        is_good = all(step["problem"] is None for step in self.steps)
+        return exit_codes.OK if is_good else exit_codes.FAILED
+
+    def _try(self, client: DaemonClient) -> None:
+        try:
+            if self._step("launch", lambda: self._launch(client)):
+                self._step("session", lambda: self._session(client))
+        finally:
+            self._step("down", self._down)
+
+    def _step(self, step: str, take: Callable[[], list[str]]) -> bool:
+        """Take a step and tell its outcome; whether it was good."""
+        started = time.monotonic()
+        told: list[str | None] = []
+        lines: list[str] = []
+        problem = remedy = None
+        try:
+            told += take()
+        except (RequestFailed, ApiRefused, _Missing) as exc:
+            problem, *lines = exc.message.splitlines()
+            remedy = self._remedy(exc)
+            told = [problem, remedy]
+        self.output.result(_line(f"{step:7}", told, problem is None))
+        for line in lines:  # the last ones of its log
+            self.output.result(faint(f"    │ {plain(line)}"))
+        taken = {"step": step, "seconds": round(time.monotonic() - started, 3)}
+        self.steps.append({**taken, "problem": problem, "remedy": remedy})
+        return problem is None
+
+    def _remedy(self, error: ClientError) -> str | None:
+        """Return what to do; of what was never launched there is its launch to look at alone."""
+        hint = error.hint
+        if hint is None or self.name not in hint or not isinstance(error, RequestFailed):
+            return hint
+        request = error.request
+        is_launch = request["operation"] == "launch"
+        return f"openenv logs {phrases.short_id(request['id'])}" if is_launch else hint
+
+    def _engine(self, client: DaemonClient) -> list[str]:
+        provider = self.payload["provider"]
+        found = run(client, "check", {"provider": provider})["result"]["providers"][provider]
+        if found["problem"] is not None:
+            raise _Missing(found["problem"], found["remedy"])
+        return [_works(found), *found["notes"]]
+
+    def _launch(self, client: DaemonClient) -> list[str]:
+        request = client.submit("launch", {**self.payload, "name": self.name})
+        told = ""
+        while request["state"] in ("PENDING", "RUNNING"):
+            time.sleep(LOOK_SECONDS)
+            request = client.request(request["id"])
+            waits_for = _waits_for(client.environment(self.name))
+            if waits_for not in ("", told):
+                told = waits_for
+                self.output.note(faint(f"    {plain(told)}"))
+        if request["state"] != "SUCCEEDED":
+            raise RequestFailed(request)
+        return [f"ready at {request['result']['environment']['address']}"]
+
+    def _session(self, client: DaemonClient) -> list[str]:
+        payload = {"name": self.name, "session": True, "timeout_seconds": SESSION_SECONDS}
+        result = run(client, "probe", payload)["result"]
+        return [f"reset in {1000 * result['session_seconds']:.0f} ms"]
+
+    def _down(self) -> list[str]:
+        try:
+            run(connect(self.output), "down", {"name": self.name})
+        except ApiRefused as exc:
+            if exc.kind != "not_found":  # it was refused before it had its name
+                raise
+        return ["nothing of it is left"]
+
+
+def _waits_for(environment: Json) -> str:
+    """Why its replica is not ready yet, in the provider's words."""
+    return next((each["message"] for each in environment["replicas"] if each.get("message")), "")
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let what ends a command be an exception: what was begun is taken down.
+
+    What is ignored stays so: `nohup` has this command survive a logout.
+    """
+    both = (signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv image build`: queue the building of an image, follow it, print the image's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..client.sources import read_source, working_folder
+from ..operations.options import ImageOptions
+from . import completion
+from .following import follow, leave, submit, submit_options
+from .options import connect, declared_options, given_options, json_option
+from .output import Output, good
+
+
+@click.group()
+def image() -> None:
+    """Build container images of environments, for engines to start replicas from."""
+
+
+@image.command()
+@click.argument("source", shell_complete=completion.sources)
+@declared_options(ImageOptions)
+@submit_options
+@json_option
+def build(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
+    """Build the image of an environment: a bundled name, a folder with openenv.yaml, module:Class.
+
+    It has a Python, what the project needs, the project, and the server that local environments
+    have. Built again only when one of its files has changed. Needs the `docker` command.
+    """
+    output = Output(as_json=as_json)
+    here = working_folder()
+    found = read_source(source, here)
+    if found.note is not None:
+        output.note(found.note)
+    client = connect(output)
+    given = given_options(ImageOptions, options)
+    payload = {"source": found.text, "cwd": str(here), **given}
+    request = submit(client, "build_image", payload, options)
+    if is_async:
+        return leave(request, output)
+
+    def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        built = (final.get("result") or {}).get("image")
+        lines = (
+            []
+            if built is None
+            else [f"{good('✓')} {built}", "", f"  openenv launch docker://{built}"]
+        )
+        return {"image": built}, lines
+
+    return follow(client, request, output, conclude)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`determinism`: whether a seed makes an episode repeatable.
+
+    session 1   reset(seed) a b c …    reset(seed) a b c …     the same again in one session
+    session 2   reset(seed) a b c …                            and in another one
+
+The same seed and the same actions must give the same observations, rewards and ends. A further
+episode with another seed tells whether the seed changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .report import CheckResult, Finding
+from .session import TrialSession
+from .subject import Subject
+
+Json = dict[str, Any]
+
+STEPS = 20
+EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same
+MOST_SHOWN = 3
+MOST_CHARACTERS = 60  # of a value
+
+
+async def check(subject: Subject, result: CheckResult) -> None:
+    """Play one seed three times, and another one."""
+    seed = subject.plan.seed
+    async with subject.session() as session:
+        first = await _episode(subject, session, seed)
+        again = await _episode(subject, session, seed)
+    async with subject.session() as session:
+        elsewhere = await _episode(subject, session, seed)
+        other = await _episode(subject, session, seed + 1)
+    ignored = subject.plan.ignored
+    result.figures = {
+        "steps": len(first) - 1,
+        "seed_matters": bool(list(differences(first, other, ignored))),
+    }
+    effect = (
+        "another seed gives another one"
+        if result.figures["seed_matters"]
+        else ("so it is with another seed")
+    )
+    result.summary = f"the same seed gives the same episode of {len(first) - 1} steps; {effect}"
+    for where, episode in (("in the same session", again), ("in another session", elsewhere)):
+        differing = list(differences(first, episode, ignored))
+        if differing:
+            result.summary = "the same seed gives different episodes"
+            result.findings.append(_finding(where, differing))
+            return
+
+
+def _finding(where: str, differing: list[tuple[int, str, str]]) -> Finding:
+    step = differing[0][0]
+    of_it = [(path, told) for at, path, told in differing if at == step]
+    shown = "; ".join(f"{path}: {told}" for path, told in of_it[:MOST_SHOWN])
+    when = "at the reset" if step == 0 else f"at step {step}"
+    names = sorted({path for _, path, _ in differing})
+    return Finding(
+        f"played again {where} with the same seed and actions, it differs {when}: {shown}",
+        "episodes cannot be repeated, and those of a group (GRPO) do not begin alike",
+        "make all randomness from the seed that reset is given (random.Random(seed)), and keep "
+        "nothing of the episode before. Where a field is to differ (a time, an id): "
+        f"--ignore {' --ignore '.join(names[:MOST_SHOWN])}",
+    )
+
+
+async def _episode(subject: Subject, session: TrialSession, seed: int) -> list[Json]:
+    player = subject.actions.player(subject.plan.seed)
+    frames = [(await session.reset(seed=seed, episode_id=EPISODE)).data]
+    for _ in range(STEPS):
+        if frames[-1].get("done"):
+            break
+        frames.append((await session.step(player.next())).data)
+    return frames
+
+
+def differences(
+    one: list[Json], other: list[Json], ignored: frozenset[str]
+) -> Iterator[tuple[int, str, str]]:
+    """Say at which steps and in which fields two episodes differ: (step, field, the values)."""
+    for step, (a, b) in enumerate(zip(one, other, strict=False)):
+        for path, told in _differing(a, b, ignored, ""):
+            yield step, path, told
+    if len(one) != len(other):
+        yield min(len(one), len(other)), "done", f"after {len(one) - 1} or {len(other) - 1} steps"
+
+
+def _differing(a: Any, b: Any, ignored: frozenset[str], path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in sorted({*a, *b} - ignored):
+            below = f"{path}.{name}" if path else name
+            if below.removeprefix("observation.") not in ignored:
+                yield from _differing(a.get(name), b.get(name), ignored, below)
+    elif a != b:
+        yield path.removeprefix("observation."), f"{_shown(a)} and {_shown(b)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"

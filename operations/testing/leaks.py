@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`leaks`: what stays of many sessions: memory, descriptors, threads, tasks, processes.
+
+    a tenth more, to warm up ─▶ ten batches ─▶ looked at after each, when no session is left
+                                     │ memory has grown?
+                                     └──▶ ten more: a cache that was filling has filled by now, and
+                                          Python has collected its garbage
+
+What grows from the first batch to the last is a leak; what goes up and down is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from .memory import size
+from .report import CheckResult, Finding
+from .session import SessionFailed
+from .subject import Holdings, Subject
+
+BATCHES = 10
+LEAST_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
+RISING_SHARE = 0.6  # of the steps between batches
+PER_SESSIONS = 20  # one thing that stays of so many sessions is a leak
+_COUNTED = {
+    "descriptors": (
+        "file descriptors stay open",
+        "the server ends with `Too many open files` when its limit is reached (ulimit -n)",
+        "close files, sockets and pipes in the environment's close(), or open them with `with`",
+    ),
+    "threads": (
+        "threads stay",
+        "each holds memory and a place in the scheduler, until no thread can be started",
+        "stop and join them in the environment's close(), or have one pool for all sessions",
+    ),
+    "tasks": (
+        "asyncio tasks stay",
+        "each holds its session's environment in memory, and the loop has ever more to do",
+        "cancel and await them in the environment's close()",
+    ),
+    "processes": (
+        "processes stay",
+        "each holds memory, and the process table or the cgroup's pids.max fills up",
+        "terminate and wait() for them in the environment's close()",
+    ),
+}
+
+
+async def check(subject: Subject, result: CheckResult) -> None:
+    """Play sessions in batches, and look at the server's processes between them."""
+    batch = max(1, subject.plan.sessions // BATCHES)
+    run = _Sessions(subject, total=batch * (BATCHES + 1))
+    await run.play(batch)
+    samples = [await subject.settled()]
+    for _ in range(BATCHES):
+        await run.play(batch)
+        samples.append(await subject.settled())
+    memory = [held.memory_bytes for held in samples]
+    per_session = growth(memory, batch)
+    if per_session is not None:
+        run.total += batch * BATCHES
+        for _ in range(BATCHES):
+            await run.play(batch)
+            samples.append(await subject.settled())
+        memory = [held.memory_bytes for held in samples[BATCHES:]]
+        per_session = growth(memory, batch)
+    result.findings += findings(samples, batch, per_session)
+    result.figures = _figures(samples, batch, run.played, per_session)
+    seen = size(LEAST_BYTES / (batch * BATCHES))
+    result.summary = (
+        f"nothing stays of {run.played:,} sessions; of memory, less than {seen} a session would "
+        "not be seen"
+    )
+    if result.findings:
+        result.summary = f"something stays of {run.played:,} sessions"
+
+
+def growth(values: Sequence[float], sessions_between: int) -> float | None:
+    """Return by how much a value grows with each session; None if it does not.
+
+    The median of all slopes (Theil and Sen), which single outliers do not change; of the second
+    half, too: what has stopped growing was a cache. Most single steps must go up.
+    """
+    whole, late = _slope(values), _slope(values[len(values) // 2 :])
+    slope = min(whole, late)
+    rising = sum(b > a for a, b in itertools.pairwise(values)) / max(1, len(values) - 1)
+    is_much = slope * (len(values) - 1) >= LEAST_BYTES
+    return slope / sessions_between if is_much and rising >= RISING_SHARE else None
+
+
+def left_over(counts: Sequence[int], sessions_between: int) -> float:
+    """Return how many of a thing stay of each session: 0 if it goes down again."""
+    half = len(counts) // 2
+    if min(counts[half:]) <= max(counts[:half]):
+        return 0.0
+    each = _slope(counts) / sessions_between
+    return each if each * PER_SESSIONS >= 1 else 0.0
+
+
+def findings(
+    samples: Sequence[Holdings], batch: int, bytes_per_session: float | None
+) -> list[Finding]:
+    """Decide what is a leak."""
+    found = []
+    if bytes_per_session is not None:
+        found.append(
+            Finding(
+                f"memory grows by {size(bytes_per_session)} with each session, and did not stop",
+                f"{size(bytes_per_session * 10_000)} after 10,000 sessions: the server is killed "
+                "for memory in the end, with all sessions that it has",
+                "look for what outlives its session: lists and dictionaries of the module or the "
+                "class, caches without a bound (functools.cache on methods), callbacks that are "
+                "never removed; tracemalloc in close() says where it was allocated",
+            )
+        )
+    for name, (what, means, remedy) in _COUNTED.items():
+        counts = [getattr(held, name) for held in samples]
+        if None in counts:
+            continue
+        if each := left_over(counts, batch):
+            told = f"{what}: {each:.2g} of each session ({counts[0]} before, {counts[-1]} now)"
+            found.append(Finding(told, means, remedy))
+    return found
+
+
+def _slope(values: Sequence[float]) -> float:
+    """The median of the slopes between all pairs, for each step."""
+    pairs = itertools.combinations(enumerate(values), 2)
+    return statistics.median([(b - a) / (j - i) for (i, a), (j, b) in pairs] or [0.0])
+
+
+def _figures(
+    samples: Sequence[Holdings], batch: int, played: int, bytes_per_session: float | None
+) -> dict[str, Any]:
+    return {
+        "sessions": played,
+        "sessions_between_samples": batch,
+        "bytes_per_session": None if bytes_per_session is None else round(bytes_per_session),
+        **{
+            name: [getattr(held, name) for held in samples]
+            for name in ("memory_bytes", "descriptors", "threads", "processes", "tasks")
+        },
+    }
+
+
+class _Sessions:
+    """Plays sessions, several at once."""
+
+    def __init__(self, subject: Subject, total: int) -> None:
+        self.total = total
+        self.played = 0
+        self._subject = subject
+
+    async def play(self, count: int) -> None:
+        """Play so many sessions.
+
+        Raises:
+            SessionFailed: One of them has failed.
+        """
+        numbers = iter(range(self.played, self.played + count))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(count, self._subject.together)):
+                    group.create_task(self._one_after_another(numbers))
+        except* SessionFailed as failed:
+            first = failed.exceptions[0]
+            raise SessionFailed(f"after {self.played:,} sessions: {first}") from first
+
+    async def _one_after_another(self, numbers: Any) -> None:
+        plan = self._subject.plan
+        for number in numbers:
+            player = self._subject.actions.player(number)
+            async with self._subject.session() as session:
+                frame = await session.reset(seed=number)
+                for _ in range(plan.steps):
+                    if frame.data.get("done"):
+                        break
+                    frame = await session.step(player.next())
+            self.played += 1
+            told = f"{self.played:,} of {self.total:,} sessions"
+            self._subject.tell(told, self.played, self.total)

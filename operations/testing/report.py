@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check has found: findings, each with what it means and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Outcome(StrEnum):
+    """How a check ended; the later ones are the worse ones."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    WARNED = "warned"  # worth a look, and no failure
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault.
+
+    Attributes:
+        found: What was seen, with its figures.
+        means: What follows from it for those who use the environment.
+        remedy: What mends it.
+        is_failure: Whether the environment fails for it; otherwise it is a warning.
+    """
+
+    found: str
+    means: str
+    remedy: str
+    is_failure: bool = True
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """The outcome of one check.
+
+    Attributes:
+        check: The check's name.
+        summary: One line that says what was looked at, and what came of it.
+        findings: Its faults.
+        figures: What was measured, by name.
+        seconds: How long it took.
+        was_skipped: Whether nothing was looked at, for the reason in `summary`.
+    """
+
+    check: str
+    summary: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    figures: Json = field(default_factory=dict)
+    seconds: float = 0.0
+    was_skipped: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it passed."""
+        if any(finding.is_failure for finding in self.findings):
+            return Outcome.FAILED
+        if self.findings:
+            return Outcome.WARNED
+        return Outcome.SKIPPED if self.was_skipped else Outcome.PASSED
+
+    def to_json(self) -> Json:
+        """The result as JSON values."""
+        return {
+            "check": self.check,
+            "outcome": self.outcome.value,
+            "summary": self.summary,
+            "findings": [asdict(finding) for finding in self.findings],
+            "figures": self.figures,
+            "seconds": round(self.seconds, 3),
+        }

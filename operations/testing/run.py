@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agenda of a test: one check after another, against one running replica.
+
+a check raises SessionFailed     a finding of it, with how the server's process exited, if it did
+a process exited, unnoticed      a finding of the check that ran
+the next check                   runs anyway: the shim has started the server again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from . import blocking, determinism, leaks, memory, protocol
+from .report import CheckResult, Finding, Outcome
+from .session import SessionFailed
+from .subject import Subject
+
+Json = dict[str, Any]
+Check = Callable[[Subject, CheckResult], Awaitable[None]]
+
+# In this order: what a session costs is seen by a server that has had few of them.
+CHECKS: dict[str, Check] = {
+    "protocol": protocol.check,
+    "memory": memory.check,
+    "blocking": blocking.check,
+    "determinism": determinism.check,
+    "leaks": leaks.check,
+}
+COME_BACK_SECONDS = 15.0  # of a server that has exited
+LOOK_SECONDS = 0.2
+_SKIPPED = "skipped, as asked for"
+
+
+async def run(
+    subject: Subject, skipped: Collection[str], on_result: Callable[[CheckResult], None]
+) -> Json:
+    """Run the checks; returns the report."""
+    results = []
+    for name, check in CHECKS.items():
+        result = CheckResult(name, was_skipped=name in skipped)
+        if result.was_skipped:
+            result.summary = _SKIPPED
+        else:
+            await _run_one(check, subject, result)
+        results.append(result)
+        on_result(result)
+    return {
+        "name": subject.name,
+        "passed": all(result.outcome is not Outcome.FAILED for result in results),
+        "actions": subject.actions.origin,
+        "checks": [result.to_json() for result in results],
+    }
+
+
+async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
+    started, exits = time.monotonic(), subject.exits()
+    try:
+        await check(subject, result)
+    except SessionFailed as exc:
+        result.summary = "it could not be finished"
+        result.findings.append(
+            Finding(
+                str(exc),
+                "training code's sessions end in the same way",
+                "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
+                "call that takes longer has --step-timeout",
+            )
+        )
+    if exits != (now := await _exits_now(subject)):
+        count = sum(now) - sum(exits)
+        result.findings.append(
+            Finding(
+                f"{'a process' if count == 1 else f'{count} processes'} of the server exited: "
+                f"{subject.last_exit()}",
+                "all sessions of the process ended with it",
+                "its log has the last lines that it printed; more memory: --memory 2G",
+            )
+        )
+        await _wait_until_back(subject)
+    result.seconds = time.monotonic() - started
+
+
+async def _exits_now(subject: Subject) -> tuple[int, int]:
+    """Count again; the shim hears of an exit a moment after the clients."""
+    await asyncio.sleep(LOOK_SECONDS)
+    return subject.exits()
+
+
+async def _wait_until_back(subject: Subject) -> None:
+    for _ in range(round(COME_BACK_SECONDS / LOOK_SECONDS)):
+        if subject.status().get("state") == "ready":
+            return
+        await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session at an OpenEnv server, of whose frames nothing is hidden.
+
+    {"type": "reset", "data": {…}}     {"type": "observation", "data": {observation, reward, done}}
+    {"type": "step", "data": action}   the same
+    {"type": "state"}                  {"type": "state", "data": {…}}
+    any of them                        {"type": "error", "data": {message, code}}
+
+The sessions of `rollouts` and of `sdk` turn answers into results; a test has to see what was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import websockets.asyncio.client
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ...rollouts.sessions.session import session_url
+from ...system.access_tokens import bearer_header, without_token
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 60.0  # of an environment that loads a model for its first session
+
+
+class SessionFailed(Exception):
+    """The session is of no more use: it was refused, silent or lost, or its answer is no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One answer, and how long it took."""
+
+    kind: str
+    data: Json
+    seconds: float
+
+    @property
+    def error(self) -> str | None:
+        """What an error frame says; None of another."""
+        if self.kind != "error":
+            return None
+        return f"{self.data.get('code')}: {self.data.get('message')}"
+
+
+class TrialSession:
+    """A session, open inside of `async with`.
+
+    Args:
+        base_url: The environment's address, with its token if it wants one.
+        answer_seconds: Until each answer must be there.
+    """
+
+    def __init__(self, base_url: str, answer_seconds: float) -> None:
+        self._address, self._token = without_token(base_url)
+        self._seconds = answer_seconds
+        self._socket: websockets.asyncio.client.ClientConnection | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._socket = await websockets.asyncio.client.connect(
+                session_url(self._address),
+                additional_headers=bearer_header(self._token),
+                open_timeout=CONNECT_SECONDS,
+                close_timeout=self._seconds,
+                max_size=MAX_MESSAGE_BYTES,
+                compression=None,
+                ping_interval=None,
+                proxy=None,
+            )
+        except (OSError, WebSocketException) as exc:
+            why = str(exc) or type(exc).__name__
+            if isinstance(exc, InvalidStatus) and exc.response.body:
+                why += f": {exc.response.body.decode(errors='replace').strip()}"
+            raise SessionFailed(f"no session could be opened: {why}") from exc
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def reset(self, **arguments: Any) -> Frame:
+        """Begin an episode."""
+        return await self.ask({"type": "reset", "data": arguments})
+
+    async def step(self, action: Mapping[str, Any]) -> Frame:
+        """Take a step."""
+        return await self.ask({"type": "step", "data": action})
+
+    async def state(self) -> Frame:
+        """Ask for the state."""
+        return await self.ask({"type": "state"})
+
+    async def ask(self, message: Json | str) -> Frame:
+        """Send a message, or text that is none, and return the answer.
+
+        Raises:
+            SessionFailed
+        """
+        assert self._socket is not None
+        what = message["type"] if isinstance(message, dict) else "text"
+        started = time.monotonic()
+        try:
+            await self._socket.send(message if isinstance(message, str) else json.dumps(message))
+            async with asyncio.timeout(self._seconds):
+                text = await self._socket.recv()
+        except TimeoutError as exc:
+            raise SessionFailed(f"a {what} was not answered within {self._seconds:g} s") from exc
+        except ConnectionClosed as exc:
+            raise SessionFailed(f"a {what} ended the session: {_reason(exc)}") from exc
+        seconds = time.monotonic() - started
+        try:
+            frame = json.loads(text)
+            return Frame(frame["type"], dict(frame.get("data") or {}), seconds)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise SessionFailed(f"a {what} was answered by no frame: {text[:200]!r}") from exc
+
+    async def end(self) -> bool:
+        """Send the close message; whether the server closes the connection."""
+        assert self._socket is not None
+        try:
+            await self._socket.send('{"type":"close"}')
+            async with asyncio.timeout(self._seconds):
+                await self._socket.wait_closed()
+        except TimeoutError:
+            return False
+        except ConnectionClosed:
+            pass
+        return True
+
+
+def _reason(exc: ConnectionClosed) -> str:
+    if exc.rcvd is None:
+        return "the connection was lost"
+    return f"closed with {exc.rcvd.code} {exc.rcvd.reason}".rstrip()

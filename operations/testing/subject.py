@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tested: one replica on this machine, as its clients and its processes show it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from ...environments.errors import NotAnswering
+from ...environments.http_get import ask
+from ...processes.exits.exit_reason import ExitReason
+from ...shim.client import ShimClient, ShimGone
+from .actions import Actions
+from .session import TrialSession
+
+Json = dict[str, Any]
+
+ASK_SECONDS = 30.0
+SETTLE_SECONDS = 10.0  # until what has ended has let go of everything
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the server's processes hold at one moment; None: the server does not tell."""
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+    processes: int  # also those that have ended, and that nobody has waited for
+    tasks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an environment is tested: the options of the request."""
+
+    sessions: int
+    concurrency: int
+    steps: int
+    seed: int
+    step_timeout_seconds: float
+    ignored: frozenset[str]  # fields of observations
+
+
+@dataclass(slots=True)
+class Subject:
+    """The environment under test."""
+
+    name: str
+    base_url: str
+    socket_path: str  # of its shim
+    schemas: Json  # of action, observation and state
+    actions: Actions
+    plan: Plan
+    tell: Callable[[str, int, int], None]  # what is done now; how much of how much
+    max_sessions: int = 1
+
+    def session(self) -> TrialSession:
+        """Return a session to enter."""
+        return TrialSession(self.base_url, self.plan.step_timeout_seconds)
+
+    @property
+    def together(self) -> int:
+        """How many sessions are played at once."""
+        return max(1, min(self.plan.concurrency, self.max_sessions))
+
+    def status(self) -> Json:
+        """Return what the shim says of the server; nothing while it cannot be asked. Blocks."""
+        try:
+            with ShimClient.connect(self.socket_path) as link:
+                return link.status
+        except (ShimGone, TimeoutError):
+            return {}
+
+    def exits(self) -> tuple[int, int]:
+        """Count the processes of the server that have exited: servers, and shards below them."""
+        status = self.status()
+        return status.get("restarts") or 0, status.get("shard_exits") or 0
+
+    def last_exit(self) -> str:
+        """Say how the last of them exited."""
+        status = self.status()
+        last = (status.get("last_shard_exit") or {}).get("reason") or status.get("last_exit")
+        return f"it {ExitReason.from_json(last).sentence()}" if last else "it is not known how"
+
+    def capacity(self) -> Json | None:
+        """Ask the server for its sessions and tasks; None of a server that is not ours. Blocks."""
+        try:
+            answer: Json = ask(self.base_url, "/capacity", ASK_SECONDS)
+        except NotAnswering:
+            return None
+        return answer if "shards" in answer else None
+
+    def holdings(self) -> Holdings:
+        """Return what the server's processes hold now. Blocks."""
+        memory = descriptors = threads = 0
+        found = self._processes()
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                memory += process.memory_full_info().uss
+                descriptors += process.num_fds()
+                threads += process.num_threads()
+        tasks = (self.capacity() or {}).get("loop_tasks")
+        return Holdings(memory, descriptors, threads, len(found), tasks)
+
+    async def settled(self) -> Holdings:
+        """Return what is held once no session is left and nothing changes any more."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        before: Sequence[Any] = ()
+        while True:
+            now = await asyncio.to_thread(self.holdings)
+            capacity = await asyncio.to_thread(self.capacity)
+            counts = (now.descriptors, now.threads, now.processes, now.tasks)
+            is_empty = capacity is None or capacity["sessions"] == 0
+            if (is_empty and counts == before) or time.monotonic() > deadline:
+                return now
+            before = counts
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _processes(self) -> list[psutil.Process]:
+        pid = self.status().get("pid")
+        if not pid:
+            return []
+        try:
+            root = psutil.Process(pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows a folder of rollouts to the dashboard: a program that reads a question and prints JSON.
+
+    dashboard ──GET──▶ daemon ──`python -m openenvd.rollouts.replay QUESTION`──▶ this process
+                          ◀───────────────── JSON, or {"error": …} ─────────────────┘
+
+It is a process of its own, one for each question, because of what it reads: observations of
+megabytes would hold the daemon's interpreter lock, `pyarrow` would stay in its memory, and a mapped
+file that somebody truncates ends the process that reads it.
+
+A question is a JSON object: `folder`, and `show`, which is one of
+    summary     counts, and the rewards as a histogram and over time
+    episodes    rows from `offset` on, at most `limit`, in the order in which they were written
+    steps       of `episode`, from the step `first` on, with images apart; `next` is null at the end
+
+What can go wrong: the folder has no rollouts (yet), or damaged ones: the answer is the error. It
+needs too much memory or time: the daemon ends it, and says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from ..system.proc import set_oom_score_adj
+from ..system.units import MB
+from .episodes import EpisodeStatus
+from .errors import RolloutError
+from .folder.readers import EpisodeRow, Rollouts, open_rollouts
+from .folder.rows import MappedArray, StepRow
+from .images import Image, Place, image_of_numbers, take_images
+
+MAX_MEMORY_BYTES = 1024 * MB
+OOM_SCORE_ADJ = 900  # the kernel ends it before anything else of ours
+BINS = 24  # of the histogram
+SPANS = 60  # of the rewards over time
+MOST_EPISODES = 200  # in one answer
+MOST_STEPS = 50
+MOST_BYTES = 4 * MB  # of steps in one answer; the first one may have more
+MOST_IMAGE_BYTES = 16 * MB  # of a step; those beyond are told without their data
+MOST_TEXT_BYTES = 64 << 10  # of an observation, an action or info
+SHOWN = (
+    *("episode_id", "environment", "seed", "status", "total_reward", "advantage", "filtered"),
+    *("steps", "attempts", "started_at", "finished_at"),
+    *("failure_reason", "failure_message", "failure_step"),
+)
+
+Json = dict[str, Any]
+
+
+def main() -> int:
+    """Answer the question in the first argument."""
+    set_oom_score_adj(os.getpid(), OOM_SCORE_ADJ)
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    try:
+        answer = answer_to(json.loads(sys.argv[1]))
+    except (RolloutError, OSError) as exc:
+        answer = {"error": {"message": str(exc), "hint": getattr(exc, "hint", None)}}
+    except MemoryError:
+        what = f"reading it needs more than {MAX_MEMORY_BYTES // MB} MB"
+        answer = {"error": {"message": what, "hint": "read it with openenvd.rollouts"}}
+    sys.stdout.buffer.write(_encoded(answer))
+    return 0
+
+
+def answer_to(question: Json) -> Json:
+    """The answer as JSON values.
+
+    Raises:
+        RolloutError: The folder has no rollouts, or damaged ones; or no such episode.
+    """
+    rollouts = open_rollouts(question["folder"], keep_cached=False)
+    if question["show"] == "summary":
+        return summary(rollouts)
+    if question["show"] == "episodes":
+        return episodes(rollouts, question["offset"], question["limit"])
+    try:
+        episode = rollouts.episode(question["episode"])
+    except KeyError:
+        message = f"{question['folder']} has no episode {question['episode']}"
+        raise RolloutError(message, "failed episodes are left out without --keep-failed") from None
+    return steps(episode, question["first"])
+
+
+def summary(rollouts: Rollouts) -> Json:
+    """Counts, and the rewards of the episodes that did not fail."""
+    statuses: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    rewards: list[tuple[float, float]] = []
+    for episode in rollouts:
+        row = episode.row
+        statuses[row["status"]] += 1
+        if row["status"] == EpisodeStatus.FAILED:
+            failures[row["failure_reason"]] += 1
+        elif math.isfinite(row["total_reward"] or 0.0):
+            rewards.append((row["finished_at"], row["total_reward"] or 0.0))
+    rewards.sort()
+    return {
+        "episodes": len(rollouts),
+        "steps": rollouts.steps,
+        "statuses": statuses,
+        "failures": failures,
+        "histogram": histogram([reward for _, reward in rewards]),
+        "over_time": over_time(rewards),
+    }
+
+
+def histogram(values: list[float]) -> Json | None:
+    """`{"least", "most", "mean", "counts"}`: how many values are in each of equal spans."""
+    if not values:
+        return None
+    least, most = min(values), max(values)
+    count = BINS if most > least else 1
+    counts = [0] * count
+    for value in values:
+        share = (value - least) / (most - least) if most > least else 0.0
+        counts[min(count - 1, int(share * count))] += 1
+    return {"least": least, "most": most, "mean": math.fsum(values) / len(values), "counts": counts}
+
+
+def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
+    """The least, mean and greatest reward of the episodes that finished in each span of time."""
+    spans: list[_Span] = []
+    if not rewards:
+        return []
+    began, ended = rewards[0][0], rewards[-1][0]
+    width = max((ended - began) / SPANS, 1e-9)
+    for at, reward in rewards:
+        number = min(SPANS - 1, int((at - began) / width))
+        if not spans or spans[-1].number != number:
+            spans.append(_Span(number, began + (number + 0.5) * width))
+        spans[-1].rewards.append(reward)
+    return [span.to_json() for span in spans]
+
+
+@dataclass
+class _Span:
+    """A part of the time."""
+
+    number: int
+    middle: float
+    rewards: list[float] = field(default_factory=list)
+
+    def to_json(self) -> Json:
+        mean = math.fsum(self.rewards) / len(self.rewards)
+        extremes = {"least": min(self.rewards), "most": max(self.rewards)}
+        return {"at": self.middle, "mean": mean, "episodes": len(self.rewards), **extremes}
+
+
+def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
+    """Rows of episodes, in the order in which they were written."""
+    ids = rollouts.episode_ids()
+    shown = ids[offset : offset + min(limit, MOST_EPISODES)]
+    rows = [rollouts.episode(episode_id).row for episode_id in shown]
+    return {"total": len(ids), "offset": offset, "episodes": [_shown(row) for row in rows]}
+
+
+def _shown(row: Any) -> Json:
+    return {name: row[name] for name in SHOWN}
+
+
+def steps(episode: EpisodeRow, first: int) -> Json:
+    """Steps of an episode, as many as fit; behind the last one, what was observed at the end."""
+    found: list[Json] = []
+    size_bytes = 0
+    for step in islice(_frames(episode, first), MOST_STEPS):
+        size_bytes += len(_encoded(step))
+        if found and size_bytes > MOST_BYTES:
+            break
+        found.append(step)
+    end = first + len(found)
+    is_last = bool(found) and found[-1]["is_end"]
+    return {"episode": _shown(episode.row), "steps": found, "next": None if is_last else end}
+
+
+def _frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
+    yield from map(_step, islice(episode.steps(), first, None))
+    rest, images = take_images(episode.row["final_observation"])
+    told = {"observation": _text(rest), "images": _images(images)}
+    yield {"number": episode.row["steps"], "is_end": True, **told}
+
+
+def _step(row: StepRow) -> Json:
+    rest, images = take_images(row.observation)
+    for name, array in row.arrays.items():
+        if (image := _image_of_array(array)) is not None:
+            images.append(((name,), image))
+    return {
+        "number": row.number,
+        "is_end": False,
+        "observation": _text(rest),
+        "images": _images(images),
+        "action": _text(row.action),
+        "info": _text(row.info),
+        "reward": row.reward,
+        "done": row.done,
+        "arrays": [
+            {"name": name, "dtype": array.dtype, "shape": list(array.shape)}
+            for name, array in row.arrays.items()
+        ],
+    }
+
+
+def _images(found: list[tuple[Place, Image]]) -> list[Json]:
+    told: list[Json] = []
+    room_bytes = MOST_IMAGE_BYTES
+    for place, image in found:
+        fits = len(image.data) <= room_bytes
+        room_bytes -= len(image.data) if fits else 0
+        named = {"place": ".".join(map(str, place)), "type": image.media_type}
+        sides = {"width": image.width, "height": image.height, "bytes": len(image.data)}
+        data = base64.b64encode(image.data).decode() if fits else None
+        told.append({**named, **sides, "data": data})
+    return told
+
+
+def _image_of_array(array: MappedArray) -> Image | None:
+    is_of_bytes = array.dtype in ("uint8", "|u1")
+    return image_of_numbers(memoryview(array.data), array.shape) if is_of_bytes else None
+
+
+def _text(value: Any) -> Json:
+    """`{"value"}`, or `{"text", "bytes"}` with the beginning of what is large."""
+    encoded = _encoded(value)
+    if len(encoded) <= MOST_TEXT_BYTES:
+        return {"value": value}
+    return {"text": encoded[:MOST_TEXT_BYTES].decode(errors="replace"), "bytes": len(encoded)}
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # what only the standard library can write: half a pair, a large number
+        return _encoded_slowly(value)
+
+
+def _encoded_slowly(value: Any) -> bytes:
+    """As orjson, null for what is no finite number; and a question mark for half a pair."""
+    text = json.dumps(value, ensure_ascii=False)
+    finite = json.loads(text, parse_constant=lambda _name: None)
+    return json.dumps(finite, ensure_ascii=False).encode(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

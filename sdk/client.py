@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Client`: launches, rollouts, and what there is. Each call finds the daemon anew, or starts it.
+
+So a client outlives daemons: `openenv stop` and a new version in between cost it nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+from ..client import daemon as daemons
+from ..client.api import DaemonClient
+from ..client.errors import DaemonUnreachable
+from ..client.http import Json
+from ..client.policies import variables_of
+from ..client.sources import read_source, working_folder
+from ..server.settings import Paths
+from .handles import Environment, Request, environment_of, json_of
+from .options import LaunchOptions, RequestOptions, RolloutOptions
+
+Result = TypeVar("Result")
+Folder = str | os.PathLike[str]
+
+_OF_REQUESTS = frozenset(RequestOptions.__annotations__)
+
+
+class Client:
+    """A client of this user's daemon.
+
+    Args:
+        home: The daemon's home; None: `OPENENV_HOME`, or the platform's state folder.
+        start: Whether to start the daemon when none is running.
+    """
+
+    def __init__(self, home: Folder | None = None, *, start: bool = True) -> None:
+        environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
+        self._paths = Paths.from_environment(environ)
+        self._may_start = start
+
+    def __repr__(self) -> str:
+        return f"Client({str(self._paths.home)!r})"
+
+    # What is done.
+
+    def launch(
+        self,
+        source: Folder,
+        *,
+        name: str | None = None,
+        update: bool | None = None,
+        **options: Unpack[LaunchOptions],
+    ) -> Request[Environment]:
+        """Start an environment, or update the one of this name.
+
+        Args:
+            source: A bundled name, a folder with `openenv.yaml`, `module:Class`, `docker://IMAGE`.
+                A path object is a folder.
+            name: The environment's name; None: made from the source.
+            update: Whether to update an environment of this name that runs; None: one that was
+                launched from the same source.
+            options: Those of `openenv launch`.
+
+        Raises:
+            ApiRefused: An option is wrong, or the name is taken.
+        """
+        here = working_folder()
+        is_folder = isinstance(source, os.PathLike)  # whatever a bundled one is called
+        found = read_source(f"{os.fspath(source)}/" if is_folder else str(source), here)
+        payload = {
+            "name": found.name if name is None else name,
+            "source": found.text,
+            "cwd": str(here),
+            "update": update,
+        }
+        return self.submit("launch", payload, options, environment_of)
+
+    def rollout(
+        self, *environments: Environment | str, out: Folder, **options: Unpack[RolloutOptions]
+    ) -> Request[Json]:
+        """Play episodes, and write them to a folder; asked for again, those that are missing.
+
+        Args:
+            environments: Environments of this daemon, or the URLs of any.
+            out: The folder.
+            options: Those of `openenv rollout`.
+        """
+        names = [each if isinstance(each, str) else each.name for each in environments]
+        if not names:
+            raise TypeError("rollout() needs an environment")
+        for name in names:
+            if "://" not in name:
+                self.environment(name)  # an unknown one is refused at once, with similar names
+        payload = {
+            "name": names[0],
+            "more_names": names[1:] or None,
+            "out": str((working_folder() / Path(out).expanduser()).resolve()),
+            "cwd": str(working_folder()),
+        }
+        if handed_over := variables_of(options.get("policy")):
+            options["env"] = handed_over | options.get("env", {})
+        return self.submit("rollout", payload, options, json_of)
+
+    def submit(
+        self,
+        operation: str,
+        payload: Mapping[str, Any],
+        options: Mapping[str, Any],
+        read_result: Callable[[Client, Json], Result],
+    ) -> Request[Result]:
+        """Queue any operation of the API.
+
+        Args:
+            operation: Its name.
+            payload: Its payload, as `docs/api.md` describes it; None leaves a field out.
+            options: Further fields of the payload, and those of `RequestOptions`.
+            read_result: Makes the result that `wait` returns of the API's JSON.
+        """
+        of_request = {name: value for name, value in options.items() if name in _OF_REQUESTS}
+        fields = {**payload, **{k: v for k, v in options.items() if k not in _OF_REQUESTS}}
+        given = {name: value for name, value in fields.items() if value is not None}
+        data = self.daemon().submit(operation, given, **of_request)
+        return Request(self, data, read_result)
+
+    # What there is.
+
+    def environments(self) -> list[Environment]:
+        """List every environment that is wanted, or that failed."""
+        return [Environment(self, data) for data in self.daemon().environments()]
+
+    def environment(self, name: str) -> Environment:
+        """Return one environment by its name.
+
+        Raises:
+            ApiRefused: There is none of this name.
+        """
+        return Environment(self, self.daemon().environment(name))
+
+    def requests(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        operation: str | None = None,
+        environment: str | None = None,
+        limit: int | None = None,
+    ) -> list[Request[Json]]:
+        """List the queue and its history, newest first."""
+        found = self.daemon().requests(
+            states=states, operation=operation, environment=environment, limit=limit
+        )
+        return [Request(self, data, json_of) for data in found]
+
+    def request(self, request_id: str) -> Request[Json]:
+        """Return one request by its id, or the beginning of it."""
+        return Request(self, self.daemon().request(request_id), json_of)
+
+    def status(self) -> Json:
+        """Return what `openenv status --json` prints."""
+        return self.daemon().status()
+
+    def info(self) -> Json:
+        """Return what `openenv info --json` prints: limits, workers, settings."""
+        return self.daemon().info()
+
+    # The daemon.
+
+    def daemon(self) -> DaemonClient:
+        """Find the daemon, or start it.
+
+        Raises:
+            DaemonUnreachable: None is running and none may be started, or it cannot start.
+        """
+        if self._may_start:
+            return daemons.connect(self._paths)
+        if (found := self.find_daemon()) is None:
+            raise DaemonUnreachable(f"no daemon runs in {self._paths.home}", "openenv up")
+        return found
+
+    def find_daemon(self) -> DaemonClient | None:
+        """Find the daemon; None when none is running."""
+        return daemons.find(self._paths)

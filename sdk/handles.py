@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request, and one environment: what is known of it, and what can be done with it.
+
+`data` of either is the API's JSON, as `docs/api.md` describes it, from when it was last asked for;
+`refresh` asks again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+
+from ..client import following
+from ..client.api import DaemonClient
+from ..client.errors import ClientError, RequestFailed
+from ..client.http import Json
+from .options import DrainOptions, RequestOptions
+from .session import AnySession, synchronous_session
+
+if TYPE_CHECKING:
+    from .client import Client
+
+Result = TypeVar("Result")
+
+_FIRST_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.5  # at most, between two looks at a request
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is.
+
+    Attributes:
+        message: What it is doing, or how far it is, in words.
+        data: Everything that was reported; a rollout has its figures under `rollout`.
+    """
+
+    message: str
+    data: Json
+
+
+class Request(Generic[Result]):
+    """A queued operation, which goes on whether or not anybody waits for it.
+
+    Iterating it yields its progress until it has ended, and raises when it failed.
+    """
+
+    def __init__(
+        self, client: Client, data: Json, read_result: Callable[[Client, Json], Result]
+    ) -> None:
+        self.client = client
+        self._read_result = read_result
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id}: {self.data['label']}, {self.state}>"
+
+    @property
+    def id(self) -> str:
+        """The id, by which every command finds it."""
+        return str(self.data["id"])
+
+    @property
+    def operation(self) -> str:
+        """The operation's name: `launch`, `down`, `rollout`."""
+        return str(self.data["operation"])
+
+    @property
+    def state(self) -> str:
+        """`PENDING`, `RUNNING`, `SUCCEEDED`, `FAILED` or `CANCELLED`, as of the last answer."""
+        return str(self.data["state"])
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.state in following.FINAL_STATES
+
+    def refresh(self) -> Self:
+        """Ask for its present state, also while the daemon is restarted.
+
+        Raises:
+            DaemonUnreachable: There is no daemon; none is started.
+        """
+        _, self.data = following.look(self.client.find_daemon, self.id)
+        return self
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait until it has ended, and return its result.
+
+        Args:
+            timeout: Seconds to wait; the request goes on after that. None: as long as it takes.
+
+        Raises:
+            RequestFailed: It failed or was cancelled; the error says why, and what to do.
+            TimeoutError: It has not ended in time.
+            DaemonUnreachable: The daemon is gone; the request goes on with the next one.
+        """
+        if timeout is None:
+            reconnect = self.client.find_daemon
+            self.data = following.wait(self.client.daemon(), self.id, reconnect=reconnect)
+            return self.result()
+        deadline, looks = time.monotonic() + timeout, pauses()
+        while not self.refresh().is_final:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(f"request {self.id} has not ended within {timeout:g} s")
+            time.sleep(min(next(looks), left))
+        return self.result()
+
+    def result(self) -> Result:
+        """Return its result, when it was last seen to have ended.
+
+        Raises:
+            RequestFailed: It failed or was cancelled.
+            RuntimeError: It had not ended.
+        """
+        if not self.is_final:
+            raise RuntimeError(f"request {self.id} is {self.state}; wait() waits for its end")
+        if self.state != "SUCCEEDED":
+            raise RequestFailed(self.data)
+        return self._read_result(self.client, self.data.get("result") or {})
+
+    def __iter__(self) -> Iterator[Progress]:
+        yield from self.follow(self.client.daemon(), self.client.find_daemon)
+        self.result()
+
+    def follow(
+        self, daemon: DaemonClient, reconnect: following.Reconnect | None
+    ) -> Iterator[Progress]:
+        """Yield its progress until it has ended; what it ended as is in `data`."""
+        for event in following.follow(daemon, self.id, logs=False, reconnect=reconnect):
+            if event.name == "state":
+                self.data = event.data
+            elif event.name == "progress":
+                yield Progress(str(event.data.get("message") or ""), event.data)
+
+    def logs(self, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """Yield what it prints, in pieces as they come.
+
+        Args:
+            follow: Go on until it has ended.
+            tail: Begin this many lines from the end; None: from the beginning.
+        """
+        return self.client.daemon().request_log(self.id, follow=follow, tail=tail)
+
+    def cancel(self) -> bool:
+        """Cancel it; whether that was in time. What it has finished is kept."""
+        answer = self.client.daemon().cancel(self.id)
+        self.data = answer["request"]
+        return bool(answer["cancelled"] or answer["cancelling"])
+
+
+class Environment:
+    """An environment of the daemon, by its name."""
+
+    def __init__(self, client: Client, data: Json) -> None:
+        self.client = client
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"<Environment {self.name}: {self.state}, {self.address}>"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.data["name"])
+
+    @property
+    def state(self) -> str:
+        """`READY`, `STARTING`, …, when it was last asked for; all of them are in `docs/api.md`."""
+        return str(self.data["state"])
+
+    @property
+    def address(self) -> str | None:
+        """What it answers at, without its token; None until it has been served."""
+        address: str | None = self.data["address"]
+        return address
+
+    @property
+    def replicas(self) -> list[Json]:
+        """Its replicas, when it was last asked for."""
+        found: list[Json] = self.data["replicas"]
+        return found
+
+    def base_url(self) -> str:
+        """Ask for what clients connect to: the address, with the token if it wants one.
+
+        Raises:
+            ClientError: It has no address yet, or not any more.
+        """
+        found: str | None = self.client.daemon().base_url(self.name)["base_url"]
+        if found is None:
+            raise ClientError(f"{self.name} has no address", f"openenv status {self.name}")
+        return found
+
+    def refresh(self) -> Self:
+        """Ask for its present state."""
+        self.data = self.client.daemon().environment(self.name)
+        return self
+
+    def connect(self) -> AbstractContextManager[AnySession]:
+        """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
+        return synchronous_session(self.base_url())
+
+    def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
+        """Give it so many replicas, at the same address, without ending a session."""
+        return self._change("scale", {"replicas": replicas}, options)
+
+    def restart(
+        self, replica: int | None = None, **options: Unpack[DrainOptions]
+    ) -> Request[Environment]:
+        """Replace its replicas, or one of them, without ending a session."""
+        payload = {} if replica is None else {"replica": replica}
+        return self._change("restart", payload, options)
+
+    def rollback(
+        self, to: int | None = None, **options: Unpack[DrainOptions]
+    ) -> Request[Environment]:
+        """Launch an earlier generation again; None: the last one that served before."""
+        data = self.client.daemon().rollback(self.name, to, **options)
+        return Request(self.client, data, environment_of)
+
+    def down(
+        self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Request[None]:
+        """Take it down, and free what it holds.
+
+        Args:
+            grace_seconds: How long sessions may take to end, before the replicas are killed;
+                None: 5.
+            options: Those of any request.
+        """
+        payload = {"name": self.name, "grace_seconds": grace_seconds}
+        return self.client.submit("down", payload, options, _nothing)
+
+    def logs(
+        self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
+    ) -> Iterator[str]:
+        """Yield what a replica printed, in pieces as they come.
+
+        Args:
+            follow: Go on as it grows.
+            tail: Begin this many lines from the end; None: from the beginning.
+            replica: The replica's id; None: the youngest.
+        """
+        daemon = self.client.daemon()
+        return daemon.environment_log(self.name, follow=follow, tail=tail, replica=replica)
+
+    def _change(self, operation: str, payload: Json, options: DrainOptions) -> Request[Environment]:
+        return self.client.submit(
+            operation, {"name": self.name, **payload}, options, environment_of
+        )
+
+
+def environment_of(client: Client, result: Json) -> Environment:
+    """Return the environment that a request left behind, as it is now."""
+    return client.environment(result["environment"]["name"])
+
+
+def json_of(client: Client, result: Json) -> Json:
+    """Return a result as the API has it."""
+    return result
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before the next look at a request, longer each time."""
+    pause = _FIRST_LOOK_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _LOOK_SECONDS)
+
+
+def _nothing(client: Client, result: Json) -> None:
+    return None

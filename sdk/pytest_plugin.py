@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of pytest: tests of an environment, on a real server.
+
+    def test_a_step(openenv_session):
+        openenv_session.reset(seed=1)
+        assert openenv_session.step({"message": "hi"}).reward > 0
+
+    pytest --openenv-source ./my_env        or `openenv_source = "./my_env"` in the configuration
+
+`openenv_env` launches the source once for the run, under a name of its own, and takes it down at
+the end; each process of pytest-xdist has one. `openenv_session` is a session of it for one test.
+A failed test that used them shows the end of the environment's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .handles import Environment
+    from .session import AnySession
+
+MANIFEST = "openenv.yaml"
+LOG_LINES = 30
+_NAME = pytest.StashKey[str | None]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare where the environment is."""
+    about = "what `openenv launch` takes: the environment of the fixture openenv_env"
+    parser.getgroup("openenv").addoption("--openenv-source", metavar="SOURCE", help=about)
+    parser.addini("openenv_source", about)
+
+
+@pytest.fixture(scope="session")
+def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
+    """The environment, ready; `openenvd.sdk.Environment`."""
+    from ..client.errors import ApiRefused
+    from .client import Client
+    from .handles import Environment
+
+    client, name = Client(), f"pytest-{secrets.token_hex(4)}"
+    launch = client.launch(_source(pytestconfig), name=name, update=False)
+    try:  # from here on there is something to take down
+        environment = launch.wait()
+        pytestconfig.stash[_NAME] = name
+        yield environment
+    finally:
+        pytestconfig.stash[_NAME] = None
+        with contextlib.suppress(ApiRefused):  # a failed launch has stopped what it started
+            Environment(client, {"name": name}).down().wait()
+
+
+@pytest.fixture
+def openenv_session(openenv_env: Environment) -> Iterator[AnySession]:
+    """A session of the environment, for one test."""
+    with openenv_env.connect() as session:
+        yield session
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the environment's log with a failed test that used it."""
+    report = yield
+    name = item.config.stash.get(_NAME, None)
+    if report.failed and name is not None and "openenv_env" in getattr(item, "fixturenames", ()):
+        report.sections.append((f"openenv logs {name}", _end_of_log(name)))
+    return report
+
+
+def _end_of_log(name: str) -> str:
+    from ..client.errors import ClientError
+    from .client import Client
+
+    try:
+        return "".join(Client(start=False).environment(name).logs(tail=LOG_LINES))
+    except ClientError as exc:
+        return f"{exc.message}; {exc.hint}"
+
+
+def _source(config: pytest.Config) -> str:
+    """Return where the environment is: by the command line, the configuration, or the root folder.
+
+    Raises:
+        pytest.UsageError: None of them says so.
+    """
+    for given, here in (
+        (config.getoption("--openenv-source"), config.invocation_params.dir),
+        (config.getini("openenv_source"), config.rootpath),
+    ):
+        if given:
+            return str(here / given) if (here / given).is_dir() else str(given)
+    if (config.rootpath / MANIFEST).is_file():
+        return str(config.rootpath)
+    raise pytest.UsageError(
+        f"openenv_env: no environment is named, and {config.rootpath} has no {MANIFEST};"
+        " give --openenv-source ./my_env"
+    )

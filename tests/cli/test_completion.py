@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion: what is offered, and that real shells offer it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
+from .conftest import PROGRAM
+
+SHELLS = {
+    "bash": ["bash", "--noprofile", "--norc", "-i"],
+    "zsh": ["zsh", "-f", "-i"],
+    "fish": ["fish", "--no-config", "-i"],
+}
+SECONDS = 30.0
+
+
+def offered(*words: str) -> list[str]:
+    """What click offers a shell after these words; the last one has been begun."""
+    environ = {
+        **os.environ,
+        "_OPENENV_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("openenv", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    code = PROGRAM[-1].replace("main()", "import sys; sys.argv = ['openenv']; main()")
+    done = subprocess.run(
+        [*PROGRAM[:-1], code], env=environ, capture_output=True, text=True, check=False
+    )
+    return done.stdout.split()
+
+
+@pytest.fixture
+def known(fake: FakeDaemon) -> FakeDaemon:
+    """A daemon with two environments, a request that runs and one that has ended."""
+    names = [new_environment(name) for name in ("trial", "other")]
+    queue = [
+        new_request("aaaa1111bbbb", state="RUNNING"),
+        new_request("aaaa2222bbbb", state="SUCCEEDED"),
+    ]
+    fake.answers["GET", "/v1/environments"] = {"environments": names}
+    fake.answers["GET", "/v1/requests"] = {"requests": queue}
+    return fake
+
+
+def test_commands_and_options_are_completed_without_a_daemon(tmp_path: Path) -> None:
+    assert offered("sta") == ["plain,status"]
+    assert "plain,--gateway" in offered("launch", "--gat")
+
+
+@pytest.mark.usefixtures("known")
+def test_names_and_ids_come_from_the_daemon() -> None:
+    assert offered("scale", "") == ["plain,trial", "plain,other"]
+    assert offered("down", "other", "t") == ["plain,trial"]
+    assert offered("cancel", "") == ["plain,aaaa1111"]
+    assert offered("logs", "aaaa") == ["plain,aaaa1111", "plain,aaaa2222"]
+    assert offered("launch", "ec") == ["plain,echo"]
+    assert offered("launch", "./my") == ["dir,./my"]
+
+
+def test_without_a_daemon_no_names_are_completed_and_none_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_HOME", str(tmp_path / "home"))
+    assert offered("logs", "") == []
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_daemon_that_hangs_is_asked_once_and_not_for_long(known: FakeDaemon) -> None:
+    is_over = threading.Event()
+
+    def hang(call: Call) -> None:
+        is_over.wait(SECONDS)
+        call.break_off()
+
+    known.answers["GET", "/v1/environments"] = known.answers["GET", "/v1/requests"] = hang
+    began = time.monotonic()
+    assert offered("logs", "") == []
+    assert time.monotonic() - began < SECONDS / 2
+    is_over.set()
+    assert len(known.calls) == 1
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_real_shell_completes_a_name(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    command = tmp_path / "openenv"
+    command.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "openenv"; '
+        'from openenvd.cli.main import main; main()\' "$@"\n'
+    )
+    command.chmod(0o755)
+    load = {
+        "bash": 'eval "$(openenv completion bash)"',
+        "zsh": 'autoload -Uz compinit; compinit -D -u; eval "$(openenv completion zsh)"',
+        "fish": "openenv completion fish | source",
+    }[shell]
+    seen = _typed(SHELLS[shell], [f"{load}; echo rea''dy\n", "openenv scale tri\t"], tmp_path)
+    assert "openenv scale trial" in seen
+
+
+def _typed(command: list[str], texts: list[str], folder: Path) -> str:
+    """What a shell on a terminal shows until it has completed; each text waits for its turn."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        kept = {k: v for k, v in os.environ.items() if k not in ("ENV", "BASH_ENV", "ZDOTDIR")}
+        environ = {**kept, "PATH": f"{folder}:{kept['PATH']}", "TERM": "dumb", "HOME": str(folder)}
+        os.execvpe(command[0], command, environ)
+    seen = ""
+    try:
+        for text, awaited in zip(texts, ("ready\r", "trial"), strict=True):
+            os.write(terminal, text.encode())
+            seen = _read_until(terminal, awaited)
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    return seen
+
+
+def _read_until(terminal: int, awaited: str) -> str:
+    seen = ""
+    deadline = time.monotonic() + SECONDS
+    while awaited not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples: every command has some, and each of them is a command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from openenvd.cli.examples import EXAMPLES
+from openenvd.cli.main import COMMANDS, cli
+
+TOP = click.Context(cli, info_name="openenv", help_option_names=["-h", "--help"])
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command, and those below it."""
+    yield "openenv", cli
+    for name in COMMANDS:
+        command = cli.get_command(TOP, name)
+        assert command is not None
+        yield f"openenv {name}", command
+        if isinstance(command, click.Group):
+            for inner, below in command.commands.items():
+                yield f"openenv {name} {inner}", below
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands()), ids=lambda each: str(each)[:40])
+def test_every_help_page_has_examples(path: str, command: click.Command) -> None:
+    text = command.get_help(click.Context(command, info_name=path, parent=TOP))
+    assert "Examples:" in text
+    for line, told in EXAMPLES[path]:
+        assert line in text
+        assert told in text
+
+
+def test_there_are_no_examples_of_what_is_no_command() -> None:
+    assert set(EXAMPLES) == {path for path, _ in commands()}
+
+
+@pytest.mark.parametrize("line", [line for each in EXAMPLES.values() for line, _ in each])
+def test_every_example_is_a_command_line(line: str) -> None:
+    _, *words = shlex.split(line)
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        found = command.get_command(TOP, words.pop(0))
+        assert found is not None, line
+        command = found
+    command.make_context("it", words, parent=TOP)  # raises where it is none

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is launched, and what it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.client import sources
+
+BUNDLED = frozenset({"echo"})
+
+
+def read(text: str, here: Path) -> sources.Source:
+    return sources.read_source(text, here, BUNDLED)
+
+
+def test_a_bundled_name_is_sent_as_it_is(tmp_path: Path) -> None:
+    assert read("echo", tmp_path) == sources.Source("echo", "echo")
+
+
+def test_a_bundled_name_wins_over_a_folder_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "echo").mkdir()
+    found = read("echo", tmp_path)
+    assert found.text == "echo"
+    assert "./echo" in (found.note or "")
+
+
+@pytest.mark.parametrize("text", ["./echo", "echo/", "sub/../echo"])
+def test_a_path_is_a_folder(tmp_path: Path, text: str) -> None:
+    assert read(text, tmp_path) == sources.Source(str(tmp_path / "echo"), "echo")
+
+
+def test_a_bare_name_that_is_not_bundled_is_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    found = read("mine", tmp_path)
+    assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")
+    assert str(tmp_path / "mine") in (found.note or "")
+
+
+def test_an_unknown_name_is_left_to_the_daemon_to_judge(tmp_path: Path) -> None:
+    assert read("ehco", tmp_path) == sources.Source("ehco", "ehco")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("my_mod:MyEnv", "myenv"), ("a.b:Outer.Inner", "inner"), ("docker://x/y/img:tag", "img")],
+)
+def test_other_sources_are_not_paths(tmp_path: Path, text: str, name: str) -> None:
+    assert read(text, tmp_path) == sources.Source(text, name)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "name"),
+    [
+        ("name: My_Env  # a comment\n", "My_Env"),
+        ("spec_version: 1\nname: 'two words'\n", "two-words"),
+        ('name: "x"\n', "x"),
+        ("app: x\n", "folder"),
+        ("nested:\n  name: inner\n", "folder"),
+        ("name:\n", "folder"),
+        ("name: [\n", "env"),
+        ("{{{ not yaml", "folder"),
+    ],
+)
+def test_the_manifest_names_a_folder(tmp_path: Path, manifest: str, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "openenv.yaml").write_text(manifest)
+    assert sources.folder_name(folder) == name
+
+
+@pytest.mark.parametrize("name", ["sameName", "MyEnv-2", "_private"])
+def test_names_of_upstreams_projects_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert read(f"./{name}", tmp_path).name == name
+
+
+def test_echo_is_bundled_when_it_has_a_manifest() -> None:
+    root = Path(sources.__file__).resolve().parent.parent
+    expected = {p.parent.name for p in root.glob("envs/*/openenv.yaml")}
+    assert sources.bundled_names() == expected

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scale` and `restart` as a worker calls them: real replicas, and sessions that go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from openenvd.environments import run_files, scaling
+from openenvd.environments.errors import EnvironmentsError, InvalidSpec, NotRunning, ReplicaFailed
+from openenvd.environments.layout import Layout
+from openenvd.environments.run_files import RunFile
+from openenvd.executor.worker.main import find_operation
+from openenvd.operations import registry
+from openenvd.shim.client import ShimClient, read_status_file
+
+LAUNCH_ID, CHANGE_ID = secrets.token_hex(8), secrets.token_hex(8)
+WAIT_SECONDS = 60.0
+# A class that cannot be imported any more when its switch is there.
+SAMPLE = """
+import pathlib
+from openenvd.envs.echo.environment import EchoEnvironment
+if pathlib.Path({switch!r}).exists():
+    raise ImportError("its data is gone")
+class Sample(EchoEnvironment):
+    pass
+"""
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    """`run("scale", name="echo", replicas=2)`, as a worker does it."""
+
+    def call(
+        operation: str,
+        *,
+        progress: Any = lambda _: None,
+        request_id: str = CHANGE_ID,
+        **payload: Any,
+    ) -> Any:
+        function = find_operation(registry.dotted_name(registry.by_name(operation)))
+        request_id = LAUNCH_ID if operation == "launch" else request_id
+        return json.loads(json.dumps(function(payload, request_id, str(home), progress)))
+
+    return call
+
+
+@pytest.fixture
+def launch(run: Run, layout: Layout) -> Iterator[Callable[..., str]]:
+    """Launches echo, or another source; returns its address. It is taken down afterwards."""
+
+    def call(source: str = "echo", **options: Any) -> str:
+        address: str = run("launch", source=source, name="echo", **options)["environment"][
+            "address"
+        ]
+        return address
+
+    yield call
+    run_files.stop_environment(layout.runs, "echo", 0.0)
+
+
+def replicas(layout: Layout) -> list[RunFile]:
+    return scaling.replicas_of(layout.runs, "echo")
+
+
+@contextmanager
+def session(address: str) -> Iterator[ClientConnection]:
+    """A session, reset."""
+    with connect(f"{address.replace('http', 'ws')}/ws", open_timeout=WAIT_SECONDS) as connection:
+        connection.send('{"type": "reset"}')
+        assert json.loads(connection.recv(WAIT_SECONDS))["type"] == "observation"
+        yield connection
+
+
+def steps(connection: ClientConnection) -> bool:
+    connection.send('{"type": "step", "data": {"message": "hey"}}')
+    kind: str = json.loads(connection.recv(WAIT_SECONDS))["type"]
+    return kind == "observation"
+
+
+def wait_for(run_file: RunFile, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    with ShimClient.connect(run_file.socket_path) as link:
+        return link.wait(predicate, WAIT_SECONDS)
+
+
+def test_more_replicas_take_sessions_at_the_same_address(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    address = launch()
+    [first] = replicas(layout)
+    told: list[dict[str, Any]] = []
+    result = run("scale", name="echo", replicas=3, progress=told.append)
+    assert (result["environment"]["name"], result["replicas"]) == ("echo", 3)
+    assert all(replica["memory_bytes"] for replica in result["environment"]["replicas"])
+    assert (len(result["started"]), result["draining"]) == (2, [])
+    assert [r.ordinal for r in replicas(layout)] == [0, 1, 2]
+    assert {r.address for r in replicas(layout)} == {address}
+    assert {r.request_id for r in replicas(layout)} == {LAUNCH_ID}  # the environment's own
+    assert [event["replica"]["id"] for event in told] == result["started"]
+    assert not any(run_files.ADDED_BY in r.data for r in replicas(layout))
+    pid = wait_for(first, lambda s: s["pid"])["pid"]
+    os.kill(pid, signal.SIGSTOP)  # the first accepts nothing now
+    try:
+        with session(address) as client:
+            assert steps(client)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_youngest_is_drained_and_its_session_goes_on(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    address = launch()
+    with session(address) as old, ExitStack() as stack:
+        run("scale", name="echo", replicas=2)
+        _, youngest = replicas(layout)
+        clients = []
+        while not wait_for(youngest, lambda s: True)["sessions"]:
+            clients.append(stack.enter_context(session(address)))
+        result = run("scale", name="echo", replicas=1)
+        assert (result["started"], result["draining"]) == ([], [youngest.replica_id])
+        assert [r.ordinal for r in replicas(layout)] == [0]
+        assert all(steps(client) for client in [old, *clients])
+        stack.close()
+        scaling.wait_until_gone(youngest, WAIT_SECONDS)
+        status = read_status_file(youngest.run_dir)
+        assert status is not None
+        assert (status["state"], status["exit"]["exit_code"]) == ("stopped", 0)
+        assert steps(old)
+
+
+def size_of(status: dict[str, Any]) -> int:
+    size: int = (status.get("capacity") or status["info"])["max_sessions"]
+    return size
+
+
+def has_its_share(run_file: RunFile) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: size_of(status) == run_file.max_sessions
+
+
+def test_the_sessions_are_shared_out_anew(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch(max_sessions=8, shards=2)
+
+    run("scale", name="echo", replicas=3)
+    assert [r.max_sessions for r in replicas(layout)] == [3, 3, 2]
+    for replica in replicas(layout):
+        wait_for(replica, has_its_share(replica))
+    run("scale", name="echo", replicas=1, drain_timeout_seconds=0)
+    [last] = replicas(layout)
+    wait_for(last, lambda s: size_of(s) == 8)
+
+
+def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    address = launch(max_sessions=4, admission_timeout_seconds=0.0)
+    run("scale", name="echo", replicas=2)
+    run("scale", name="echo", replicas=1, drain_timeout_seconds=0)
+    [only] = replicas(layout)
+    wait_for(only, lambda s: size_of(s) == 4)
+    with ExitStack() as stack:
+        for _ in range(4):  # more than the two that it had meanwhile
+            stack.enter_context(session(address))
+    pid = wait_for(only, lambda s: s["pid"])["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(only, lambda s: s["state"] == "exited")
+    with ShimClient.connect(only.socket_path) as link:
+        link.send("start")
+        assert link.wait(lambda s: s["state"] == "ready", WAIT_SECONDS)["info"]["max_sessions"] == 4
+
+
+def test_what_cannot_start_leaves_everything_as_it_was(
+    run: Run, layout: Layout, launch: Callable[..., str], tmp_path: Path
+) -> None:
+    switch = tmp_path / "gone"
+    (tmp_path / "sample_env.py").write_text(SAMPLE.format(switch=str(switch)))
+    address = launch("sample_env:Sample", cwd=str(tmp_path))
+    before = [r.replica_id for r in replicas(layout)]
+    switch.touch()
+    for change in ({"operation": "scale", "replicas": 3}, {"operation": "restart"}):
+        with pytest.raises(ReplicaFailed, match="its data is gone"):
+            run(name="echo", **change)
+        assert [r.replica_id for r in run_files.of_environment(layout.runs, "echo")] == before
+    with session(address) as client:
+        assert steps(client)
+
+
+def test_what_a_killed_attempt_started_is_stopped_by_the_next(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch()
+    run("scale", name="echo", replicas=2)
+    first, left = replicas(layout)
+    data = json.loads((left.run_dir / "replica.json").read_text())
+    data[run_files.ADDED_BY] = CHANGE_ID
+    (left.run_dir / "replica.json").write_text(json.dumps(data))
+    result = run("scale", name="echo", replicas=2)
+    assert len(result["started"]) == 1
+    kept, new = replicas(layout)
+    assert kept.replica_id == first.replica_id
+    assert new.created_at > left.created_at
+
+
+def test_a_restart_replaces_each_replica_and_ends_no_session(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    address = launch(replicas=2)
+    before = replicas(layout)
+    pids = {wait_for(r, lambda s: True)["pid"] for r in before}
+    result = run("restart", name="echo")
+    assert [each["old"] for each in result["restarted"]] == [r.replica_id for r in before]
+    after = replicas(layout)
+    assert [each["new"] for each in result["restarted"]] == [r.replica_id for r in after]
+    assert not pids & {wait_for(r, lambda s: True)["pid"] for r in after}
+    assert {r.address for r in after} == {address}
+    with session(address) as client:
+        assert steps(client)
+
+
+def test_a_restart_that_is_killed_says_which_replica_is_to_go(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    """Once it has kept the new one; the daemon goes on from there."""
+    launch()
+    (old,) = replicas(layout)
+    with pytest.raises(KeyboardInterrupt):
+        run("restart", name="echo", progress=killed, drain_timeout_seconds=7)
+    (_, new) = replicas(layout)
+    assert new.data[run_files.IN_PLACE_OF] == {
+        "replica": old.replica_id,
+        "request_id": CHANGE_ID,
+        "drain_timeout_seconds": 7.0,
+    }
+    run("restart", name="echo", replica=new.ordinal, request_id=secrets.token_hex(8))
+    (_, newer) = replicas(layout)
+    assert newer.data[run_files.IN_PLACE_OF]["replica"] == new.replica_id
+
+
+@pytest.mark.parametrize("which", [{}, {"together": [0, 1]}, {"replica": 1}], ids=repr)
+def test_the_next_attempt_of_a_killed_restart_goes_on_from_what_was_kept(
+    run: Run, layout: Layout, launch: Callable[..., str], which: dict[str, Any]
+) -> None:
+    """As many as before: it drains what was replaced, and replaces nothing a second time."""
+    launch(replicas=2)
+    before = {each.replica_id for each in replicas(layout)}
+    with pytest.raises(KeyboardInterrupt):
+        run("restart", name="echo", progress=killed, **which)
+    kept = {each.replica_id for each in replicas(layout)} - before
+    told: list[dict[str, Any]] = []
+    result = run("restart", name="echo", progress=told.append, **which)
+    after = {each.replica_id for each in replicas(layout)}
+    assert len(after) == 2
+    assert after >= kept
+    replaced = {each["old"]: each["new"] for each in result["restarted"]}
+    assert set(replaced) == before - after
+    assert set(replaced.values()) == after - before
+    started = {event["replica"]["id"] for event in told if "replica" in event}
+    assert started == after - before  # the daemon watches them
+    drains = [event for event in told if event.get("phase") == "draining"]
+    assert sum(each["total"] == each["done"] + 1 for each in drains) >= 1
+
+
+def killed(_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_id_of_a_replica_that_has_ended_is_not_given_to_another(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch()
+    (first,) = replicas(layout)
+    run("restart", name="echo")
+    run_files.stop_replica(first.run_dir)  # as the daemon does, once it has ended
+    run("restart", name="echo", request_id=secrets.token_hex(8))
+    new = replicas(layout)[0]
+    assert new.ordinal == first.ordinal
+    assert new.replica_id != first.replica_id
+
+
+def test_one_replica_can_be_restarted_by_its_number(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch(replicas=2)
+    first, _ = replicas(layout)
+    run("restart", name="echo", replica=1)
+    assert [r.ordinal for r in replicas(layout)] == [0, 2]
+    assert replicas(layout)[0].replica_id == first.replica_id
+    with pytest.raises(NotRunning, match="echo has no replica 1") as refused:
+        run("restart", name="echo", replica=1, request_id=secrets.token_hex(8))
+    assert refused.value.hint == "its replicas are 0, 2"
+
+
+def test_replicas_that_end_together_are_restarted_in_one_go(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch(replicas=3)
+    kept, *ending = replicas(layout)
+    together = [each.ordinal for each in ending]
+    result = run("restart", name="echo", together=[*together, 9], drain_timeout_seconds=7)
+    assert [each["old"] for each in result["restarted"]] == [each.replica_id for each in ending]
+    staying, *new = replicas(layout)
+    assert staying.replica_id == kept.replica_id
+    replaced = [each.data[run_files.IN_PLACE_OF]["replica"] for each in new]
+    assert replaced == [each.replica_id for each in ending]
+    another = run("restart", name="echo", together=[9], request_id=secrets.token_hex(8))
+    assert another["restarted"] == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "told"),
+    [
+        (0, "0 replicas would serve nobody; `openenv down` stops it"),
+        (1001, "1001 replicas are more than the 1000 of one environment"),
+    ],
+)
+def test_a_number_of_replicas_that_makes_no_sense_is_refused(replicas: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        registry.by_name("scale").Payload.model_validate({"name": "echo", "replicas": replicas})
+
+
+def test_more_replicas_than_sessions_are_refused(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch(max_sessions=2)
+    with pytest.raises(InvalidSpec, match="3 replicas cannot share 2 sessions"):
+        run("scale", name="echo", replicas=3)
+    assert len(replicas(layout)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"min_replicas": 5, "max_replicas": 3}, "min_replicas: 5 is more than max_replicas,"),
+        ({"replicas": 4, "max_replicas": 3}, "replicas: 4 is more than max_replicas, which is 3"),
+        ({"min_replicas": 2}, "min_replicas: it scales itself only with a max_replicas"),
+        ({"min_replicas": 0}, "min_replicas: it scales itself only with a max_replicas"),
+        ({"idle_timeout_seconds": 1, "replicas": 2}, "idle_timeout_seconds: of several replicas"),
+        ({"idle_timeout_seconds": 1, "serve_as_is": True}, "idle_timeout_seconds: whether the"),
+        (
+            {"idle_timeout_seconds": 1, "min_replicas": 1, "max_replicas": 2},
+            "min_replicas: an environment that sleeps has none",
+        ),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(options: dict[str, int], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        registry.by_name("launch").Payload.model_validate({"source": "echo", **options})
+
+
+def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(
+    run: Run, layout: Layout, launch: Callable[..., str]
+) -> None:
+    launch(min_replicas=2, max_replicas=4, max_sessions=16)
+    assert [r.max_sessions for r in replicas(layout)] == [4, 4]
+    run("scale", name="echo", replicas=3, reason="8 of 8 sessions are taken")
+    assert [r.max_sessions for r in replicas(layout)] == [4, 4, 4]
+    told = "echo scales itself between 2 and 4 replicas, and 1 is not among these"
+    with pytest.raises(InvalidSpec, match=told):
+        run("scale", name="echo", replicas=1)
+
+
+def test_what_does_not_run_cannot_be_changed(run: Run) -> None:
+    for change in ({"operation": "scale", "replicas": 2}, {"operation": "restart"}):
+        with pytest.raises(EnvironmentsError, match="echo has no replicas"):
+            run(name="echo", **change)

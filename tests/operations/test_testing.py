@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `openenv test` takes for a leak, a blocked loop, a difference, and what it plays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openenvd.operations.options import CHECK_NAMES
+from openenvd.operations.testing.actions import actions_of
+from openenvd.operations.testing.blocking import Call, judge
+from openenvd.operations.testing.determinism import differences
+from openenvd.operations.testing.leaks import growth, left_over
+from openenvd.operations.testing.protocol import differences as schema_differences
+from openenvd.operations.testing.run import CHECKS
+
+MB = 1_000_000
+
+
+def test_the_names_of_checks_are_those_that_run() -> None:
+    assert tuple(CHECKS) == CHECK_NAMES
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "each"),
+    [
+        ([50 + n for n in range(11)], 10_000),
+        ([50.0] * 11, None),
+        ([50 + n * 0.1 for n in range(11)], None),  # a megabyte: the allocator's
+        ([50, 54, 57, 59, 60, 60, 60, 60, 60, 60, 60], None),  # a cache that filled
+        ([50 + (n % 4) * 3 for n in range(11)], None),  # garbage that is collected
+        ([50, 90, *(51 + n for n in range(9))], 10_000),  # one outlier
+    ],
+)
+def test_growth_is_what_does_not_stop(megabytes: list[float], each: float | None) -> None:
+    found = growth([value * MB for value in megabytes], 100)
+    assert found == (None if each is None else pytest.approx(each, rel=0.2))
+
+
+@pytest.mark.parametrize(
+    ("counts", "each"),
+    [
+        ([20 + 10 * n for n in range(11)], 1.0),
+        ([20 + n for n in range(11)], 0.1),
+        ([20] * 11, 0),
+        ([20, 22, 21, 20, 22, 20, 21, 22, 22, 20, 22], 0),  # a pool's threads
+        ([20, *[28] * 10], 0),  # once
+    ],
+)
+def test_what_stays_of_each_session_is_counted(counts: list[int], each: float) -> None:
+    assert left_over(counts, 10) == pytest.approx(each)
+
+
+def test_a_call_blocks_when_others_are_answered_after_it() -> None:
+    waits = [Call("step", 0.2, 0.002)] * 20
+    assert judge(waits) is None
+    assert judge([*waits, Call("step", 0.2, 0.19)]) is None  # once: the machine's
+    assert judge([Call("step", 0.02, 0.019)] * 20) is None  # too short to matter
+    found = judge([*waits, Call("step", 0.2, 0.19), Call("reset", 0.4, 0.39)])
+    assert found is not None
+    assert "2 of 22 calls blocked the event loop, a reset for 400 ms" in found.found
+
+
+def test_differences_name_the_step_and_the_field_but_ignored_ones() -> None:
+    first: list[dict[str, Any]] = [
+        {"observation": {"a": 1, "at": 1.0}},
+        {"observation": {"a": 2}, "reward": 0.5},
+    ]
+    other: list[dict[str, Any]] = [
+        {"observation": {"a": 1, "at": 2.0}},
+        {"observation": {"a": 3}, "reward": 0.5},
+    ]
+    none: frozenset[str] = frozenset()
+    assert list(differences(first, other, none)) == [(0, "at", "1.0 and 2.0"), (1, "a", "2 and 3")]
+    assert list(differences(first, other, frozenset({"at", "a"}))) == []
+    assert list(differences(first, first[:1], none)) == [(1, "done", "after 1 or 0 steps")]
+
+
+def test_actions_are_the_given_ones_else_examples_else_random_and_repeatable() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    assert actions_of(schema, [{"n": 1}]).player(0).next() == {"n": 1}
+    assert actions_of({**schema, "examples": [{"n": 2}]}, ()).player(0).next() == {"n": 2}
+    drawn = [actions_of(schema, ()).player(7) for _ in range(2)]
+    one, other = ([player.next() for _ in range(5)] for player in drawn)
+    assert one == other
+    assert all(isinstance(action["n"], int) for action in one)
+
+
+@pytest.mark.parametrize(
+    ("observation", "words"),
+    [
+        ({"text": "x", "count": 1}, None),
+        ({"text": "x"}, "count is missing"),
+        ({"text": 1, "count": 1}, "text is int, and not string"),
+        ({"text": "x", "count": True}, "count is bool, and not integer"),
+        ({"text": "x", "count": 1, "more": 1}, "more is not in it"),
+    ],
+)
+def test_an_observation_is_compared_with_its_schema(
+    observation: dict[str, object], words: str | None
+) -> None:
+    schema = {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "reward": {"type": "number"},
+        },
+        "required": ["text", "count", "reward"],
+        "additionalProperties": False,
+    }
+    assert list(schema_differences(observation, schema)) == ([words] if words else [])

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our own sessions, at a real WebSocket server that breaks the protocol in each way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from threading import Thread
+
+import pytest
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from openenvd.client.errors import SessionError
+from openenvd.rollouts.sessions.session import session_url
+from openenvd.sdk.session import AsyncSession, Session
+
+
+@contextmanager
+def server(*answers: str | None) -> Iterator[str]:
+    """Give these answers, one to each message; None closes the connection."""
+
+    def handle(socket: ServerConnection) -> None:
+        for answer in answers:
+            socket.recv()
+            if answer is None:
+                socket.close(1011, "the shard was lost")
+                return
+            socket.send(answer)
+        for _ in socket:
+            pass
+
+    with serve(handle, "127.0.0.1", 0) as running:
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
+        running.shutdown()
+        thread.join()
+
+
+def observation(**data: object) -> str:
+    return json.dumps({"type": "observation", "data": data})
+
+
+def test_an_answer_without_reward_and_end_is_a_result() -> None:
+    with server(observation(observation={"x": 1})) as address, Session(address) as session:
+        result = session.reset(seed=3)
+        assert (result.observation, result.reward, result.done) == ({"x": 1}, None, False)
+
+
+def test_an_error_is_raised_with_its_code() -> None:
+    error = {"type": "error", "data": {"message": "no such move", "code": "EXECUTION_ERROR"}}
+    ends = observation(observation={}, done=True)
+    with server(json.dumps(error), ends) as address, Session(address) as session:
+        with pytest.raises(SessionError, match="no such move") as caught:
+            session.step({})
+        assert caught.value.code == "EXECUTION_ERROR"
+        assert session.step({}).done  # the session goes on
+
+
+def test_a_lost_session_says_why() -> None:
+    lost = pytest.raises(SessionError, match="the shard was lost")
+    with server(None) as address, Session(address) as session, lost:
+        session.reset()
+
+
+async def test_the_same_for_asyncio() -> None:
+    with server(observation(observation={"x": 2}, reward=1.5), None) as address:
+        async with AsyncSession(address) as session:
+            assert (await session.step({"a": 1})).reward == 1.5
+            with pytest.raises(SessionError, match="the shard was lost"):
+                await session.reset()
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("http://127.0.0.1:21000", "ws://127.0.0.1:21000/ws"),
+        ("https://host/envs/echo/", "wss://host/envs/echo/ws"),
+        ("http://127.0.0.1:1?token=abc", "ws://127.0.0.1:1/ws?token=abc"),
+    ],
+)
+def test_the_url_of_websockets(base_url: str, url: str) -> None:
+    assert session_url(base_url) == url
+
+
+def test_a_session_that_is_not_open_says_how_it_is_opened() -> None:
+    session = Session("http://127.0.0.1:1")
+    with pytest.raises(SessionError, match=r"with env\.connect"):
+        session.reset()
+    session.close()
+
+
+def test_a_session_that_cannot_be_opened_names_the_address_without_its_token() -> None:
+    session = Session("http://127.0.0.1:1?token=abcdefghijklmnop")
+    with pytest.raises(SessionError, match=r"127\.0\.0\.1:1: .*refused") as caught, session:
+        pass
+    assert "abcdef" not in str(caught.value)
+
+
+def test_a_refused_handshake_says_what_the_server_said() -> None:
+    def refuse(connection: ServerConnection, request: Request) -> Response:
+        return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "all 4 sessions are taken")
+
+    with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as running:
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{running.socket.getsockname()[1]}"
+        with pytest.raises(SessionError, match="503: all 4 sessions are taken"), Session(address):
+            pass
+        running.shutdown()
+        thread.join()
+
+
+def test_an_answer_that_does_not_come_closes_the_session() -> None:
+    with server() as address, Session(address, answer_timeout=0.2) as session:
+        with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
+            session.reset()
+        with pytest.raises(SessionError, match="has ended"):
+            session.reset()
+
+
+def test_proxies_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with server(observation(observation={})) as address, Session(address) as session:
+        assert not session.reset().done
