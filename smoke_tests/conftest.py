@@ -7,10 +7,12 @@ runs (`OPENENVD_SMOKE_CACHE`, or the user's cache folder), and made by the `uv` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,10 +28,39 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from uv import find_uv_bin
 
+from . import docker_engine as docker_engines
+from .docker_engine import DockerEngine
+
+# The client of Docker leaves its sockets to the garbage collector, whichever test runs by then.
+_UNCLOSED = (
+    "ignore:Exception ignored in. <socket.socket .*family=1:pytest.PytestUnraisableExceptionWarning"
+)
+# What takes long to make, or is there once: the tests that use it run in one process (`loadgroup`).
+_MADE_ONCE = (
+    *("ray_cluster", "ray_nodes"),
+    *("docker_engine", "swarm_engine", "swarm", "cluster"),
+    *("both", "python", "shared", "clients", "dashboard_machine"),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no test fail for a Unix socket that another has not closed."""
+    config.addinivalue_line("filterwarnings", _UNCLOSED)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests by what they share; all others go to whichever process is free."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if shared := [name for name in _MADE_ONCE if name in names]:
+            item.add_marker(pytest.mark.xdist_group(shared[0]))
+
+
 OPENENV = str(Path(sys.executable).with_name("openenv"))
 REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 10.0
+FREE_PORTS = 26000
 
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
 # that down to the commands that are interrupted here.
@@ -139,10 +170,25 @@ def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def free_port() -> int:
+    """A port that nobody takes by chance: beside those of environments and of connections."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in range(FREE_PORTS + number * 100, FREE_PORTS + (number + 1) * 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("all of these ports are in use")
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """A home with nothing in it; everything that it started is gone afterwards."""
-    home = tmp_path / "home"
+    with new_machine(tmp_path / "home") as made:
+        yield made
+
+
+@contextmanager
+def new_machine(home: Path) -> Iterator[Machine]:
+    """Yield a machine with that home; end with the assertion that nothing of it is left running."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
     made = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
     yield made
@@ -154,11 +200,46 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         made.run("down", "--all")
         made.run("stop")
     left = made.processes()
+    for each in left:  # an engine's agent would end by itself, a minute later
+        with contextlib.suppress(psutil.Error):
+            if each.cmdline()[0].startswith("openenvd: agent"):
+                each.terminate()
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{p.pid} {p.cmdline()}" for p in alive if p.is_running()]
     for process_left in alive:
         process_left.kill()
     assert not told, f"left running: {told}"
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[DockerEngine]:
+    """A Docker engine of this run's own, with the default base of our images."""
+    if (reason := docker_engines.why_not()) is not None:
+        pytest.skip(f"no Docker engine: {reason}")
+    with smoke_cache() as cache:
+        docker_engines.base_image(cache)
+    with docker_engines.docker_engine(cache) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def swarm_engine() -> Iterator[DockerEngine]:
+    """The same, as the one node of a swarm."""
+    if (reason := docker_engines.why_not()) is not None:
+        pytest.skip(f"no Docker engine: {reason}")
+    with smoke_cache() as cache:
+        docker_engines.base_image(cache)
+    with docker_engines.docker_engine(cache, swarm=True) as engine:
+        yield engine
+
+
+@pytest.fixture
+def docker_machine(machine: Machine, docker_engine: DockerEngine) -> Iterator[Machine]:
+    """The same user, whose Docker is that engine; no container of theirs is left."""
+    machine.environ["DOCKER_HOST"] = docker_engine.host
+    yield machine
+    if left := docker_engine.docker("ps", "--all", "--quiet").split():
+        docker_engine.docker("rm", "--force", "--volumes", *left)
 
 
 @pytest.fixture(scope="session")
@@ -178,11 +259,11 @@ def python_with(*requirements: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def both() -> Path:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has upstream's `openenv`, and then ours, as a user installs them."""
-    with smoke_cache() as cache:
-        folder = cache / "both"
-        make_venv(folder, UPSTREAM_REQUIREMENT)
+    folder = tmp_path_factory.mktemp("both") / "venv"
+    make_venv(folder, UPSTREAM_REQUIREMENT)
+    with smoke_cache():  # two builds at once would share one `build` folder
         install(folder, str(REPOSITORY))
     return folder / "bin" / "python"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import OPENENV, Machine, eventually
+from .conftest import OPENENV, Machine, eventually, free_port
 from .test_main_job import say_hello
 
 FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
@@ -53,6 +53,16 @@ def _serves_sessions(process: psutil.Process) -> bool:
 
 def _is_shim(process: psutil.Process) -> bool:
     return "shim" in " ".join(process.cmdline())
+
+
+def test_a_killed_daemon_comes_back_with_the_flags_that_it_was_given(machine: Machine) -> None:
+    port = free_port()
+    machine.ok("up", "--port", str(port), "--max-pending", "7")
+    machine.kill_daemon()
+    assert machine.status()["daemon"]["address"] == f"http://127.0.0.1:{port}"
+    assert machine.ok("info", "--json").json["settings"]["max_pending"] == 7
+    machine.ok("stop")
+    assert machine.status()["daemon"]["address"] != f"http://127.0.0.1:{port}"
 
 
 def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
@@ -127,19 +137,19 @@ def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
     assert shim is not None
     shim.kill()
     psutil.wait_procs([server], timeout=10)
-    eventually(
-        lambda: (
-            machine.environment("echo")["state"] == "READY"
-            and machine.environment("echo")["replicas"][0]["pid"] != server.pid
-        )
-    )
+
+    def is_replaced() -> bool:
+        found = machine.environment("echo")  # once: state and pid of the same moment
+        return bool(found["state"] == "READY" and found["replicas"][0]["pid"] != server.pid)
+
+    eventually(is_replaced)
     say_hello(environment["address"])
 
 
 def test_a_down_whose_worker_is_killed_is_finished_by_the_daemon(machine: Machine) -> None:
     machine.ok("launch", "echo", "--shards", "1")
     server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
-    machine.ok("check")  # so that there is a worker, which waits for the next short request
+    machine.ok("prune")  # so that there is a worker, which waits for the next short request
     below = psutil.Process(machine.daemon_pid).children(recursive=True)
     workers = [p for p in below if "worker short" in " ".join(p.cmdline())]
     assert workers

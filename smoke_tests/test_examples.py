@@ -5,6 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 from .conftest import REPOSITORY, Machine
 
@@ -50,3 +56,52 @@ def test_the_class_is_launched_and_episodes_are_collected(machine: Machine) -> N
     address = run(machine, "launch_and_wait.py", "counter_environment:Counter").strip()
     printed = run(machine, "collect_rollouts.py", address)
     assert printed.splitlines()[-1] == "32 episodes, mean reward 1.00"
+
+
+def test_a_policy_is_trained_by_comparing_episodes_of_a_group(machine: Machine) -> None:
+    address = run(machine, "launch_and_wait.py", "echo").strip()
+    lines = run(machine, "train_grpo.py", address, "12").splitlines()
+    rewards = [float(line.rpartition(" ")[2]) for line in lines]
+    assert len(rewards) == 12
+    assert rewards[0] < 0.55  # of 0.8 at best; the mean of the eight messages is 0.45
+    assert rewards[-1] > 0.7
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """The URL of the chat endpoint's stub."""
+    command = [sys.executable, "chat_endpoint.py"]
+    with subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+def test_a_chat_endpoint_is_the_policy(machine: Machine, endpoint: str, tmp_path: Path) -> None:
+    machine.ok("launch", "echo")
+    options = ["--policy", f"openai:{endpoint}", "--episodes", "2", "--max-steps", "3"]
+    machine.ok("rollout", "echo", *options, "--out", str(tmp_path / "episodes"))
+    written = "".join(each.read_text() for each in (tmp_path / "episodes").rglob("*.jsonl"))
+    assert [written.count(f'"turn {number}"') > 0 for number in (1, 2, 3, 4)] == [True] * 3 + [
+        False
+    ]
+
+
+def test_singers_hear_each_other(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "chord.wav"
+    assert run(machine, "sing_together.py", str(path)).startswith("4 voices")
+    with wave.open(str(path), "rb") as file:
+        rate, sound = file.getframerate(), np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    spectrum = np.abs(np.fft.rfft(sound[rate // 2 : -rate // 4]))
+    hertz = np.fft.rfftfreq(len(sound[rate // 2 : -rate // 4]), 1 / rate)
+    loud = spectrum.max() / 5
+    for voice in (220.0, 277.2, 329.6, 440.0):
+        assert spectrum[np.abs(hertz - voice) < 3].max() > loud
+    assert spectrum[np.abs(hertz - 600) < 50].max() < loud
+
+
+def test_the_program_for_clusters_runs_on_this_machine(machine: Machine, tmp_path: Path) -> None:
+    printed = run(machine, "launch_on_cluster.py", "local", str(tmp_path / "episodes"))
+    assert printed.count("READY") == 4
+    assert printed.splitlines()[-1].startswith("64 episodes")
+    assert machine.status()["environments"] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import OPENENV, Machine, eventually
+from .conftest import OPENENV, Machine, eventually, free_port
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
@@ -110,10 +110,12 @@ def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None
 
 
 def test_down_takes_an_environment_down_and_frees_its_name_and_port(machine: Machine) -> None:
-    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    port = str(free_port())
+    launched = machine.ok("launch", "echo", "--port", port, "--json").json
+    address = launched["environment"]["address"]
+    assert address == f"http://127.0.0.1:{port}"
     machine.ok("down", "echo")
     assert machine.status()["environments"] == []
-    port = address.rpartition(":")[2]
     again = machine.ok("launch", "echo", "--port", port, "--json").json
     assert again["environment"]["address"] == address
     machine.ok("down", "--all")
@@ -153,7 +155,7 @@ def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
         check=True,
         timeout=60,
     )
-    assert set(json.loads(other.stdout)) == {"daemon", "environments", "requests"}
+    assert set(json.loads(other.stdout)) == {"daemon", "environments", "requests", "strays"}
 
 
 def test_a_secret_in_the_environment_is_not_shown(machine: Machine) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -13,18 +14,27 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from .conftest import Machine, eventually
+from .conftest import Machine, eventually, free_port
 
 EPISODES = 60
+CALLS = 150  # of a policy's: what a worker plays of it until it may go on; 15 episodes
 POLICIES = """
 import asyncio, os, pathlib, threading
 
+calls = 0
+async def halfway():
+    global calls
+    calls += 1
+    while calls > %(calls)d and os.path.exists("%(stay)s"):
+        await asyncio.sleep(0.02)
+
 async def slowly(observation):
     await asyncio.sleep(0.02)
+    await halfway()
     return {"message": "hello"}
 
 async def variedly(observation, turn):
-    await asyncio.sleep(0.02)
+    await halfway()
     return {"message": "x" * (int(turn.episode_id) * 7 %% 11)}
 
 def hang_at_times(observation, turn):
@@ -47,16 +57,21 @@ def leak(observation):
 
 
 def write_policies(folder: Path) -> None:
-    code = POLICIES % {"leak": folder / "leak"}
+    code = POLICIES % {"leak": folder / "leak", "stay": folder / "stay", "calls": CALLS}
     (folder / "policies.py").write_text(code)
 
 
 def begin(machine: Machine, policy: str = "slowly", *more: str) -> str:
-    """An asynchronous rollout, some of whose episodes are written; its id."""
+    """An asynchronous rollout that plays some episodes, and the others with `go_on`; its id."""
     folder = machine.home.parent
+    (folder / "stay").touch()
     write_policies(folder)
     machine.ok("launch", "echo")
     return queue(machine, policy, *more)
+
+
+def go_on(machine: Machine) -> None:
+    (machine.home.parent / "stay").unlink()
 
 
 def queue(machine: Machine, policy: str, *more: str) -> str:
@@ -122,6 +137,7 @@ def test_the_next_daemon_continues_a_killed_ones_rollout(machine: Machine) -> No
     request_id = begin(machine)
     eventually(lambda: recorded(machine) > 0)
     machine.kill_daemon()
+    go_on(machine)
     machine.ok("up")
     machine.ok("wait", request_id)
     request = machine.request(request_id)
@@ -141,6 +157,7 @@ def test_after_a_killed_worker_the_same_command_plays_the_missing_episodes(
     error = machine.request(request_id)["error"]
     assert error["kind"] == "worker_lost"
     assert "the same command plays the missing ones" in error["hint"]
+    go_on(machine)
     assert again(machine)["earlier"] > 0
     every_episode_is_there_once(machine)
 
@@ -157,6 +174,7 @@ def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_membe
         machine.run("wait", request_id)
         groups = Counter(int(found) // 4 for found in recorded_ids(machine))
         assert set(groups.values()) == {4}
+    go_on(machine)
     assert again(machine, "variedly", *stages)["there"] == EPISODES
     every_episode_is_there_once(machine)
     rows = episode_rows(machine)
@@ -176,6 +194,7 @@ def test_a_cancelled_rollout_keeps_finished_episodes(machine: Machine) -> None:
     machine.run("wait", request_id)
     assert machine.request(request_id)["state"] == "CANCELLED"
     eventually(lambda: machine.environment("echo")["sessions"] == 0)
+    go_on(machine)
     assert again(machine)["earlier"] > 0
     every_episode_is_there_once(machine)
 
@@ -238,13 +257,13 @@ def test_progress_and_result_are_shown(machine: Machine) -> None:
 def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Machine) -> None:
     """Its episodes were recorded as those of the environment that had been taken down."""
     write_policies(machine.home.parent)
-    machine.ok("launch", "echo", "--name", "trained", "--shards", "1")
+    port = str(free_port())
+    machine.ok("launch", "echo", "--name", "trained", "--shards", "1", "--port", port)
     arguments = ["--episodes", "800", "--concurrency", "4", "--max-steps", "10", "--out", "out"]
     begun = machine.ok("rollout", "trained", *arguments, "--policy", "policies:slowly", "--async")
     eventually(lambda: recorded_ids(machine))
     address = machine.environment("trained")["address"]
     machine.ok("down", "trained")
-    port = address.rpartition(":")[2]
     machine.ok("launch", "echo", "--name", "impostor", "--shards", "1", "--port", port)
     request_id = begun.out.strip()
     assert machine.run("wait", request_id).code != 0
@@ -252,3 +271,40 @@ def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Ma
     with urlopen(f"{address}/capacity", timeout=10) as answer:
         shards = json.load(answer)["shards"]
     assert [shard["totals"]["steps"] for shard in shards] == [0]
+
+
+VERSIONED = """
+from openenvd.envs.echo.environment import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    def step(self, action, **kwargs):
+        observation = super().step(action, **kwargs)
+        observation.echoed_message = "VERSION"
+        return observation
+"""
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it is drained", "its time is over"])
+def test_a_rollout_stays_with_the_generation_that_it_began_with(
+    machine: Machine, write_environment: Callable[[str], str], ends: bool
+) -> None:
+    """An update to other code under the name: its episodes would be taken for the same."""
+    folder = machine.home.parent
+    write_policies(folder)
+    machine.ok("launch", write_environment(VERSIONED.replace("VERSION", "old")), "--name", "trial")
+    count = "4000" if ends else "40"
+    more = ["--episodes", count, "--concurrency", "4", "--max-steps", "10", "--out", "out"]
+    begun = machine.ok("rollout", "trial", *more, "--policy", "policies:slowly", "--async")
+    eventually(lambda: recorded_ids(machine))
+    source = write_environment(VERSIONED.replace("VERSION", "new"))
+    limit = ["--drain-timeout", "0.5" if ends else "60"]
+    machine.ok("launch", source, "--name", "trial", "--update", *limit)
+    request_id = begun.out.strip()
+    ended = machine.run("wait", request_id)
+    if ends:
+        assert "trial was updated before" in machine.request(request_id)["error"]["message"]
+    else:
+        assert ended.code == 0, ended.text
+    texts = "".join(path.read_text() for path in (folder / "out").rglob("*.jsonl"))
+    assert '"old"' in texts
+    assert '"new"' not in texts

@@ -150,26 +150,36 @@ def test_upstream_clients_use_the_bundled_echo(machine: Machine, upstream: Path)
     run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
 
 
-def readme_examples() -> list[str]:
-    """The client's, and the policy."""
-    return re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+def readme_example(word: str) -> str:
+    """The one example in the README's Python that contains a word."""
+    found = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    [example] = [each for each in found if word in each]
+    return str(example)
 
 
 def test_the_readme_s_policy_runs_as_it_stands(machine: Machine) -> None:
-    [_, policy] = readme_examples()
-    (machine.home.parent / "my_policies.py").write_text(policy)
+    (machine.home.parent / "my_policies.py").write_text(readme_example("def act"))
     machine.ok("launch", "echo")
     words = ["--episodes", "4", "--max-steps", "2", "--policy", "my_policies:act", "--out", "out"]
     assert "4 of 4 episodes are in" in machine.ok("rollout", "echo", *words).out
 
 
 def test_the_readme_example_runs_as_it_stands(machine: Machine, upstream: Path) -> None:
-    [example, _] = readme_examples()
+    example = readme_example("GenericEnvClient")
     shown = "http://127.0.0.1:21000"
     assert shown in example
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
     program = example.replace(shown, address)
     assert "hello" in run_upstream(upstream, program, cwd=machine.home, machine=machine)
+
+
+def test_the_readme_s_lines_of_the_sdk_run_as_they_stand(
+    machine: Machine, both: Path, project: Path
+) -> None:
+    program = readme_example("from openenvd import Client")
+    run_upstream(both, program, cwd=project.parent, machine=machine)
+    [environment] = machine.status()["environments"]
+    assert (environment["name"], environment["max_sessions"]) == ("my_env", 64)
 
 
 def test_our_provider_serves_upstream_from_env(machine: Machine, both: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .upstream_envs import Comparison, with_own_path
+from .upstream_envs import Comparison, cause_of, with_own_path
 
 
 def test_values_that_upstream_itself_varies_are_compared_by_type() -> None:
@@ -42,3 +42,11 @@ def test_ours_may_say_why_a_session_cannot_begin() -> None:
     theirs = "Environment factory 'make' failed to create instance."
     assert Comparison([theirs, theirs], "make could not be created: OSError: none").is_equal
     assert not Comparison([theirs, theirs], "make takes no arguments").is_equal
+
+
+def test_the_cause_of_a_failed_launch_is_the_line_below_its_name() -> None:
+    told = "resolved\n✗ launch carla-env  FAILED\n  No module named 'rubrics'\n  Log: openenv logs"
+    assert cause_of(told) == "No module named 'rubrics'"
+    assert cause_of("Resolved\nerror: no such package\nhint: none") == "no such package"
+    assert cause_of("error: no solution\n cause: gone\n✗ launch p  FAILED\n  uv failed") == "gone"
+    assert cause_of("") == "it does not launch"

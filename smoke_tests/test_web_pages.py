@@ -5,15 +5,12 @@ A page can send much without being asked: these send all of it, by every name of
 that resolves to this machine, as after DNS rebinding, makes the server the page's own origin. What
 the environment has done is counted by itself. The same attempts succeed for a page that is allowed.
 
-Skipped without Playwright (`pip install '.[dev]'`) or a Chromium: `apt-get install chromium`, or
-`OPENENVD_CHROMIUM` names one.
+Skipped without a Chromium (`chromium.py`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from .chromium import chromium
 from .conftest import Machine
 
 REFUSED = {401, 403, 415}
@@ -149,12 +147,6 @@ DAEMON = {
 }
 
 
-def find_chromium() -> str | None:
-    return os.environ.get("OPENENVD_CHROMIUM") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-
-
 @dataclass
 class Browser:
     """A headless Chromium for which every `*.example` is this machine."""
@@ -202,19 +194,13 @@ class Attempts:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if (program := find_chromium()) is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
     arguments = [
-        "--no-sandbox",
         "--host-resolver-rules=MAP *.example 127.0.0.1",
         # Newer browsers ask their users before a page reaches this machine; others do not.
         "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
     ]
-    with empty_pages() as pages, playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=program, args=arguments)
-        yield Browser(chromium, pages)
-        chromium.close()
+    with empty_pages() as pages, chromium(*arguments) as running:
+        yield Browser(running, pages)
 
 
 @contextmanager

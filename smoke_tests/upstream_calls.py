@@ -7,6 +7,7 @@ Each conversation has something that the environment refuses, where it refuses a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,19 +34,45 @@ TOOLS: Call = ("list_tools", {})
 
 @dataclass(frozen=True)
 class Conversation:
-    """The calls of one session; `{project}` in a variable's value is the project's folder."""
+    """The calls of one session, and what the environment's image brings beside its packages.
+
+    `{project}` in a variable's value is the project's folder, `{data}` that of the files.
+    """
 
     calls: tuple[Call, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()  # `openenv launch --with`
+    files: Mapping[str, str] = field(default_factory=dict)  # in the place of a data set
+    is_stateless: bool = False  # a server that has had a session answers the next one likewise
 
-    def variables_of(self, project: Path) -> dict[str, str]:
+    def variables_of(self, project: Path, data: Path) -> dict[str, str]:
         """What the environment's image sets, or a fixture of upstream's tests."""
-        return {name: text.format(project=project) for name, text in self.variables.items()}
+        values = {"project": project, "data": data}
+        return {name: text.format(**values) for name, text in self.variables.items()}
+
+    def write_files(self, data: Path) -> None:
+        """Write the files into the folder `data`."""
+        for name, text in self.files.items():
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            (data / name).write_text(text)
 
 
 def _calls(*calls: Call, **variables: str) -> Conversation:
     return Conversation(calls, variables)
 
+
+QUESTIONS = """id,user_query,company,question,answer,question_type,explanation
+1,What was the revenue in 2020?,acme,What was the revenue in 2020?,12 million,single,
+"""
+TABLE = {"year": ["2019", "2020"], "kind": ["revenue", "revenue"], "amount": ["10", "12"]}
+TABLES = {"acme/sales": {"description": "Sales", "table": json.dumps(TABLE)}}
+TOKENS = {"<|end|>": 0, "user": 1, "assistant": 2, "system": 3, "hello": 4, "[UNK]": 5}
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": TOKENS, "unk_token": "[UNK]"},
+}
 
 CONVERSATIONS: dict[str, Conversation] = {
     "agent_world_model_env": _calls(
@@ -54,15 +81,34 @@ CONVERSATIONS: dict[str, Conversation] = {
     "atari_env": _calls(
         reset(), step(action_id=2), step(action_id=0), step(action_id=99), STATE, reset(), STATE
     ),
-    "browsergym_env": _calls(reset(seed=1), step(action_str="noop()"), STATE),
+    # Besides: Playwright's Chromium; the pages (the package `miniwob`) in the folder of the data.
+    "browsergym_env": _calls(
+        reset(seed=1),
+        step(action_str="noop()"),
+        step(action_str="no_such_action()"),
+        STATE,
+        BROWSERGYM_TASK_NAME="click-test",
+        MINIWOB_URL="file://{data}/miniwob/html/miniwob/",
+    ),
     "calendar_env": _calls(
         reset(),
         step(action_type="ListToolsAction"),
         step(action_type="ToolCallAction", tool_name="no_such_tool"),
         STATE,
     ),
-    "carla_env": _calls(reset(), step(action_type="observe"), STATE, CARLA_MODE="mock"),
-    "chat_env": _calls(reset(), step(tokens=[1, 2, 3]), STATE),
+    "carla_env": Conversation(
+        (reset(), step(action_type="observe"), step(action_type="fly"), STATE),
+        {"CARLA_MODE": "mock"},
+        packages=("numpy",),
+    ),
+    "chat_env": Conversation(
+        (reset(), step(tokens=[1, 4, 5]), step(tokens="none"), STATE),
+        {"TOKENIZER_NAME": "{data}", "SYSTEM_PROMPT": "hello"},
+        files={
+            "tokenizer.json": json.dumps(TOKENIZER),
+            "tokenizer_config.json": json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}),
+        },
+    ),
     "chess_env": _calls(reset(), step(move="e2e4"), step(move="e2e5"), STATE),
     "coding_env": _calls(
         reset(), step(code="print(6 * 7)"), step(code="1 / 0"), step(code="x = 1\nprint(x)"), STATE
@@ -77,7 +123,12 @@ CONVERSATIONS: dict[str, Conversation] = {
         STATE,
     ),
     "dm_control_env": _calls(
-        reset(seed=1), step(values=[0.5]), step(values=[-0.5]), step(values=[1, 2, 3]), STATE
+        reset(seed=1),
+        step(values=[0.5]),
+        step(values=[-0.5]),
+        step(values=[1, 2, 3]),
+        STATE,
+        MUJOCO_GL="disabled",  # nothing is rendered
     ),
     "echo_env": _calls(
         reset(seed=1, episode_id="one"),
@@ -88,7 +139,22 @@ CONVERSATIONS: dict[str, Conversation] = {
         tool("echo_message", no_such_argument=1),
         STATE,
     ),
-    "finqa_env": _calls(reset(seed=1), TOOLS, tool("submit_answer", answer="1"), STATE),
+    "finqa_env": Conversation(
+        (
+            reset(seed=1),
+            tool("get_descriptions", company_name="acme"),
+            TOOLS,
+            tool("sql_query", company_name="acme", table_name="sales", query="no SQL"),
+            tool("submit_answer", answer="12 million"),
+            STATE,
+        ),
+        {"FINQA_DATA_PATH": "{data}"},
+        files={
+            "benchmark_questions/finqa.csv": QUESTIONS,
+            "input_companies/tables_cleaned_all_companies.json": json.dumps(TABLES),
+            "input_companies/acme/sales.json": json.dumps(TABLE),
+        },
+    ),
     "finrl_env": _calls(reset(), step(actions=[0.5]), step(actions=[-0.5]), STATE),
     "git_env": _calls(reset(), step(action_type="list_repos"), STATE),
     "grid_world_env": _calls(
@@ -98,9 +164,14 @@ CONVERSATIONS: dict[str, Conversation] = {
     "jupyter_env": _calls(reset(), TOOLS, tool("add_and_execute_code_cell", code="1"), STATE),
     "kernrl": _calls(reset(), step(code="pass"), STATE),
     "maze_env": _calls(reset(seed=1), step(action=2), step(action=1), step(action=9), STATE),
-    "openapp_env": _calls(reset(), step(action_type="noop"), STATE),
+    "openapp_env": Conversation(
+        (reset(), step(action_type="noop"), STATE), packages=("openenv-core==0.2.1",)
+    ),
     "opencode_env": _calls(reset(), TOOLS, tool("no_such_tool"), STATE),
-    "openspiel_env": _calls(reset(), step(action_id=1), step(action_id=2), STATE),
+    "openspiel_env": Conversation(
+        (reset(), step(action_id=1), step(action_id=2), step(action_id=9), STATE),
+        packages=("open_spiel",),
+    ),
     "reasoning_gym_env": _calls(
         reset(dataset_name="leg_counting", dataset_config={}, seed=7, size=3),
         step(answer="4"),
@@ -116,18 +187,39 @@ CONVERSATIONS: dict[str, Conversation] = {
         STATE,
     ),
     "snake_env": _calls(reset(), step(action=0), step(action=1), step(action=2), STATE),
-    "sumo_rl_env": _calls(
-        reset(),
-        step(phase_id=1),
-        step(phase_id=0),
-        step(phase_id=99),
-        STATE,
-        SUMO_NET_FILE="{project}/nets/single-intersection/single-intersection.net.xml",
-        SUMO_ROUTE_FILE="{project}/nets/single-intersection/single-intersection.rou.xml",
+    "sumo_rl_env": Conversation(
+        (reset(), step(phase_id=1), step(phase_id=0), step(phase_id=99), STATE),
+        {
+            "SUMO_NET_FILE": "{project}/nets/single-intersection/single-intersection.net.xml",
+            "SUMO_ROUTE_FILE": "{project}/nets/single-intersection/single-intersection.rou.xml",
+        },
+        packages=("eclipse-sumo",),
     ),
-    "tbench2_env": _calls(reset(), step(command="ls"), STATE),
+    "tbench2_env": Conversation(
+        (
+            reset(task_id="greet"),
+            step(command="ls"),
+            step(action_type="view"),
+            step(action_type="evaluate"),
+            STATE,
+            reset(task_id="no_such_task"),
+        ),
+        {"TB2_TASKS_DIR": "{data}", "TB2_OUTPUT_DIR": "{data}/runs"},
+        packages=("pip", "pytest"),
+        files={
+            "greet/instruction.md": "Greet.",
+            "greet/tests/test_greeting.py": "def test_greeting() -> None:\n    assert True\n",
+        },
+    ),
     "terminus_env": _calls(reset(), TOOLS, tool("terminal", command="echo hello"), STATE),
-    "textarena_env": _calls(reset(seed=1), step(message="[crane]"), step(message="?"), STATE),
+    "textarena_env": _calls(
+        reset(seed=1),
+        step(message="[4]"),
+        step(message="?"),
+        STATE,
+        TEXTARENA_ENV_ID="GuessTheNumber-v0",
+        TEXTARENA_DOWNLOAD_NLTK="0",
+    ),
     "unity_env": _calls(reset(seed=1), step(discrete_actions=[1]), STATE),
     "websearch_env": _calls(reset(), step(query="openenv"), STATE),
     "wildfire_env": _calls(
@@ -135,11 +227,14 @@ CONVERSATIONS: dict[str, Conversation] = {
     ),
 }
 # What `openenv init` generates, whichever version of it.
-GENERATED = _calls(
-    reset(seed=1, episode_id="one"),
-    step(message="hello"),
-    step(message="euro €"),
-    STATE,
-    reset(),
-    step(message=""),
+GENERATED = Conversation(
+    (
+        reset(seed=1, episode_id="one"),
+        step(message="hello"),
+        step(message="euro €"),
+        STATE,
+        reset(),
+        step(message=""),
+    ),
+    is_stateless=True,
 )

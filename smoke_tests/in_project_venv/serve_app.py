@@ -34,18 +34,19 @@ def main() -> None:
 
 
 def first_that_imports(candidates: list[str]) -> Any:
-    """The app; without any, ends with every traceback."""
+    """The app; without any, ends with every traceback, that of the first candidate last."""
+    failures = []
     for candidate in candidates:
         module, _, attribute = candidate.partition(":")
         before = set(sys.modules)
         try:
             return getattr(importlib.import_module(module), attribute)
         except Exception:
-            print(f"{candidate}:", file=sys.stderr)
-            traceback.print_exc()
+            failures.append(f"{candidate}:\n{traceback.format_exc()}")
             for name in set(sys.modules) - before:
                 if name.partition(".")[0] == module.partition(".")[0]:
                     del sys.modules[name]
+    print(*reversed(failures), file=sys.stderr)
     sys.exit(1)
 
 

@@ -24,7 +24,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Any, ClassVar
@@ -175,23 +174,28 @@ class _Popen(_plain_popen):  # type: ignore[misc,type-arg,valid-type,unused-igno
     """Starts our env host where a test starts uvicorn."""
 
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:
-        if isinstance(args, list) and args[1:3] == ["-m", "uvicorn"]:
-            EnvHosts.started += 1
-            args, options = _env_host_command(args, options)
-        super().__init__(args, *more, **options)
+        if not (isinstance(args, list) and args[1:3] == ["-m", "uvicorn"]):
+            super().__init__(args, *more, **options)
+            return
+        EnvHosts.started += 1
+        port = int(args[args.index("--port") + 1])
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            args, options = _env_host_command(args, options, listener.fileno())
+            super().__init__(args, *more, **options)
+        # Before it is ready, callers wait, where those of uvicorn are refused: tests time out.
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=REQUEST_SECONDS)
 
 
-def _env_host_command(args: list[str], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    port = int(args[args.index("--port") + 1])
-    listener = socket.create_server(("127.0.0.1", port))
-    fd = listener.detach()
+def _env_host_command(
+    args: list[str], options: dict[str, Any], fd: int
+) -> tuple[list[str], dict[str, Any]]:
     from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, LISTEN_FD_VARIABLE, HostConfig
 
     paths = (os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     config = HostConfig(name="suite", app_candidates=(args[3],), import_paths=paths, **AS_UPSTREAM)
     own = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json()), LISTEN_FD_VARIABLE: str(fd)}
     environ = {**(options.get("env") or os.environ), **own}
-    threading.Timer(5.0, os.close, (fd,)).start()  # it has its own by then
     return [args[0], "-P", str(HOST_PROGRAM)], {**options, "env": environ, "pass_fds": (fd,)}
 
 

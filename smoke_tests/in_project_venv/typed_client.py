@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uses an environment through its project's own client, and prints what came back as JSON.
 
-    PYTHON typed_client.py FOLDER ADDRESS < CALLS
+    PYTHON typed_client.py FOLDER ADDRESS... < CALLS
 
+The same conversation with each address, one after the other.
 CALLS: `[["reset", {"seed": 1}], ["step", {"message": "hello"}], ["state", {}]]`, and `call_tool`.
 The fields of a step become the client's own action. The answer to each call has what the client
 returned or raised, and the messages that it received. Runs in the project's own virtual
@@ -121,8 +122,9 @@ def main() -> None:
     """Converse, and print."""
     folder = Path(sys.argv[1])
     sys.path += [str(folder.parent), str(folder)]
-    said = asyncio.run(converse(folder, sys.argv[2], json.load(sys.stdin)))
-    print(json.dumps({"openenv": installed_openenv(), "answers": said}))
+    calls = json.load(sys.stdin)
+    said = [asyncio.run(converse(folder, address, calls)) for address in sys.argv[2:]]
+    print(json.dumps({"openenv": installed_openenv(), "conversations": said}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment whose server holds 400 MB from its start."""
+
+from __future__ import annotations
+
+from openenvd.envs.echo.environment import EchoEnvironment
+
+HELD = b"1" * (400 << 20)
+
+
+class Hungry(EchoEnvironment):
+    """Echo, in a process that is too large."""

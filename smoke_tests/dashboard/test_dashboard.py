@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people do with the dashboard, in a real browser against a real daemon."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import Machine, eventually
+from .conftest import NARROW, Dashboard
+
+HERE = Path(__file__).parent
+NEVER_READY = "import time\nprint('never ready', flush=True)\ntime.sleep(3600)\n"
+REWARDS = re.compile(r"Reward of the episodes: -?\d")  # a chart that has its figures
+PICTURE = {"width": 1280, "height": 860}
+Open = Callable[..., Dashboard]
+
+
+@pytest.fixture(scope="session")
+def rollout(dashboard_machine: Machine) -> Iterator[str]:
+    """A rollout in rooms that are seen as pictures, to its end; its id."""
+    machine = dashboard_machine
+    machine.ok("launch", "maze_env:Maze", "--name", "maze", cwd=HERE)
+    told = ("--episodes", "24", "--max-steps", "30", "--seed", "1", "--concurrency", "8")
+    with tempfile.TemporaryDirectory(prefix="rollouts-") as folder:  # which a picture shows
+        machine.ok("rollout", "maze", "--out", f"{folder}/walks", *told)
+        [request] = [r for r in machine.status()["requests"] if r["operation"] == "rollout"]
+        yield str(request["id"])
+
+
+@pytest.fixture
+def launched(dashboard_machine: Machine) -> Iterator[str]:
+    """An environment that runs; what a test has made of it is taken down."""
+    dashboard_machine.ok("launch", "echo", "--name", "parrot")
+    yield "parrot"
+    dashboard_machine.ok("down", "parrot")
+
+
+def body_of(page: Any, section: str) -> Any:
+    return page.locator(f"section#{section}")
+
+
+def row_of(page: Any, section: str, text: str) -> Any:
+    return body_of(page, section).locator("tbody tr").filter(has_text=text).first
+
+
+def test_an_environment_is_launched_from_the_form_and_becomes_ready(dashboard: Dashboard) -> None:
+    page = dashboard.show("/launch")
+    page.get_by_label("Source").fill("echo")
+    page.get_by_label("Name", exact=True).fill("formed")
+    page.get_by_label("Max sessions").fill("7")
+    page.get_by_role("button", name="Launch", exact=True).click()
+    log = page.get_by_role("log")
+    log.get_by_text("formed is ready at").wait_for()
+    body_of(page, "request").get_by_text("succeeded").first.wait_for()
+    dashboard.show("/")
+    row = row_of(page, "environments", "formed")
+    row.get_by_text("ready").wait_for()
+    assert "0/7" in row.inner_text()
+    row.get_by_role("button", name="Down formed").click()
+    page.get_by_role("button", name="Take down").click()
+    row.wait_for(state="detached")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "told"),
+    [
+        ("Provider", "nonesuch", "nonesuch"),
+        ("Replicas", "5000", "less than or equal to 1000"),
+        ("Source", "", "required"),
+        ("Session memory (MB)", "1", "greater than or equal to"),
+        ("Token", "short", "16 to 256 letters"),
+    ],
+)
+def test_what_the_daemon_refuses_is_told_beside_its_field(
+    dashboard: Dashboard, label: str, value: str, told: str
+) -> None:
+    page = dashboard.show("/launch")
+    page.get_by_label("Source").fill("echo")
+    folded = page.get_by_text("More options")
+    folded.click()
+    field = page.get_by_label(label, exact=label != "Source").first
+    field.fill(value)
+    folded.click()
+    page.get_by_role("button", name="Launch", exact=True).click()
+    problem = page.locator(f"#{field.get_attribute('id')}-problem")
+    problem.filter(has_text=told).wait_for()
+    assert field.get_attribute("aria-invalid") == "true"
+    assert field.evaluate("each => each === document.activeElement")
+    assert page.url.endswith("#/launch")
+    dashboard.errors.clear()  # the browser notes the 422 itself
+
+
+def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
+    page = dashboard.show("/")
+    row = row_of(page, "environments", launched)
+    row.get_by_role("button", name=f"Scale {launched}").click()
+    page.get_by_role("spinbutton", name="Replicas").fill("2")
+    page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+    row.get_by_text("2/2").wait_for()
+    assert len(dashboard.machine.environment(launched)["replicas"]) == 2
+
+
+def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> None:
+    """Launched from the form, with too little; the button launches it again with more."""
+    page = dashboard.show("/launch")
+    page.get_by_label("Source").fill("hungry_env:Hungry")
+    page.get_by_label("Name", exact=True).fill("hungry")
+    page.get_by_label("Memory (MB)", exact=True).fill("100")
+    page.get_by_text("More options").click()
+    page.get_by_label("Cwd").fill(str(HERE))
+    page.get_by_role("button", name="Launch", exact=True).click()
+    page.locator("section#request").wait_for()
+    dashboard.show("/")
+    death = body_of(page, "deaths").locator("article").first
+    death.wait_for()
+    assert "Out of memory" in death.inner_text()
+    assert "100 MB" in death.inner_text()
+    assert body_of(page, "deaths").bounding_box()["y"] < 400, "it is not at the top"
+    death.get_by_role("button", name=re.compile("Run again with")).click()
+    page.locator("section#request").wait_for()
+    dashboard.machine.ok("down", "hungry")
+
+
+def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) -> None:
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    machine = dashboard.machine
+    machine.ok("launch", "stuck_env:Stuck", "--name", "stuck", "--async", cwd=tmp_path)
+    page = dashboard.show("/")
+    row = row_of(page, "queue", "launch stuck")
+    row.get_by_role("button", name=re.compile("Cancel")).click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
+    row_of(page, "ended", "launch stuck").get_by_text("cancelled").wait_for()
+
+
+def test_an_episode_is_replayed_with_its_images(dashboard: Dashboard, rollout: str) -> None:
+    page = dashboard.show("/rollouts")
+    page.get_by_role("link", name="maze").first.click()
+    page.get_by_text("1 to 24 of 24").wait_for()
+    page.get_by_label(REWARDS).wait_for()
+    assert page.locator("svg.chart").count() == 5
+    page.get_by_role("button", name="000003").click()
+    image = page.get_by_role("img", name="screen at step 0")
+    image.wait_for()
+    assert image.evaluate("each => [each.naturalWidth, each.naturalHeight]") == [72, 72]
+    observed = page.get_by_role("region", name="Observation")
+    assert '"screen": "image/png, 72 x 72' in observed.inner_text()
+    first = observed.inner_text()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("img", name="screen at step 1").wait_for()
+    assert '"direction"' in page.get_by_role("region", name="Action").inner_text()
+    page.get_by_label("Steps a second", exact=True).select_option("25")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("img", name="screen at end").wait_for()
+    page.get_by_role("button", name="Play").wait_for()
+    assert observed.inner_text() != first
+
+
+def test_a_live_rollout_is_followed(dashboard: Dashboard, rollout: str, tmp_path: Path) -> None:
+    """Its figures move without a reload; it is cancelled, and what had finished stays."""
+    told = ("--episodes", "100000", "--max-steps", "30", "--async")
+    dashboard.machine.ok("rollout", "maze", "--out", str(tmp_path / "live"), *told)
+    page = dashboard.show("/rollouts")
+    row_of(page, "page-rollouts", str(tmp_path)).get_by_role("link").click()
+    page.locator("dl.tiles").wait_for()
+    page.wait_for_function(MOVES)
+    page.get_by_label("Reward of the episodes: ").and_(page.locator("svg")).wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
+    page.get_by_text("cancelled").wait_for()
+
+
+MOVES = """
+() => {
+  window.seen ??= new Set();
+  window.seen.add(document.querySelector("dl.tiles").innerText);
+  return window.seen.size > 3;
+}
+"""
+
+PLACES = ("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(
+    open_dashboard: Open, rollout: str, color_scheme: str, place: str
+) -> None:
+    dashboard = open_dashboard(color_scheme=color_scheme)
+    page = dashboard.show(place.format(rollout=rollout))
+    if place.endswith("000003"):
+        page.get_by_role("img", name="screen at step 0").wait_for()
+    assert not dashboard.serious_findings()
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    is_dark = max(map(int, re.findall(r"\d+", background)[:3])) < 100
+    assert is_dark == (color_scheme == "dark")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_is_wider_than_a_telephone(open_dashboard: Open, rollout: str, place: str) -> None:
+    dashboard = open_dashboard(viewport=NARROW)
+    page = dashboard.show(place.format(rollout=rollout))
+    if place.endswith("000003"):
+        page.get_by_role("img", name="screen at step 0").wait_for()
+    assert not dashboard.overflow()
+
+
+def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
+    """From the top of the page to an environment that runs, and down again."""
+    page = dashboard.show("/")
+
+    def tab_to(name: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(FOCUSED).startswith(name):
+                assert page.evaluate(OUTLINED), f"{name} does not show that it has the focus"
+                return
+        raise AssertionError(f"Tab does not get to {name}")
+
+    tab_to("Launch")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.name === 'source'")
+    page.keyboard.type("echo")
+    page.keyboard.press("Tab")
+    page.keyboard.type("typed")
+    page.keyboard.press("Enter")
+    page.get_by_role("log").get_by_text("typed is ready at").wait_for()
+    dashboard.show("/")
+    row_of(page, "environments", "typed").get_by_text("ready").wait_for()
+    tab_to("Down typed")
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    assert page.evaluate(FOCUSED).startswith("Down typed"), "the focus is lost with the dialog"
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED).startswith("Take down")
+    page.keyboard.press("Enter")
+    row_of(page, "environments", "typed").wait_for(state="detached")
+
+
+FOCUSED = """
+() => {
+  const element = document.activeElement;
+  return element.getAttribute("aria-label") ?? element.innerText ?? "";
+}
+"""
+OUTLINED = """
+() => {
+  const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(document.activeElement);
+  return (outlineStyle !== "none" && outlineWidth !== "0px") || boxShadow !== "none";
+}
+"""
+
+
+def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None:
+    page, machine = dashboard.show("/"), dashboard.machine
+    row_of(page, "environments", launched).wait_for()
+    machine.kill_daemon()
+    page.locator("[data-connection=lost]").wait_for()
+    assert row_of(page, "environments", launched).is_visible(), "what was known is gone"
+    machine.ok("up")
+    page.locator("[data-connection=connected]").wait_for()
+    page.wait_for_function(
+        "pid => document.getElementById('connection').title.includes(`pid ${pid}`)",
+        arg=machine.daemon_pid,
+    )
+    row_of(page, "environments", launched).get_by_text("ready").wait_for()
+    lost = [error for error in dashboard.errors if "net::ERR_" not in error]
+    assert not lost, lost  # the browser notes each call that nobody answered
+    dashboard.errors.clear()
+
+
+@pytest.fixture
+def live(dashboard_machine: Machine, launched: str, rollout: str) -> Iterator[str]:
+    """A rollout that runs, beside environments and a death for memory; its id."""
+    machine = dashboard_machine
+    machine.run("launch", "hungry_env:Hungry", "--name", "hungry", "--memory", "100M", cwd=HERE)
+    told = ("--episodes", "100000", "--max-steps", "30", "--async", "--json")
+    with tempfile.TemporaryDirectory(prefix="walks-") as folder:
+        request_id = machine.ok("rollout", "maze", "--out", folder, *told).json["request_id"]
+        machine.ok("scale", launched, "3")
+        yield request_id
+        machine.ok("cancel", request_id)
+        eventually(lambda: machine.request(request_id)["state"] == "CANCELLED")
+
+
+def test_screenshots_of_the_documentation(
+    open_dashboard: Open, live: str, rollout: str, launched: str, screenshots: Path
+) -> None:
+    """The pictures of the documentation, of what runs in these tests."""
+    for color_scheme in ("light", "dark"):
+        dashboard = open_dashboard(color_scheme=color_scheme, viewport=PICTURE)
+        page = dashboard.show("/")
+        row_of(page, "environments", launched).get_by_text("3/3").wait_for()
+        deaths = body_of(page, "deaths").locator("article")
+        deaths.first.wait_for()
+        while deaths.count() > 1:
+            deaths.last.get_by_role("button", name="Seen").click()
+        page.screenshot(path=screenshots / f"dashboard-{color_scheme}.png")
+    deaths.get_by_role("button", name="Seen").click()
+    page = dashboard.show(f"/rollouts/{rollout}/000003")
+    page.get_by_role("img", name="screen at step 0").wait_for()
+    page.get_by_text("1 to 24 of 24").wait_for()
+    page.get_by_label(REWARDS).wait_for()
+    page.screenshot(path=screenshots / "dashboard-rollout.png", full_page=True)
+    page = open_dashboard(color_scheme="light", viewport=PICTURE).show("/launch")
+    page.get_by_label("Source").wait_for()
+    body_of(page, "page-launch").screenshot(path=screenshots / "dashboard-launch.png")
+    assert len(list(screenshots.glob("dashboard-*.png"))) == 4

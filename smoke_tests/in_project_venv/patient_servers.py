@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of pytest: upstream's tests wait longer than 10 s for a server that they start.
+
+On a busy machine importing gradio alone takes longer. Their `run_server` does not fail then, it
+hangs: it reads the errors of a server that runs on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+START_SECONDS = 60.0
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """Change the default of `run_server` in each module that has one."""
+    for module in {item.module for item in session.items}:
+        if function := getattr(getattr(module, "run_server", None), "__wrapped__", None):
+            function.__defaults__ = tuple(
+                START_SECONDS if isinstance(value, float) else value
+                for value in function.__defaults__
+            )

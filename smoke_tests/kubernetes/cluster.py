@@ -1,0 +1,606 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes cluster of one's own: a real one, in a temporary folder.
+
+    etcd ◀── kube-apiserver ◀── kube-controller-manager, kube-scheduler
+                   ▲
+                   └── kubelet ──▶ containerd      of each node
+
+Everything is below the folder, with a containerd and a bridge of its own; rules of the packet
+filter are left alone, so that several run beside each other, and beside Docker. Pods are reached at
+their addresses, from this machine. There is no kube-proxy: addresses of services lead nowhere.
+
+There is one node, which has this machine's network; `other_node` adds another one, in a network
+namespace of its own with an address on the first one's bridge, and `cut` parts the two.
+
+    python -m smoke_tests.kubernetes.cluster COMMAND…      runs a command with such a cluster
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import yaml
+
+from ..links import NETWORKS, ip, make_bridge
+from . import binaries
+
+NODE, OTHER_NODE = "node-1", "node-2"
+START_SECONDS = 300.0  # on a machine that others use, too
+STOP_SECONDS = 30.0
+CRI_NAMESPACE = "k8s.io"
+POD_NETWORKS = (NETWORKS["kubernetes"], NETWORKS["kubernetes other node"])
+SERVICES = NETWORKS["kubernetes services"]
+_CGROUPS = Path("/sys/fs/cgroup")
+_LINKS = Path("/var/log/containers")  # a kubelet makes links there, wherever its logs are
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: its runtime and its kubelet.
+
+    Attributes:
+        bridge: That its pods are at.
+        network: What its pods' addresses begin with.
+        namespace: Of a network of its own; None: it has this machine's.
+    """
+
+    name: str
+    folder: Path
+    bridge: str
+    address: str
+    network: str
+    port: int
+    namespace: str | None = None
+
+    def ctr(self, *words: str) -> str:
+        """`ctr WORDS`, of what its kubelet has made; its output."""
+        socket_path = f"{self.folder}/containerd.sock"
+        command = ["ctr", "--address", socket_path, "--namespace", CRI_NAMESPACE, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def load(self, archive: Path) -> None:
+        """Give it an image that was saved."""
+        self.ctr("images", "import", str(archive))
+
+    def inside(self, command: list[str]) -> list[str]:
+        """A command, in its network."""
+        named = self.namespace
+        return command if named is None else ["nsenter", f"--net=/run/netns/{named}", *command]
+
+
+@dataclass
+class Cluster:
+    """A running cluster."""
+
+    folder: Path
+    programs: Path
+    nodes: list[Node]
+    token: str
+    ports: dict[str, int]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """The API server's: of the first node's bridge."""
+        return self.nodes[0].address
+
+    @property
+    def kubeconfig(self) -> Path:
+        """What goes into `KUBECONFIG`."""
+        return self.folder / "kubeconfig"
+
+    def command(self, program: str) -> list[str]:
+        """The beginning of a command of `kubectl` or `helm`."""
+        return [str(self.programs / "bin" / program), "--kubeconfig", str(self.kubeconfig)]
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """`kubectl WORDS`; its output."""
+        done = subprocess.run(
+            [*self.command("kubectl"), *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def get(self, path: str) -> Json:
+        """What the API server has at a path."""
+        url = f"https://{self.address}:{self.ports['api']}{path}"
+        request = Request(url, headers={"Authorization": f"Bearer {self.token}"})
+        trusted = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        with urlopen(request, context=trusted, timeout=30) as response:
+            found: Json = json.load(response)
+        return found
+
+    def pods(self, selector: str) -> list[Json]:
+        """The pods with these labels, by name."""
+        found = self.get(f"/api/v1/pods?{urlencode({'labelSelector': selector})}")["items"]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def kill(self, pod: Json, number: signal.Signals) -> None:
+        """Send a signal to the first process of a pod's only container, past Kubernetes."""
+        [status] = pod["status"]["containerStatuses"]
+        container = status["containerID"].removeprefix("containerd://")
+        [node] = [node for node in self.nodes if node.name == pod["spec"]["nodeName"]]
+        node.ctr("tasks", "kill", "--signal", str(int(number)), container)
+
+    def load(self, archive: Path) -> None:
+        """Give the first node an image that was saved."""
+        self.nodes[0].load(archive)
+
+    def load_files(self, archives: Sequence[Path], name: str, entrypoint: list[str]) -> None:
+        """Give the node an image of archives of files, a layer each."""
+        image = self.folder / "image.tar"
+        layers = [archive.read_bytes() for archive in archives]
+        image.write_bytes(binaries.image_of(layers, name, entrypoint))
+        self.load(image)
+        image.unlink()
+
+    def set_gpus(self, count: int) -> None:
+        """Have a device plugin tell of so many GPUs; return when the node has them."""
+        number = self.folder / "gpus"
+        number.write_text(str(count))
+        if "device_plugin" not in self.processes:
+            words = (f"{self.folder}/kubelet/plugins_registry/gpu.sock", str(number))
+            self._start("device_plugin", [str(self.programs / "bin" / "device_plugin"), *words])
+
+        def has_them() -> bool:
+            found = self.get(f"/api/v1/nodes/{NODE}")["status"]["allocatable"]
+            return bool(found.get("nvidia.com/gpu") == str(count))
+
+        self._await("the GPUs", has_them)
+
+    # Its processes
+
+    def start(self) -> None:
+        """Start what does not run; return when all nodes are ready."""
+        for name, command in self._commands().items():
+            running = self.processes.get(name)
+            if running is None or running.poll() is not None:
+                self._start(name, command)
+                if name == "apiserver":
+                    self._await("the API server", lambda: self.get("/api/v1/namespaces"))
+        for node in self.nodes:
+            if f"containerd-{node.name}" not in self.processes:
+                self._start_runtime(node)
+            if f"kubelet-{node.name}" not in self.processes:
+                self._start(f"kubelet-{node.name}", node.inside(self._kubelet(node)))
+        self._await("the nodes", lambda: all(map(self._is_ready, self.nodes)))
+
+    def _start_runtime(self, node: Node) -> None:
+        command = ["containerd", "--config", f"{node.folder}/containerd.toml"]
+        self._start(f"containerd-{node.name}", node.inside(command))
+        self._await("containerd", lambda: (node.folder / "containerd.sock").exists())
+        self._await("its runtime", lambda: node.ctr("version"))
+        node.load(self.programs / "pause.tar")
+
+    def stop_api(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop the API server; `start` starts it again."""
+        self._end("apiserver", number)
+
+    @contextlib.contextmanager
+    def hung_api(self) -> Iterator[None]:
+        """Have the API server take requests, and answer none."""
+        self.processes["apiserver"].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.processes["apiserver"].send_signal(signal.SIGCONT)
+
+    def _is_ready(self, node: Node) -> bool:
+        self.get("/api/v1/namespaces/default/serviceaccounts/default")  # no pod is made before
+        conditions = self.get(f"/api/v1/nodes/{node.name}")["status"]["conditions"]
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _await(self, what: str, is_there: Any) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError, LookupError, subprocess.CalledProcessError):
+                if is_there():
+                    return
+            for name, process in self.processes.items():
+                assert process.poll() is None, f"{name} ended: {self.log(name)[-3000:]}"
+            assert time.monotonic() < deadline, (
+                f"{what} is not ready: {self.log(f'kubelet-{self.nodes[-1].name}')[-3000:]}"
+            )
+            time.sleep(0.2)
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                ["nice", "-n", "5", *command], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        process = self.processes.get(name)
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _commands(self) -> dict[str, list[str]]:
+        folder, ports = self.folder, self.ports
+        etcd = f"http://127.0.0.1:{ports['etcd']}"
+        peers = f"http://127.0.0.1:{ports['peers']}"
+        program = self.programs / "bin"
+        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false"}
+        return {
+            "etcd": _words(
+                program / "etcd",
+                {
+                    "data-dir": folder / "etcd",
+                    "listen-client-urls": etcd,
+                    "advertise-client-urls": etcd,
+                    "listen-peer-urls": peers,
+                    "initial-advertise-peer-urls": peers,
+                    "initial-cluster": f"default={peers}",
+                    "unsafe-no-fsync": "true",
+                },
+            ),
+            "apiserver": _words(
+                program / "kube-apiserver",
+                {
+                    "etcd-servers": etcd,
+                    "bind-address": self.address,
+                    "secure-port": ports["api"],
+                    "tls-cert-file": folder / "server.crt",
+                    "tls-private-key-file": folder / "server.key",
+                    "client-ca-file": folder / "ca.crt",
+                    "kubelet-client-certificate": folder / "client.crt",
+                    "kubelet-client-key": folder / "client.key",
+                    "kubelet-preferred-address-types": "InternalIP",
+                    "service-account-key-file": folder / "server.key",
+                    "service-account-signing-key-file": folder / "server.key",
+                    "service-account-issuer": "https://openenvd.test",
+                    "service-cluster-ip-range": f"{SERVICES}.0.0/16",
+                    "token-auth-file": folder / "tokens.csv",
+                    "authorization-mode": "RBAC",
+                    # It asks etcd for what the version in the wheel does not know.
+                    "feature-gates": "SizeBasedListCostEstimate=false",
+                },
+            ),
+            "controllers": _words(
+                program / "kube-controller-manager",
+                {
+                    **common,
+                    "service-account-private-key-file": folder / "server.key",
+                    "root-ca-file": folder / "ca.crt",
+                    "node-monitor-period": "1s",
+                    "node-monitor-grace-period": "10s",
+                    "secure-port": ports["controllers"],
+                    "bind-address": "127.0.0.1",
+                },
+            ),
+            "scheduler": _words(
+                program / "kube-scheduler",
+                {**common, "secure-port": ports["scheduler"], "bind-address": "127.0.0.1"},
+            ),
+        }
+
+    def _kubelet(self, node: Node) -> list[str]:
+        options = {
+            "config": node.folder / "kubelet.yaml",
+            "kubeconfig": self.kubeconfig,
+            "root-dir": node.folder / "kubelet",
+            "cert-dir": node.folder / "kubelet-pki",
+            "hostname-override": node.name,
+            "node-ip": node.address,
+        }
+        return _words(self.programs / "bin" / "kubelet", options)
+
+
+def _words(program: Path, options: dict[str, object]) -> list[str]:
+    return [str(program), *(f"--{name}={value}" for name, value in options.items())]
+
+
+@contextlib.contextmanager
+def running_cluster(programs: Path) -> Iterator[Cluster]:
+    """A cluster whose node is ready; nothing of it is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="oek-"))
+    folder.chmod(0o755)
+    bridge = make_bridge("oek", POD_NETWORKS[0])
+    ports = _free_ports(("etcd", "peers", "api", "controllers", "scheduler", "kubelet"))
+    network = f"{POD_NETWORKS[0]}.{bridge.removeprefix('oek')}"
+    node = Node(NODE, folder, bridge, f"{network}.1", network, ports["kubelet"])
+    made = Cluster(folder, programs, [node], secrets.token_hex(16), ports)
+    try:
+        _write_configuration(made)
+        _write_node(made, node)
+        made.start()
+        yield made
+    finally:
+        _end(made)
+        _remove_traces(node)
+        subprocess.run(["ip", "link", "delete", bridge], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def other_node(made: Cluster, images: Sequence[str]) -> Iterator[Node]:
+    """Another node of a cluster, on another machine as far as the network tells.
+
+    Args:
+        made: The cluster, of one node.
+        images: What it is to have of the first node's images.
+    """
+    first = made.nodes[0]
+    name, network = f"{first.bridge}n", first.network.replace(*POD_NETWORKS)
+    address = f"{first.network}.250"
+    folder = made.folder / OTHER_NODE
+    node = Node(OTHER_NODE, folder, name, address, network, made.ports["kubelet"], name)
+    folder.mkdir()
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("link", "set", name, "master", first.bridge, "up")
+        for words in (
+            ("link", "set", "lo", "up"),
+            ("address", "add", f"{address}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("route", "add", "default", "via", first.address),
+        ):
+            ip("-n", name, *words)
+        ip("route", "add", f"{network}.0/24", "via", address)
+        _write_node(made, node)
+        made.nodes.append(node)
+        made.start()
+        archive = folder / "images.tar"
+        first.ctr("images", "export", str(archive), *images)
+        node.load(archive)
+        yield node
+    finally:
+        if node in made.nodes:
+            made.nodes.remove(node)
+        _end_node(made, node)
+        made.kubectl("delete", "node", node.name, "--ignore-not-found")
+        _remove_traces(node)
+        ip("netns", "delete", name)
+
+
+def cut(node: Node, *, is_cut: bool = True) -> None:
+    """Part another node from the rest, or join it again."""
+    ip("link", "set", str(node.namespace), "down" if is_cut else "up")
+
+
+def why_no_other_node() -> str | None:
+    """Why there can be no second node here; None when there can."""
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None
+
+
+def _write_configuration(made: Cluster) -> None:
+    folder = made.folder
+    _make_certificates(folder, made.address)
+    (folder / "tokens.csv").write_text(f"{made.token},admin,admin,system:masters\n")
+    server = f"https://{made.address}:{made.ports['api']}"
+    named = {"context": {"cluster": "test", "user": "admin", "namespace": "default"}}
+    _write_yaml(
+        made.kubeconfig,
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {
+                    "name": "test",
+                    "cluster": {"server": server, "certificate-authority": f"{folder}/ca.crt"},
+                }
+            ],
+            "users": [{"name": "admin", "user": {"token": made.token}}],
+            "contexts": [{"name": "test", **named}],
+            "current-context": "test",
+        },
+    )
+
+
+def _write_node(made: Cluster, node: Node) -> None:
+    folder = node.folder
+    _write_yaml(folder / "kubelet.yaml", _kubelet(made, node))
+    (folder / "containerd.toml").write_text(_containerd(made, node))
+    (folder / "cni").mkdir()
+    network = {
+        "cniVersion": "0.4.0",
+        "name": node.bridge,
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": node.bridge,
+                "isGateway": True,
+                "ipMasq": False,
+                "ipam": {
+                    "type": "host-local",
+                    "subnet": f"{node.network}.0/24",
+                    "gateway": f"{node.network}.1",
+                    "routes": [{"dst": f"{network}.0.0/16"} for network in POD_NETWORKS],
+                    "dataDir": f"{folder}/networks",
+                },
+            }
+        ],
+    }
+    (folder / "cni" / "10-bridge.conflist").write_text(json.dumps(network))
+
+
+def _kubelet(made: Cluster, node: Node) -> Json:
+    folder = node.folder
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": node.address,
+        "port": node.port,
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": False},
+            "x509": {"clientCAFile": f"{made.folder}/ca.crt"},
+        },
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": False,
+        "cgroupRoot": f"/{node.bridge}",  # what else this machine has it would look at, too
+        "enforceNodeAllocatable": [],
+        "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "makeIPTablesUtilChains": False,
+        "localStorageCapacityIsolation": False,
+        "podLogsDir": f"{folder}/logs",
+        "volumePluginDir": f"{folder}/volume-plugins",
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageMinimumGCAge": "24h",
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeLeaseDurationSeconds": 8,
+        "resolvConf": "",
+        "clusterDNS": [f"{SERVICES}.0.10"],  # nobody is there
+        "registerWithTaints": [],
+    }
+
+
+def _containerd(made: Cluster, node: Node) -> str:
+    folder = node.folder
+    return f"""version = 2
+root = "{folder}/containerd"
+state = "{folder}/containerd-state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{binaries.PAUSE_IMAGE}"
+  stream_server_address = "127.0.0.1"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{made.programs}/cni"
+    conf_dir = "{folder}/cni"
+"""
+
+
+def _make_certificates(folder: Path, address: str) -> None:
+    """Make an authority, the API server's certificate, and that which kubelets know it by."""
+    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=openenvd-test",
+             "-days", "3", "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
+    names = f"subjectAltName=IP:127.0.0.1,IP:{address},IP:{SERVICES}.0.1,DNS:kubernetes.default.svc"
+    (folder / "names").write_text(names)
+    for name, subject in (("server", "/CN=server"), ("client", "/O=system:masters/CN=client")):
+        _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", subject,
+                 "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt",
+                 "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names",
+                 "-out", f"{name}.crt")  # fmt: skip
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, capture_output=True, check=True)
+
+
+def _write_yaml(path: Path, data: Json) -> None:
+    path.write_text(yaml.safe_dump(data))
+
+
+def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+    with contextlib.ExitStack() as opened:
+        found = {}
+        for name in names:
+            listener = opened.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            found[name] = int(listener.getsockname()[1])
+        return found
+
+
+def _end(made: Cluster) -> None:
+    """Stop everything: pods by their runtime, once nobody starts them anew."""
+    made._end("device_plugin")
+    _end_node(made, made.nodes[0])
+    for name in ("scheduler", "controllers", "apiserver", "etcd"):
+        made._end(name)
+
+
+def _end_node(made: Cluster, node: Node) -> None:
+    kubelet, containerd = f"kubelet-{node.name}", f"containerd-{node.name}"
+    made._end(kubelet)
+    running = made.processes.get(containerd)
+    if running is not None and running.poll() is None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            for task in node.ctr("tasks", "ls", "-q").split():
+                node.ctr("tasks", "delete", "--force", task)
+            for container in node.ctr("containers", "ls", "-q").split():
+                network = _network_of(node, container)
+                node.ctr("containers", "delete", container)
+                if network is not None and network.startswith("/var/run/netns/cni-"):
+                    subprocess.run(["umount", network], capture_output=True, check=False)
+                    Path(network).unlink(missing_ok=True)
+        made._end(containerd)
+    for name in (kubelet, containerd):
+        made.processes.pop(name, None)
+
+
+def _remove_traces(node: Node) -> None:
+    """Remove what is elsewhere than below its folder."""
+    for mounted in sorted(_mounts_below(node.folder), reverse=True):
+        subprocess.run(["umount", "--lazy", mounted], check=False)
+    for found in (*_CGROUPS.glob(node.bridge), *_CGROUPS.glob(f"*/{node.bridge}")):
+        for cgroup, _, _ in os.walk(found, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(cgroup)
+    if _LINKS.is_dir():
+        for link in _LINKS.iterdir():
+            if link.is_symlink() and str(link.readlink()).startswith(f"{node.folder}/"):
+                link.unlink()
+
+
+def _network_of(node: Node, container: str) -> str | None:
+    """The network namespace of a container, which CRI keeps in a folder of the machine."""
+    spec = json.loads(node.ctr("containers", "info", container))["Spec"]
+    namespaces = (spec.get("linux") or {}).get("namespaces") or ()
+    return next((each.get("path") for each in namespaces if each["type"] == "network"), None)
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    return [mount for mount in mounts if mount.startswith(f"{folder}/")]
+
+
+def main() -> int:
+    """Run a command with a cluster."""
+    from ..conftest import smoke_cache
+
+    with smoke_cache() as cache:
+        if (reason := binaries.why_not(cache)) is not None:
+            sys.exit(reason)
+        programs = binaries.folder_in(cache)
+    with running_cluster(programs) as made:
+        environ = {**os.environ, "KUBECONFIG": str(made.kubeconfig)}
+        environ["PATH"] = f"{programs / 'bin'}{os.pathsep}{environ['PATH']}"
+        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

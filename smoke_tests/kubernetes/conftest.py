@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real node, for all tests of this folder, and homes whose daemons use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.spec import DEFAULT_BASE
+
+from .. import docker_engine
+from ..conftest import new_machine, smoke_cache
+from ..providers.harness import Harness
+from ..providers.under_test import Kubernetes
+from .cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
+    """The provider of the conformance suite; its node has the sample's image and the base."""
+    made = Kubernetes()
+    if (why_not := made.why_not()) is not None:
+        pytest.skip(why_not)
+    with smoke_cache() as cache:
+        base = docker_engine.base_image(cache)
+    with made.engine(tmp_path_factory.mktemp("kubernetes")):
+        made.cluster.load_files([base], DEFAULT_BASE, [])
+        yield made
+
+
+@pytest.fixture
+def real(provider: Kubernetes) -> Cluster:
+    """Its cluster."""
+    return provider.cluster
+
+
+@pytest.fixture
+def harness(provider: Kubernetes, tmp_path: Path) -> Iterator[Harness]:
+    """A home with nothing in it."""
+    with new_machine(tmp_path / "home") as machine:
+        machine.environ.update(provider.variables())
+        yield Harness(machine, provider)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an administrator of a cluster does, under sessions of a real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from ..conftest import Answer, eventually
+from ..providers.harness import NAME, Harness
+from ..providers.under_test import SAMPLE_IMAGE
+from .cluster import NODE, Cluster
+
+
+def test_a_drained_node_lets_sessions_end_and_the_next_pod_waits_for_another(
+    harness: Harness, real: Cluster
+) -> None:
+    harness.launched("--engine-option", "grace=600")
+    with harness.session() as session:
+        life = session.ask("life")
+        words = ("drain", NODE, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
+        with subprocess.Popen([*real.command("kubectl"), *words]) as drain:
+            eventually(lambda: "deletionTimestamp" in str(real.pods("openenvd.home")))
+            assert session.ask("life") == life
+            session.socket.close()
+            assert drain.wait(60) == 0
+    eventually(lambda: "unschedulable" in str(harness.replica()["message"]))
+    real.kubectl("uncordon", NODE)
+    eventually(lambda: harness.states() == ["READY"], within=60)
+    assert harness.ask("life") != life
+
+
+def test_status_says_what_a_launch_waits_for(harness: Harness) -> None:
+    launch = harness.queued("--memory", "1T")
+    eventually(lambda: NAME in harness.names())
+    eventually(lambda: "Insufficient memory" in str(harness.environment()["replicas"]))
+    harness.machine.ok("cancel", launch)
+    harness.assert_nothing_left()
+
+
+def checked(harness: Harness) -> Answer:
+    return harness.machine.run("check", f"docker://{SAMPLE_IMAGE}", "--provider", "kubernetes")
+
+
+def test_a_check_has_a_pod_a_session_and_nothing_left(harness: Harness) -> None:
+    answer = checked(harness)
+    assert answer.code == 0, answer.text
+    told = [line.split()[:2] for line in answer.out.splitlines()]
+    assert told == [["✓", each] for each in ("engine", "launch", "session", "down")]
+    harness.assert_nothing_left()
+
+
+def test_a_check_names_what_an_account_may_not_do(
+    harness: Harness, real: Cluster, tmp_path: Path
+) -> None:
+    real.kubectl("create", "serviceaccount", "nobody")
+    config = yaml.safe_load(real.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": real.kubectl("create", "token", "nobody")}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    harness.machine.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    answer = checked(harness)
+    assert answer.code == 1, answer.text
+    assert "✗ engine" in answer.out
+    assert "may not get pods in default" in answer.out

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine says of pods, held against a real node of Kubernetes."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
+from openenvd.environments.engines.kubernetes import KubernetesEngine
+from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.system.units import MB
+
+from ..conftest import eventually
+from .cluster import Cluster
+
+SERVE = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+GROW = "held = []\nwhile True: held.append(bytearray(2**20))"
+
+
+@pytest.fixture
+def engine(real: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesEngine]:
+    monkeypatch.setenv("KUBECONFIG", str(real.kubeconfig))
+    made = KubernetesEngine()
+    yield made
+    for instance in made.list():
+        made.remove(instance)
+    made.close()
+
+
+def plan_of(
+    program: str = SERVE, memory_bytes: int | None = None, image: str = DEFAULT_BASE
+) -> ReplicaPlan:
+    labels = Labels("0123456789ab", "echo", f"echo-0-{uuid.uuid4().hex[:8]}", "7f")
+    patch = '{"spec": {"terminationGracePeriodSeconds": 2}}'
+    return ReplicaPlan(
+        labels=labels,
+        image=image,
+        command=("python3", "-c", program),
+        host="127.0.0.1",
+        port=0,
+        memory_bytes=memory_bytes,
+        options={"patch": patch},
+    )
+
+
+def reached(engine: KubernetesEngine, plan: ReplicaPlan, state: InstanceState) -> Instance:
+    """The instance, once it is in a state."""
+
+    def is_there() -> bool:
+        found = engine.find(plan)
+        return found is not None and found.state is state
+
+    eventually(is_there, within=60)
+    found = engine.find(plan)
+    assert found is not None
+    return found
+
+
+def test_a_pod_runs_prints_is_stopped_and_gone(engine: KubernetesEngine, real: Cluster) -> None:
+    plan = plan_of()
+    engine.start(plan)
+    instance = reached(engine, plan, InstanceState.RUNNING)
+    assert instance.address is not None
+    engine.stop(instance, 5.0)
+    ended = reached(engine, plan, InstanceState.EXITED)
+    assert ended.exit is not None
+    assert ended.exit.exit_code == 128 + signal.SIGTERM
+    assert b"".join(chunk.data for chunk in engine.logs(instance, None)) == b"up\n"
+    engine.remove(instance)
+    assert engine.find(plan) is None
+    eventually(lambda: real.kubectl("get", "services", "-l", "openenvd.home", "-o", "name") == "")
+
+
+def test_a_signal_that_a_server_does_not_know_does_not_end_it(engine: KubernetesEngine) -> None:
+    plan = plan_of()
+    engine.start(plan)
+    instance = reached(engine, plan, InstanceState.RUNNING)
+    engine.signal(instance, signal.SIGUSR1)
+    assert engine.find(plan) == instance
+
+
+def test_memory_that_runs_out_is_told(engine: KubernetesEngine) -> None:
+    plan = plan_of(GROW, 64 * MB)
+    engine.start(plan)
+    ended = reached(engine, plan, InstanceState.EXITED)
+    assert ended.exit is not None
+    assert ended.exit.is_oom
+
+
+def test_a_pod_that_has_no_place_has_the_schedulers_words(engine: KubernetesEngine) -> None:
+    plan = plan_of(SERVE, 2**50)
+    instance = engine.start(plan)
+
+    def says_why() -> bool:
+        found = engine.find(plan)
+        return found is not None and "Insufficient memory" in (found.waiting or "")
+
+    eventually(says_why)
+    engine.stop(instance, 1.0)
+    assert engine.find(plan) is None
+
+
+def test_an_image_that_no_registry_has_is_waited_for_in_its_words(engine: KubernetesEngine) -> None:
+    plan = plan_of(image="registry.invalid/nothing:1")
+    instance = engine.start(plan)
+
+    def says_why() -> bool:
+        found = engine.find(plan)
+        return found is not None and "registry.invalid" in (found.waiting or "")
+
+    eventually(says_why, within=60)
+    engine.stop(instance, 1.0)
+    assert engine.find(plan) is None
+
+
+def test_a_secret_reaches_its_pod_and_goes_with_it(engine: KubernetesEngine, real: Cluster) -> None:
+    program = "import os; print(os.environ['API_KEY'], os.environ['TEXT'])"
+    plan = replace(plan_of(program), env={"API_KEY": "$(hunter2)", "TEXT": "$(x) $$"})
+    instance = engine.start(plan)
+    ended = reached(engine, plan, InstanceState.EXITED)
+    assert b"".join(chunk.data for chunk in engine.logs(ended, None)) == b"$(hunter2) $(x) $$\n"
+    assert "hunter2" not in real.kubectl("get", "pods", "-o", "json")
+    engine.remove(instance)
+    eventually(lambda: real.kubectl("get", "secrets", "-o", "name") == "", within=60)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network links of tests: bridges and namespaces that no other run has."""
+
+from __future__ import annotations
+
+import subprocess
+
+NETWORKS = {  # what the addresses begin with; a subnet's number follows
+    "docker": "10.213",
+    "docker swarms": "10.214",
+    "docker other node": "10.215",
+    "kubernetes": "10.216",
+    "kubernetes services": "10.217",
+    "slurm": "10.218",
+    "laptop": "10.219",
+    "kubernetes other node": "10.220",
+    "ray": "10.221",
+}
+SUBNETS = range(200, 250)
+
+
+def ip(*words: str) -> None:
+    """Run the command `ip`."""
+    subprocess.run(["ip", *words], check=True)
+
+
+def make_bridge(prefix: str, network: str) -> str:
+    """Make a bridge with a subnet that no other has, and return its name.
+
+    Args:
+        prefix: What the names of such bridges begin with; a number follows, n.
+        network: What the bridges' addresses begin with, one of `NETWORKS`: NETWORK.n.1.
+    """
+    for number in SUBNETS:
+        name = f"{prefix}{number}"
+        made = subprocess.run(
+            ["ip", "link", "add", name, "type", "bridge"], capture_output=True, check=False
+        )
+        if made.returncode == 0:
+            ip("address", "add", f"{network}.{number}.1/24", "dev", name)
+            ip("link", "set", name, "up")
+            return name
+    all_of_them = f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]}"
+    raise AssertionError(f"no bridge can be made: are all of {all_of_them} in use?")
+
+
+def make_namespace(prefix: str, network: str) -> str:
+    """Make a network namespace with a link to it, both of the same name, which is returned.
+
+    This end of the link is NETWORK.n.1, the other one NETWORK.n.2.
+
+    Args:
+        prefix: What the names begin with; a number follows, n.
+        network: What the addresses begin with, one of `NETWORKS`.
+    """
+    for number in SUBNETS:
+        name = f"{prefix}{number}"
+        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+        if made.returncode == 0:
+            try:
+                _link(name, f"{network}.{number}")
+            except BaseException:
+                ip("netns", "delete", name)  # and with it both ends of the link
+                raise
+            return name
+    all_of_them = f"{prefix}{SUBNETS[0]} to {prefix}{SUBNETS[-1]}"
+    raise AssertionError(f"no namespace can be made: are all of {all_of_them} in use?")
+
+
+def _link(name: str, subnet: str) -> None:
+    """Make the link to a namespace."""
+    ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    ip("address", "add", f"{subnet}.1/24", "dev", name)
+    ip("link", "set", name, "up")
+    ip("-n", name, "address", "add", f"{subnet}.2/24", "dev", "eth0")
+    ip("-n", name, "link", "set", "eth0", "up")
+    ip("-n", name, "link", "set", "lo", "up")
+
+
+def remove_namespace(name: str) -> None:
+    """Remove what `make_namespace` has made."""
+    ip("link", "delete", name)
+    ip("netns", "delete", name)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite of providers: tries every fact, and says which providers it was tried on.
+
+    python -m smoke_tests.providers                      all providers that can run here
+    python -m smoke_tests.providers docker               this one
+    python -m smoke_tests.providers --must local,docker  fails when one of these cannot run here
+    python -m smoke_tests.providers --without kubernetes leaves this one out
+    python -m smoke_tests.providers --write              writes the table in `docs/providers.md`
+
+Exit code 1: a fact does not hold, or was skipped for another reason than that it does not apply; or
+a provider that must run did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from . import page
+from .under_test import PROVIDERS
+
+PROCESSES = 3  # most of a fact is waiting
+OTHER_PROCESSES = {
+    "slurm": 6,  # whose jobs are looked at once in two seconds
+    "kubernetes": 2,  # each has a node of its own, which is busy also when nothing happens
+}
+# Of a fact; the engine's start, which takes long for these, counts to the first.
+SECONDS = {"kubernetes": 600, "ray": 300}
+FAILS = "fails"
+
+
+class Recorder:
+    """A plugin of pytest that keeps what became of each fact."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the worst of a test's phases."""
+        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        if report.failed:
+            self.outcomes[name] = FAILS
+        elif hasattr(report, "wasxfail"):
+            self.outcomes[name] = page.DOES_NOT_HOLD + report.wasxfail
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped"
+            self.outcomes[name] = reason.removeprefix("Skipped: ")
+        elif report.when == "call":
+            self.outcomes.setdefault(name, page.HOLDS)
+
+
+def try_provider(name: str) -> dict[str, str]:
+    """What became of each fact."""
+    recorder = Recorder()
+    options = [
+        "-q",
+        "-n",
+        str(OTHER_PROCESSES.get(name, PROCESSES)),
+        "--dist=worksteal",
+        "-r",
+        "fE",
+        "-p",
+        "no:cacheprovider",
+    ]
+    if name in SECONDS:
+        options.append(f"--timeout={SECONDS[name]}")
+    pytest.main([*options, "--provider", name, str(page.FOLDER)], plugins=[recorder])
+    return {fact.name: recorder.outcomes.get(fact.name, "not tried") for fact in page.facts()}
+
+
+def report(name: str, outcomes: dict[str, str], seconds: float) -> list[str]:
+    """What to say of one provider that was tried."""
+    wrong = {fact: outcome for fact, outcome in outcomes.items() if not page.is_settled(outcome)}
+    counts = Counter(each.partition(":")[0] for each in outcomes.values() if page.is_settled(each))
+    text = ", ".join(f"{count} {what}" for what, count in counts.items())
+    head = f"{'FAILED ' if wrong else 'ran    '}  {name}  ({text}; {seconds:.0f} s)"
+    return [head, *(f"           {fact}: {outcome}" for fact, outcome in wrong.items())]
+
+
+def write(results: page.Results) -> None:
+    """Write results and page; providers that were not tried keep what was found before."""
+    known = {**(page.read_results() if page.RESULTS.exists() else {}), **results}
+    ordered = {name: known[name] for name in PROVIDERS if name in known}
+    page.RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    page.main()
+
+
+def main() -> int:
+    """Run the suite."""
+    parser = argparse.ArgumentParser(prog="smoke_tests.providers", description=__doc__)
+    parser.add_argument("providers", nargs="*", metavar="PROVIDER", help=", ".join(PROVIDERS))
+    parser.add_argument("--must", default="", help="providers that must be able to run here")
+    parser.add_argument("--without", default="", help="providers that are left out")
+    parser.add_argument("--write", action="store_true", help="write results and page")
+    options = parser.parse_args()
+    results: page.Results = {}
+    told = []
+    for name in options.providers or PROVIDERS:
+        if name in options.without.split(","):
+            told.append(f"skipped  {name}  (left out)")
+            continue
+        if why_not := PROVIDERS[name]().why_not():
+            word = "FAILED " if name in options.must.split(",") else "skipped"
+            told.append(f"{word}  {name}  (cannot run here: {why_not})")
+            continue
+        started = time.monotonic()
+        results[name] = try_provider(name)
+        told += report(name, results[name], time.monotonic() - started)
+    print("\n".join(["", "providers", *told]))
+    failed = any(line.startswith("FAILED") for line in told)
+    if options.write and not failed:
+        write(results)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

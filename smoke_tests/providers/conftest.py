@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each fact is tried on each provider: `--provider NAME` chooses, by default all that can run here.
+
+What a provider cannot be tried on, and what does not apply to it, is skipped with the reason;
+`python -m smoke_tests.providers` makes a table of the outcomes, and fails for what was not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Machine, new_machine
+from .harness import Harness
+from .page import DOES_NOT_APPLY
+from .under_test import PROVIDERS, UnderTest
+
+MakeHarness = Callable[[str], Harness]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--provider", action="append", help="Provider to try; repeatable.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "provider" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--provider", default=None) or list(PROVIDERS)
+        metafunc.parametrize("provider", chosen, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def provider(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UnderTest]:
+    """A provider whose engine runs."""
+    provider = PROVIDERS[request.param]()
+    if why_not := provider.why_not():
+        pytest.skip(f"{provider.name} cannot run here: {why_not}")
+    with provider.engine(tmp_path_factory.mktemp(provider.name)):
+        yield provider
+
+
+@pytest.fixture
+def make_harness(
+    request: pytest.FixtureRequest, provider: UnderTest, tmp_path: Path
+) -> Iterator[MakeHarness]:
+    """Makes homes, all on the same engine."""
+    if why := provider.does_not_apply.get(request.node.originalname):
+        pytest.skip(DOES_NOT_APPLY + why)
+    if why := provider.does_not_hold.get(request.node.originalname):
+        request.node.add_marker(pytest.mark.xfail(reason=why, strict=True))
+    with ExitStack() as machines:
+
+        def make(folder: str) -> Harness:
+            (tmp_path / folder).mkdir()
+            made: AbstractContextManager[Machine] = new_machine(tmp_path / folder / "home")
+            machine = machines.enter_context(made)
+            machine.environ.update(provider.variables())
+            return Harness(machine, provider)
+
+        yield make
+
+
+@pytest.fixture
+def harness(make_harness: MakeHarness) -> Harness:
+    """A home with nothing in it."""
+    return make_harness("one")

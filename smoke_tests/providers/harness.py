@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One home with the provider under test, and a client of its environments.
+
+Everything that a fact needs of any provider alike is here, by commands, by the files below the
+home, and by the sessions' own protocol. What differs between providers is in `under_test.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import psutil
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from openenvd.environments.gateway.process import NAME as GATEWAY
+
+from ..conftest import Answer, Machine, eventually, free_port
+from .under_test import UnderTest
+
+Json = dict[str, Any]
+
+NAME = "sample"
+MANY_SESSIONS = 40  # all at one of two replicas by chance once in 2**39
+
+
+class Session:
+    """A client's session."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    @property
+    def replica_id(self) -> str:
+        """The replica it is at, as the answer to its handshake said."""
+        assert self.socket.response is not None
+        return self.socket.response.headers["OpenEnvd-Replica"]
+
+    def send(self, message: Json) -> Json:
+        """Send any message; return the answer."""
+        self.socket.send(json.dumps(message))
+        answer: Json = json.loads(self.socket.recv(timeout=60))
+        return answer
+
+    def reset(self) -> Json:
+        """Begin an episode."""
+        return self.send({"type": "reset", "data": {}})
+
+    def ask(self, do: str, argument: object = None) -> Any:
+        """One step; what it returned."""
+        answer = self.send({"type": "step", "data": {"do": do, "argument": argument}})
+        assert answer["type"] == "observation", answer
+        return answer["data"]["observation"]["value"]
+
+
+@dataclass
+class Harness:
+    """One home, whose environments the provider under test runs."""
+
+    machine: Machine
+    provider: UnderTest
+
+    def launch(self, *options: str, name: str = NAME, start: str = "") -> Answer:
+        """`openenv launch`, to its end, however it ends."""
+        folder = self.machine.home.parent
+        return self.machine.run(*self._words(name, start), *options, cwd=folder)
+
+    def launched(self, *options: str, name: str = NAME, start: str = "") -> Json:
+        """The environment, which is ready."""
+        answer = self.launch(*options, "--json", name=name, start=start)
+        assert answer.code == 0, answer.text
+        environment: Json = answer.json["environment"]
+        return environment
+
+    def queued(self, *options: str, name: str = NAME, start: str = "") -> str:
+        """The id of a launch that is under way."""
+        answer = self.launch(*options, "--async", name=name, start=start)
+        assert answer.code == 0, answer.text
+        return answer.out.strip()
+
+    def _words(self, name: str, start: str) -> tuple[str, ...]:
+        source = self.provider.source(self.machine.home.parent)
+        told = ("-e", f"SAMPLE_AT_START={start}") if start else ()
+        return ("launch", *source, "--name", name, *told)
+
+    def environment(self, name: str = NAME) -> Json:
+        """What `openenv status` shows."""
+        return self.machine.environment(name)
+
+    def names(self) -> list[str]:
+        """The environments that `openenv status` shows."""
+        return [environment["name"] for environment in self.machine.status()["environments"]]
+
+    def replica(self, name: str = NAME) -> Json:
+        """Its first replica, as `openenv status` shows it."""
+        replica: Json = self.environment(name)["replicas"][0]
+        return replica
+
+    def states(self, name: str = NAME) -> list[str]:
+        """The state of each of its replicas."""
+        return [replica["state"] for replica in self.environment(name)["replicas"]]
+
+    def replica_of(self, replica_id: str, name: str = NAME) -> Json:
+        """One replica, as `openenv status` shows it."""
+        [found] = [r for r in self.environment(name)["replicas"] if r["id"] == replica_id]
+        replica: Json = found
+        return replica
+
+    def until_all_ready(self, count: int, name: str = NAME) -> None:
+        """Wait until so many replicas are ready."""
+        eventually(lambda: self.states(name) == ["READY"] * count, within=60)
+
+    def until_restarted(self, name: str = NAME, restarts: int = 1) -> Json:
+        """Its first replica, once it is ready again."""
+
+        def is_back() -> bool:
+            replica = self.replica(name)
+            return bool(replica["state"] == "READY" and replica["restarts"] >= restarts)
+
+        eventually(is_back, within=60)
+        return self.replica(name)
+
+    def until_ready(self, name: str = NAME) -> None:
+        """Wait until the environment can be used."""
+        eventually(lambda: name in self.names(), within=60)
+        eventually(lambda: self.environment(name)["state"] == "READY", within=60)
+
+    def until_served(self, name: str = NAME) -> None:
+        """Wait until a session can begin, also of what status shows as ready when it is not."""
+
+        def is_served() -> bool:
+            try:
+                return bool(self.ask("life", name=name))
+            except (OSError, InvalidHandshake, InvalidMessage):
+                return False
+
+        eventually(is_served, within=60)
+
+    def log(self, name: str = NAME) -> str:
+        """All that its replicas have printed, from the files that outlive them."""
+        folder = self.machine.home / "logs" / "environments" / name
+        return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.log")))
+
+    def until_printed(self, text: str, name: str = NAME) -> None:
+        """Wait until a replica has printed something."""
+        eventually(lambda: text in self.log(name), within=60)
+
+    @contextmanager
+    def session(self, name: str = NAME, address: str | None = None) -> Iterator[Session]:
+        """Begin a session, with a reset."""
+        address = address or self.environment(name)["address"]
+        with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
+            session = Session(socket)
+            assert session.reset()["type"] == "observation"
+            yield session
+
+    def ask(self, do: str, argument: object = None, *, name: str = NAME) -> Any:
+        """One step of a session of its own."""
+        with self.session(name) as session:
+            return session.ask(do, argument)
+
+    @contextmanager
+    def sessions_at(
+        self, replica_ids: list[str], address: str | None = None
+    ) -> Iterator[dict[str, Session]]:
+        """A session at each of these replicas; as many are begun as it takes."""
+        found: dict[str, Session] = {}
+        address = address or self.environment()["address"]
+        with ExitStack() as sessions:
+            for _ in range(MANY_SESSIONS):
+                session = sessions.enter_context(self.session(address=address))
+                found.setdefault(session.replica_id, session)
+                if set(found) >= set(replica_ids):
+                    yield found
+                    return
+        raise AssertionError(f"{MANY_SESSIONS} sessions were all at {sorted(found)}")
+
+    def refused(self) -> str | None:
+        """Why a session cannot begin, in the server's words; None when it can."""
+        address = self.environment()["address"]
+        try:
+            with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
+                with suppress(ConnectionClosed):  # a refusal may come before we have asked
+                    socket.send('{"type": "reset", "data": {}}')
+                answer = str(socket.recv(timeout=60))
+                return None if json.loads(answer)["type"] == "observation" else answer
+        except InvalidStatus as exc:  # a gateway refuses the handshake
+            return f"{exc.response.status_code} {(exc.response.body or b'').decode()}"
+
+    def tell(self, do: str, argument: object, name: str = NAME) -> None:
+        """A step whose answer may never come."""
+        with self.session(name) as session:
+            message = {"type": "step", "data": {"do": do, "argument": argument}}
+            session.socket.send(json.dumps(message))
+            with suppress(ConnectionClosed):
+                session.socket.recv(timeout=60)
+
+    def tell_server(self, action: str, name: str = NAME) -> None:
+        """Have the first process of a replica do something, such as exit."""
+        self.tell("server", action, name)
+
+    def get(self, route: str, name: str = NAME, headers: Json | None = None) -> tuple[Any, Json]:
+        """GET a route: its JSON, and the headers in lower case."""
+        request = Request(self.environment(name)["address"] + route, headers=headers or {})
+        with urlopen(request, timeout=30) as response:
+            found = {key.lower(): value for key, value in response.headers.items()}
+            return json.load(response), found
+
+    # Who takes part
+
+    def run_dirs(self) -> list[Path]:
+        """A folder for each replica that was written down."""
+        return [run_dir for run_dir in self._all_run_dirs() if run_dir.name != GATEWAY]
+
+    def _all_run_dirs(self) -> list[Path]:
+        runs = self.machine.home / "run"
+        return sorted(runs.iterdir()) if runs.exists() else []
+
+    def agents(self) -> list[psutil.Process]:
+        """The processes that the replicas' status comes from: shims, or the engine's agent."""
+        pids = set()
+        for run_dir in self.run_dirs():
+            for file in ("status.json", "replica.json"):
+                if (run_dir / file).exists():
+                    said = json.loads((run_dir / file).read_text())
+                    found = said.get("shim") or said.get("agent")
+                    pids |= {found["pid"]} if found else set()
+        return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+    def kill_agents(self) -> None:
+        """`kill -9` them all, and wait until they are gone."""
+        eventually(self.agents)
+        for agent in self.agents():
+            self.kill(agent.pid)
+
+    def kill(self, pid: int) -> None:
+        """`kill -9` a process, and wait until it is gone."""
+        process = psutil.Process(pid)
+        process.kill()
+        psutil.wait_procs([process], timeout=10)
+
+    def restart_daemon(self) -> None:
+        """`kill -9` the daemon, and start the next."""
+        self.machine.kill_daemon()
+        self.machine.ok("up")
+
+    def assert_nothing_left(self) -> None:
+        """No replica runs, and none is written down; nor a gateway."""
+        eventually(lambda: not self.provider.replicas_of(self.machine))
+        eventually(lambda: not self._all_run_dirs())
+
+    def chosen_port(self) -> tuple[str, ...]:
+        """Options of a launch: a port that no other home takes; none where `--port` is refused."""
+        is_refused = "test_port" in self.provider.does_not_apply
+        return () if is_refused else ("--port", str(free_port()))
+
+    @staticmethod
+    def listening_at(address: str) -> set[str]:
+        """The interfaces on which this machine listens at an address's port."""
+        port = urlsplit(address).port
+        found = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        return {each.ip for each in found if each and each.port == port}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment whose replicas the facts are tried on: does what it is told.
+
+`SAMPLE_AT_START` is done when the module is imported, before the replica is ready, and an action
+while it serves: `{"do": "print", "argument": "hello"}`. Several actions of `SAMPLE_AT_START` are
+separated by `;`, their arguments by `:`. What is to become of the replica's first process, which
+serves no session itself, is told it by `{"do": "server", "argument": "exit:3"}`: the action stands
+in memory that all processes of the replica share, and a signal says so.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import time
+from multiprocessing import Process
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+MB = 2**20
+LIFE = uuid4().hex  # of the server: another one after each start
+SERVER_PID = os.getpid()
+TOLD_SIGNAL = signal.SIGRTMIN + 3  # which no env host handles
+_told = mmap.mmap(-1, mmap.PAGESIZE)
+_held: list[bytearray] = []
+
+
+class SampleAction(Action):
+    """What is to be done: the name of a function of this module that begins with `do_`."""
+
+    do: str
+    argument: Any = None
+
+
+class SampleObservation(Observation):
+    """What it returned."""
+
+    value: Any = None
+
+
+class Sample(Environment[SampleAction, SampleObservation, State]):
+    """Does what it is told."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._state = State(episode_id=uuid4().hex)
+        self._seconds_to_close = 0.0
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+    ) -> SampleObservation:
+        self._state = State(episode_id=episode_id or uuid4().hex)
+        return SampleObservation(value=0)
+
+    def step(
+        self, action: SampleAction, timeout_s: float | None = None, **kwargs: Any
+    ) -> SampleObservation:
+        self._state.step_count += 1
+        if action.do == "close_slowly":
+            self._seconds_to_close = action.argument
+            return SampleObservation()
+        return SampleObservation(value=_do(action.do, action.argument), reward=1.0)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def close(self) -> None:
+        if self._seconds_to_close:
+            print("closing", flush=True)
+            time.sleep(self._seconds_to_close)
+            print("closed", flush=True)
+
+
+def _do(name: str, argument: Any) -> Any:
+    function = globals().get(f"do_{name}")
+    return None if function is None else function(argument)
+
+
+def do_life(_: Any) -> str:
+    """The id of this life of the server."""
+    return LIFE
+
+
+def do_environ(name: str) -> str | None:
+    """A variable's value."""
+    return os.environ.get(name)
+
+
+def do_print(text: str) -> None:
+    """A line for the log."""
+    print(text, flush=True)
+
+
+def do_write(numbers: list[int]) -> None:
+    """Bytes for the log."""
+    os.write(1, bytes(numbers))
+
+
+def do_hold(megabytes: str) -> int:
+    """Take so much memory, and keep it."""
+    _held.append(bytearray(int(megabytes) * MB))
+    _held[-1][::4096] = b"1" * len(_held[-1][::4096])
+    return sum(len(each) for each in _held)
+
+
+def do_capabilities(_: object) -> str:
+    """The capabilities of this process, as the kernel writes them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return dict(line.split(":", 1) for line in lines)["CapEff"].strip()
+
+
+def do_touch(path: str) -> str:
+    """Write a file; why that fails, or nothing."""
+    try:
+        Path(path).touch()
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return ""
+
+
+def do_exit(code: str) -> None:
+    """End this process."""
+    os._exit(int(code))
+
+
+def do_signal(number: str) -> None:
+    """End this process by a signal."""
+    faulthandler.disable()
+    signal.signal(int(number), signal.SIG_DFL)
+    os.kill(os.getpid(), int(number))
+
+
+def do_fail(text: str) -> None:
+    """Raise an exception."""
+    raise RuntimeError(text)
+
+
+def do_sleep(seconds: str) -> None:
+    """Be slow."""
+    time.sleep(float(seconds))
+
+
+def do_server(action: str) -> None:
+    """Have the replica's first process do something."""
+    _told[:] = action.encode().ljust(len(_told), b"\0")
+    os.kill(SERVER_PID, TOLD_SIGNAL)
+
+
+def do_cpus(seconds: float) -> float:
+    """How many CPUs two processes get that want one each."""
+    before, started = os.times(), time.monotonic()
+    spinning = [Process(target=_spin, args=(seconds,)) for _ in range(2)]
+    for process in spinning:
+        process.start()
+    for process in spinning:
+        process.join()
+    after, elapsed = os.times(), time.monotonic() - started
+    used = after.children_user + after.children_system
+    return (used - before.children_user - before.children_system) / elapsed
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def _do_all(actions: str) -> None:
+    for action in filter(None, actions.split(";")):
+        name, _, argument = action.partition(":")
+        _do(name, argument)
+
+
+def _on_told(_number: int, _frame: object) -> None:
+    _do_all(_told[:].rstrip(b"\0").decode())
+
+
+signal.signal(TOLD_SIGNAL, _on_told)
+_do_all(os.environ.get("SAMPLE_AT_START", ""))

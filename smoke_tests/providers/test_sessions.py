@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: as on any server of OpenEnv's, whichever provider runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from .harness import NAME, Harness
+
+CLIENT = """
+import asyncio, sys
+from openenv import GenericEnvClient
+
+async def episode(address, steps):
+    async with GenericEnvClient(base_url=address) as env:
+        await env.reset()
+        for _ in range(steps):
+            result = await env.step({"do": "environ", "argument": "GREETING"})
+            assert result.observation["value"] == "hello", result
+        assert (await env.state()).get("step_count") == steps
+
+async def both(address):
+    await asyncio.gather(episode(address, 3), episode(address, 5))
+
+asyncio.run(both(sys.argv[1]))
+with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
+    env.reset()
+    assert env.step({"do": "life"}).observation["value"]
+"""
+
+
+def test_client_of_openenv(harness: Harness, upstream: Path) -> None:
+    """OpenEnv's own client resets, steps and asks for the state, in two sessions at once."""
+    harness.launched("-e", "GREETING=hello")
+    address = harness.environment()["address"]
+    command = [str(upstream), "-c", CLIENT, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_routes(harness: Harness) -> None:
+    """The routes of OpenEnv's server answer."""
+    harness.launched()
+    assert harness.get("/health")[0]["status"] == "healthy"
+    assert harness.get("/metadata")[0]["name"]
+    assert "action" in harness.get("/schema")[0]
+
+
+def test_bad_message(harness: Harness) -> None:
+    """A message that does not fit gets an error with its code, and the session goes on."""
+    harness.launched()
+    with harness.session() as session:
+        answer = session.send({"type": "step", "data": {"no_such_field": 1}})
+        assert (answer["type"], answer["data"]["code"]) == ("error", "VALIDATION_ERROR")
+        assert session.ask("life")
+
+
+def test_failing_step(harness: Harness) -> None:
+    """An exception in a step is the client's error, and harms no other session."""
+    harness.launched()
+    with harness.session() as other, harness.session() as session:
+        message = {"type": "step", "data": {"do": "fail", "argument": "no such luck"}}
+        answer = session.send(message)
+        assert (answer["type"], answer["data"]["code"]) == ("error", "EXECUTION_ERROR")
+        assert other.ask("life")
+
+
+def test_replicas_share_the_sessions(harness: Harness) -> None:
+    """Sessions at one address reach every replica."""
+    harness.launched("--replicas", "2")
+    ids = [replica["id"] for replica in harness.environment()["replicas"]]
+    with harness.sessions_at(ids) as sessions:
+        assert len({session.ask("life") for session in sessions.values()}) == 2
+
+
+def test_rollout(harness: Harness, tmp_path: Path) -> None:
+    """A rollout plays its episodes there."""
+    (tmp_path / "one").mkdir(exist_ok=True)
+    (tmp_path / "one" / "policies.py").write_text("def greet(_):\n    return {'do': 'life'}\n")
+    harness.launched()
+    words = ["--episodes", "8", "--concurrency", "4", "--max-steps", "3", "--out", "out"]
+    rollout = ["rollout", NAME, "--policy", "policies:greet", *words, "--json"]
+    answer = harness.machine.ok(*rollout).json
+    assert answer["rollout"]["truncated"] == 8, json.dumps(answer)

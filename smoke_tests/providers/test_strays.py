@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is on an engine beside what was written down: this home's, and others'."""
+
+from __future__ import annotations
+
+import shutil
+
+from openenvd.environments.engines.base import Labels
+from openenvd.environments.layout import Layout
+
+from ..conftest import eventually
+from .harness import NAME, Harness
+
+
+def strays(harness: Harness) -> list[str]:
+    """The replicas that `openenv status` shows as strays."""
+    return [stray["replica"] for stray in harness.machine.status()["strays"]]
+
+
+def test_strays(harness: Harness) -> None:
+    """What runs and nobody has written down is shown, and taken away by `down --strays` alone."""
+    harness.launched()
+    replica = harness.replica()["id"]
+    harness.machine.ok("stop")
+    for run_dir in harness.run_dirs():
+        shutil.rmtree(run_dir)
+    harness.machine.ok("up")
+    eventually(lambda: strays(harness) == [replica])
+    harness.machine.ok("down", "--all")
+    assert len(harness.provider.replicas_of(harness.machine)) == 1
+    harness.machine.ok("down", "--strays")
+    assert strays(harness) == []
+    harness.assert_nothing_left()
+
+
+def test_labels_of_others(harness: Harness) -> None:
+    """What has other labels than this home's is neither shown nor touched."""
+    harness.machine.ok("up")  # makes the home
+    home = Layout(harness.machine.home).home_label
+    labels = Labels("another", NAME, f"{NAME}-0-another", "another").to_labels()
+    half = {name: value for name, value in labels.items() if not name.endswith("replica")}
+    foreign = [
+        harness.provider.start_foreign(f"another-{home}", labels),
+        harness.provider.start_foreign(f"half-{home}", {**half, "openenvd.home": home}),
+    ]
+    harness.launched()
+    assert strays(harness) == []
+    harness.machine.ok("down", "--all")
+    harness.machine.ok("down", "--strays")
+    eventually(lambda: len(harness.provider.replicas_of(harness.machine)) == 1)  # the half one
+    assert harness.provider.stop_foreign() == foreign
+
+
+def test_name_taken_by_others(harness: Harness) -> None:
+    """What has the name of a replica that is gone is not touched, and status says so."""
+    harness.launched()
+    name = f"openenvd-{harness.replica()['id']}"
+    harness.machine.ok("stop")
+    harness.provider.remove_all(harness.machine)
+    foreign = harness.provider.start_foreign(name, {})
+    harness.machine.ok("up")
+    eventually(lambda: f"has the name {name}" in (harness.replica()["message"] or ""))
+    harness.machine.ok("down", NAME)
+    assert harness.names() == []
+    assert harness.provider.stop_foreign() == [foreign]

@@ -1,0 +1,621 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs from provider to provider: one class each, which says how to do what a fact needs.
+
+To add a provider: a class here, and its name in `PROVIDERS`. A fact that is nothing to a provider
+stands in its `does_not_apply`, by the name of the test, with the reason, which the page repeats; a
+known fault in its `does_not_hold`, from where it is to be removed when the test passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import psutil
+
+from openenvd.environments.engines.base import HOME_LABEL, REPLICA_LABEL
+from openenvd.environments.engines.ray_driver import RayDriver
+from openenvd.environments.layout import Layout
+from openenvd.environments.spec import DEFAULT_BASE
+
+from .. import docker_engine, ray_engine, slurm_engine
+from ..conftest import REPOSITORY, Machine, new_machine, smoke_cache
+from ..docker_engine import DockerEngine
+from ..kubernetes import binaries
+from ..kubernetes.cluster import Cluster, running_cluster
+from ..ray_engine import RayCluster
+from ..slurm_engine import SlurmCluster
+
+SAMPLE = Path(__file__).with_name("sample_env.py")
+ITS_PORT_IS_THE_GATEWAYS = "--port is refused: environments have their addresses at the gateway"
+FOREIGN = "foreign"  # a label
+SAMPLE_IMAGE = "openenvd-sample:1"
+ENDS_WITH_ITS_SHIM = "a server ends with its shim, which is its own"
+NO_ENGINE = "there is no engine: replicas are processes of this machine"
+Json = dict[str, Any]
+
+
+class UnderTest(Protocol):
+    """A provider, its engine, and what people do to replicas from outside."""
+
+    name: ClassVar[str]
+    gpu_variable: ClassVar[str]  # says which GPUs a replica has
+    does_not_apply: ClassVar[Mapping[str, str]]
+    does_not_hold: ClassVar[Mapping[str, str]]
+
+    def why_not(self) -> str | None:
+        """Why it cannot be tried on this machine; None when it can."""
+
+    def engine(self, folder: Path) -> AbstractContextManager[None]:
+        """Run its engine for as long as the facts are tried, below a temporary folder."""
+
+    def variables(self) -> dict[str, str]:
+        """What the daemon needs to find the engine."""
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        """What `launch` is told to run the sample environment: source and options."""
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        """The replicas of one home that the engine itself says are running."""
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        """Send a signal to a replica, as `status` shows it, past everything that is ours."""
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        """Let the engine have so many GPUs; return their names in `CUDA_VISIBLE_DEVICES`."""
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        """Start something on the engine that is not ours; return its id."""
+
+    def stop_foreign(self) -> list[str]:
+        """Remove what `start_foreign` has started; return the ids of what was still running."""
+
+    def remove_all(self, machine: Machine) -> None:
+        """Remove the replicas of a home from the engine, past everything that is ours."""
+
+    def stop_engine(self) -> None:
+        """Stop the engine, as an administrator does."""
+
+    def kill_engine(self) -> None:
+        """`kill -9` the engine."""
+
+    def hung_engine(self) -> AbstractContextManager[None]:
+        """Have the engine take requests, and answer none."""
+
+    def start_engine(self) -> None:
+        """Start it again; return when it answers."""
+
+
+class Local:
+    """Processes of this machine."""
+
+    name: ClassVar[str] = "local"
+    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        "test_cpu_limit": "replicas share all CPUs of the machine",
+        "test_agent_killed_under_sessions": ENDS_WITH_ITS_SHIM,
+        "test_agent_killed_while_scaling": ENDS_WITH_ITS_SHIM,
+        "test_engine_restarted": NO_ENGINE,
+        "test_engine_killed_under_sessions": NO_ENGINE,
+        "test_engine_gone": NO_ENGINE,
+        "test_labels_of_others": NO_ENGINE,
+        "test_name_taken_by_others": NO_ENGINE,
+        "test_sandbox": "--sandbox is refused: what a process may do is not limited",
+        "test_strays": "a shim whose files are gone ends, with its replica",
+        "test_engine_hangs": NO_ENGINE,
+        "test_woken_without_its_engine": NO_ENGINE,
+    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
+
+    def why_not(self) -> str | None:
+        return None
+
+    def engine(self, folder: Path) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def variables(self) -> dict[str, str]:
+        return {}
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        shutil.copy(SAMPLE, folder)
+        return ("sample_env:Sample",)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        running = []
+        for process in machine.processes():
+            try:
+                parent = process.parent()
+                if parent is not None and _is_shim(parent) and process.name() != "envoy":
+                    running.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        return running
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        os.kill(replica["pid"], number)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        devices = [str(4 + number) for number in range(count)]
+        machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return devices
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        raise NotImplementedError(NO_ENGINE)
+
+    def stop_foreign(self) -> list[str]:
+        raise NotImplementedError(NO_ENGINE)
+
+    def remove_all(self, machine: Machine) -> None:
+        raise NotImplementedError(NO_ENGINE)
+
+    def stop_engine(self) -> None:
+        raise NotImplementedError(NO_ENGINE)
+
+    def kill_engine(self) -> None:
+        raise NotImplementedError(NO_ENGINE)
+
+    def hung_engine(self) -> AbstractContextManager[None]:
+        raise NotImplementedError(NO_ENGINE)
+
+    def start_engine(self) -> None:
+        raise NotImplementedError(NO_ENGINE)
+
+
+def _is_shim(process: psutil.Process) -> bool:
+    return "shim" in " ".join(process.cmdline())
+
+
+class Docker:
+    """Containers of a Docker engine of this run's own."""
+
+    name: ClassVar[str] = "docker"
+    is_swarm: ClassVar[bool] = False
+    gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
+    does_not_apply: ClassVar[Mapping[str, str]] = {}
+    does_not_hold: ClassVar[Mapping[str, str]] = {
+        "test_memory_beyond_the_limit": "an exit within a container shows in its log alone",
+    }
+
+    _engine: DockerEngine
+
+    def why_not(self) -> str | None:
+        return docker_engine.why_not()
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        with smoke_cache() as cache:
+            docker_engine.base_image(cache)
+        engine = docker_engine.docker_engine(cache, swarm=self.is_swarm)
+        with fake_gpu_hook(folder), engine as self._engine:
+            with smoke_cache() as cache:  # once for all processes of a run
+                archive = _sample_archive(cache)
+                if archive.exists():
+                    self._engine.docker("load", stdin=archive)
+                else:
+                    _build_sample(self._engine, folder, archive)
+            yield
+
+    def variables(self) -> dict[str, str]:
+        return {"DOCKER_HOST": self._engine.host}
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        return (f"docker://{SAMPLE_IMAGE}", "--provider", self.name)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        label = f"{HOME_LABEL}={Layout(machine.home).home_label}"
+        return self._engine.docker("ps", "--quiet", "--filter", f"label={label}").split()
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        label = f"{REPLICA_LABEL}={replica['id']}"
+        [container] = self._engine.docker("ps", "--quiet", "--filter", f"label={label}").split()
+        self._engine.docker("kill", "--signal", str(int(number)), container)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        devices = [str(4 + number) for number in range(count)]
+        machine.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return devices
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        told = [f"--label={key}={value}" for key, value in {FOREIGN: "", **labels}.items()]
+        words = ("run", "--detach", "--name", name, *told, DEFAULT_BASE, "sleep", "600")
+        return self._engine.docker(*words)
+
+    def stop_foreign(self) -> list[str]:
+        words = ("ps", "--quiet", "--no-trunc", "--filter", f"label={FOREIGN}")
+        found = self._engine.docker(*words).split()[::-1]  # the newest are told first
+        self._engine.docker("rm", "--force", *found)
+        return found
+
+    def remove_all(self, machine: Machine) -> None:
+        self._engine.docker("rm", "--force", *self.replicas_of(machine))
+
+    def stop_engine(self) -> None:
+        self._engine.stop()
+
+    def kill_engine(self) -> None:
+        self._engine.kill()
+
+    @contextmanager
+    def hung_engine(self) -> Iterator[None]:
+        self._engine.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._engine.process.send_signal(signal.SIGCONT)
+
+    def start_engine(self) -> None:
+        self._engine.start()
+
+
+class Swarm(Docker):
+    """Services of a swarm of one node, of this run's own."""
+
+    name: ClassVar[str] = "swarm"
+    is_swarm: ClassVar[bool] = True
+    gpu_variable: ClassVar[str] = "DOCKER_RESOURCE_NVIDIA-GPU"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        "test_engine_killed_under_sessions": "Docker allows no live restore in a swarm",
+    }
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        label = f"label={HOME_LABEL}={Layout(machine.home).home_label}"
+        services = self._engine.docker("service", "ls", "--quiet", "--filter", label).split()
+        return max(services, super().replicas_of(machine), key=len)
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        told = [f"--label={key}={value}" for key, value in {FOREIGN: "", **labels}.items()]
+        words = ("service", "create", "--detach", "--name", name, *told)
+        return self._engine.docker(*words, DEFAULT_BASE, "sleep", "600")
+
+    def stop_foreign(self) -> list[str]:
+        words = ("service", "ls", "--filter", f"label={FOREIGN}", "--format", "{{.Name}} {{.ID}}")
+        found = sorted(self._engine.docker(*words).splitlines())
+        ids = [self._full_id(line.split()[1]) for line in found]
+        self._engine.docker("service", "rm", *ids)
+        return ids
+
+    def _full_id(self, service: str) -> str:
+        return self._engine.docker("service", "inspect", "--format", "{{.ID}}", service)
+
+    def remove_all(self, machine: Machine) -> None:
+        label = f"label={HOME_LABEL}={Layout(machine.home).home_label}"
+        services = self._engine.docker("service", "ls", "--quiet", "--filter", label).split()
+        self._engine.docker("service", "rm", *services)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        devices = [f"GPU-{number}" for number in range(count)]
+        named = [f"NVIDIA-GPU={device}" for device in devices]
+        self._engine.configure({"node-generic-resources": named})
+        return devices
+
+
+def _sample_archive(cache: Path) -> Path:
+    """Where the image of the sample environment is kept."""
+    return cache / f"sample-{_digest()}.tar"
+
+
+def _build_sample(engine: DockerEngine, folder: Path, archive: Path) -> None:
+    """Build the image of the sample environment, and keep it in the place of older ones."""
+    shutil.copy(SAMPLE, folder)
+    with new_machine(folder / "home") as machine:
+        machine.environ["DOCKER_HOST"] = engine.host
+        words = ("image", "build", "sample_env:Sample", "--tag", SAMPLE_IMAGE)
+        machine.ok(*words, cwd=folder, timeout=300)
+    for older in archive.parent.glob("sample-*.tar"):
+        older.unlink()
+    engine.docker("save", "--output", str(archive), SAMPLE_IMAGE)
+
+
+_START_FOREIGN = """
+import json, sys, ray
+ray.init(namespace="openenvd", log_to_driver=False)
+name, labels = sys.argv[1], json.loads(sys.argv[2])
+
+@ray.remote(num_cpus=0)
+class Foreign:
+    def answer(self):
+        return None
+
+if labels:
+    from openenvd.environments.engines import ray_kv
+    record = {"name": name, "labels": labels, "actor_name": name}
+    ray_kv.write(ray_kv.RECORD.format(name), record)
+actor = Foreign.options(name=name, lifetime="detached").remote()
+ray.get(actor.answer.remote())
+"""
+_STOP_FOREIGN = """
+import sys, ray
+ray.init(namespace="openenvd", log_to_driver=False)
+from openenvd.environments.engines import ray_kv
+for name in sys.argv[1:]:
+    ray_kv.delete(ray_kv.RECORD.format(name))
+    try:
+        ray.kill(ray.get_actor(name))
+        print(name)
+    except ValueError:
+        pass
+"""
+
+
+class Ray:
+    """Actors of a Ray cluster of this run's own, whose nodes are all this machine."""
+
+    name: ClassVar[str] = "ray"
+    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        "test_cpu_limit": "Ray counts CPUs, and limits none",
+        "test_engine_killed_under_sessions": "without Redis, a cluster ends with its head",
+        "test_name_taken_by_others": "each actor has a name that nothing had before",
+        "test_sandbox": "--sandbox is refused: what an actor may do is not limited",
+    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
+
+    _cluster: RayCluster
+    _driver: RayDriver
+
+    def why_not(self) -> str | None:
+        return ray_engine.why_not()
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        self._foreign: list[str] = []
+        with ray_engine.ray_cluster() as self._cluster:
+            self._driver = RayDriver({**os.environ, **self.variables()})
+            try:
+                yield
+            finally:
+                self._driver.close()
+
+    def variables(self) -> dict[str, str]:
+        return self._cluster.environ
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        shutil.copy(SAMPLE, folder)
+        return ("sample_env:Sample", "--provider", self.name)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        return [record["name"] for record in self._records(machine)]
+
+    def _records(self, machine: Machine) -> list[Json]:
+        home = Layout(machine.home).home_label
+        return [
+            record
+            for record, report, lives in self._driver.call("look")
+            if record["labels"].get(HOME_LABEL) == home and lives and not (report or {}).get("exit")
+        ]
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        os.kill(replica["pid"], number)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        if count != self._cluster.gpus:
+            self.stop_engine()
+            self._cluster.gpus = count
+            self.start_engine()
+        return [str(number) for number in range(count)]
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        self._cluster.run(_START_FOREIGN, name, json.dumps(labels))
+        self._foreign.append(name)
+        return name
+
+    def stop_foreign(self) -> list[str]:
+        names, self._foreign = self._foreign, []
+        return self._cluster.run(_STOP_FOREIGN, *names).split()
+
+    def remove_all(self, machine: Machine) -> None:
+        for record in self._records(machine):
+            self._driver.call("destroy", record["name"], record["labels"])
+
+    def stop_engine(self) -> None:
+        self._driver.close()
+        self._driver = RayDriver({**os.environ, **self.variables()})
+        self._cluster.stop()
+
+    def kill_engine(self) -> None:
+        raise NotImplementedError("without Redis, a cluster ends with its head")
+
+    @contextmanager
+    def hung_engine(self) -> Iterator[None]:
+        gcs = self._cluster.gcs
+        gcs.suspend()
+        try:
+            yield
+        finally:
+            gcs.resume()
+
+    def start_engine(self) -> None:
+        self._cluster.start()
+
+
+def _digest() -> str:
+    """Of everything that the image of the sample environment is made of, as far as we know."""
+    digest = hashlib.sha256()
+    for path in sorted([SAMPLE, *(REPOSITORY / "env_host").rglob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def fake_gpu_hook(folder: Path) -> Iterator[None]:
+    """Have a Docker engine believe that NVIDIA's container toolkit is installed."""
+    hook = folder / "bin" / "nvidia-container-runtime-hook"
+    hook.parent.mkdir()
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{hook.parent}{os.pathsep}{path}"
+    yield
+    os.environ["PATH"] = path
+
+
+class Slurm:
+    """Jobs of a Slurm cluster of this run's own, whose nodes are all this machine."""
+
+    name: ClassVar[str] = "slurm"
+    gpu_variable: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        "test_cpu_limit": "Slurm gives whole CPUs",
+        "test_name_taken_by_others": "names of jobs are not unique",
+        "test_sandbox": "--sandbox is refused: what a job may do is not limited",
+    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {
+        "test_memory_beyond_the_limit": "an exit within a job shows in its log alone",
+    }
+
+    _cluster: SlurmCluster
+
+    def why_not(self) -> str | None:
+        return slurm_engine.why_not()
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        with slurm_engine.slurm_cluster() as self._cluster:
+            yield
+
+    def variables(self) -> dict[str, str]:
+        return self._cluster.environ
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        shutil.copy(SAMPLE, folder)
+        return ("sample_env:Sample", "--provider", self.name)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        label = Layout(machine.home).home_label
+        told = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
+        return [line.partition("|")[0] for line in told if label in line]
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        os.kill(replica["pid"], number)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        self._cluster.set_gpus(count)
+        return [str(number) for number in range(count)]
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        comment = json.dumps({FOREIGN: "", **labels})
+        words = (f"--job-name={name}", f"--comment={comment}", "--output=/dev/null")
+        return self._cluster.run("sbatch", "--parsable", *words, "--wrap=sleep 600")
+
+    def stop_foreign(self) -> list[str]:
+        told = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
+        found = [line.partition("|")[0] for line in told if f'"{FOREIGN}"' in line]
+        self._cluster.run("scancel", *found)
+        return sorted(found)
+
+    def remove_all(self, machine: Machine) -> None:
+        self._cluster.run("scancel", "--full", "--signal=KILL", *self.replicas_of(machine))
+
+    def stop_engine(self) -> None:
+        self._cluster.stop_controller()
+
+    def kill_engine(self) -> None:
+        self._cluster.stop_controller(signal.SIGKILL)
+
+    def hung_engine(self) -> AbstractContextManager[None]:
+        return self._cluster.hung_controller()
+
+    def start_engine(self) -> None:
+        self._cluster.start_controller()
+
+
+class Kubernetes:
+    """Pods of a Kubernetes cluster of this run's own: a real one, of one node."""
+
+    name: ClassVar[str] = "kubernetes"
+    gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        "test_port": ITS_PORT_IS_THE_GATEWAYS,
+        "test_taken_port": ITS_PORT_IS_THE_GATEWAYS,
+        "test_too_few_gpus": "a cluster may grow: a pod waits, and status says for what",
+    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {
+        "test_memory_beyond_the_limit": "an exit within a pod shows in its log alone",
+    }
+
+    cluster: Cluster
+
+    def why_not(self) -> str | None:
+        with smoke_cache() as cache:
+            return binaries.why_not(cache) or docker_engine.why_not()  # which builds its images
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        with smoke_cache() as cache:
+            programs = binaries.folder_in(cache)
+            archive = _sample_archive(cache)
+            if not archive.exists():
+                with docker_engine.docker_engine(cache) as engine:
+                    _build_sample(engine, folder, archive)
+        with running_cluster(programs) as self.cluster:
+            self.cluster.load(archive)
+            yield
+
+    def variables(self) -> dict[str, str]:
+        return {"KUBECONFIG": str(self.cluster.kubeconfig)}
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        return (f"docker://{SAMPLE_IMAGE}", "--provider", self.name)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        pods = self.cluster.pods(f"{HOME_LABEL}={Layout(machine.home).home_label}")
+        return [str(pod["metadata"]["name"]) for pod in pods if _runs(pod)]
+
+    def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
+        [pod] = self.cluster.pods(f"{REPLICA_LABEL}={replica['id']}")
+        self.cluster.kill(pod, number)
+
+    def fake_gpus(self, machine: Machine, count: int) -> list[str]:
+        self.cluster.set_gpus(count)
+        return [f"GPU-{number}" for number in range(count)]
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        container = {"image": SAMPLE_IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {FOREIGN: "", **labels}, "annotations": labels},
+            "spec": {"containers": [{"name": "foreign", **container}]},
+        }
+        words = ("create", "--filename=-", "--output=jsonpath={.metadata.uid}")
+        return self.cluster.kubectl(*words, stdin=json.dumps(pod))
+
+    def stop_foreign(self) -> list[str]:
+        found = [str(pod["metadata"]["uid"]) for pod in self.cluster.pods(FOREIGN) if _runs(pod)]
+        self._delete(FOREIGN)
+        return found
+
+    def remove_all(self, machine: Machine) -> None:
+        self._delete(f"{HOME_LABEL}={Layout(machine.home).home_label}")
+
+    def _delete(self, selector: str) -> None:
+        self.cluster.kubectl("delete", "pods", f"--selector={selector}", "--grace-period=1")
+
+    def stop_engine(self) -> None:
+        self.cluster.stop_api()
+
+    def kill_engine(self) -> None:
+        self.cluster.stop_api(signal.SIGKILL)
+
+    def hung_engine(self) -> AbstractContextManager[None]:
+        return self.cluster.hung_api()
+
+    def start_engine(self) -> None:
+        self.cluster.start()
+
+
+def _runs(pod: Json) -> bool:
+    is_going = "deletionTimestamp" in pod["metadata"]
+    return not is_going and pod["status"]["phase"] in ("Pending", "Running")
+
+
+PROVIDERS: dict[str, type[UnderTest]] = {
+    each.name: each for each in (Local, Docker, Swarm, Slurm, Ray, Kubernetes)
+}

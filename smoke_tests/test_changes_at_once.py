@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One environment is to be changed while it is being changed: what is done, what refused, in words.
+
+One test for each pair. Whatever it is, none hangs, and nothing is left of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from .conftest import Machine, eventually, new_machine
+from .test_updates import session
+
+# A replica that starts, or is to end, waits for a file to go.
+WAITING = """
+import os, time
+from openenvd.envs.echo.environment import EchoEnvironment
+
+def wait():
+    while os.path.exists(os.environ["WAIT"]):
+        time.sleep(0.02)
+
+wait()
+
+class Sample(EchoEnvironment):
+    def close(self):
+        wait()
+        super().close()
+"""
+DONE = ""  # instead of a refusal
+UPDATED, LAUNCHED = "is being updated to generation", "is being launched already"
+SCALED, RESTARTED = "is being scaled already", "is being restarted already"
+STOPPED, STOPPING = "is being taken down already", "is stopping already"
+
+#             update    rollback  scale      restart    down
+TABLE = {
+    "update": (UPDATED, UPDATED, LAUNCHED, LAUNCHED, DONE),
+    "rollback": (UPDATED, UPDATED, LAUNCHED, LAUNCHED, DONE),
+    "scale": (SCALED, SCALED, SCALED, SCALED, DONE),
+    "restart": (RESTARTED, RESTARTED, RESTARTED, RESTARTED, DONE),
+    "drain": (DONE, DONE, DONE, DONE, DONE),  # of what an update has replaced
+    "down": (STOPPING, STOPPING, STOPPED, STOPPED, DONE),
+}
+SECONDS = ("update", "rollback", "scale", "restart", "down")
+PAIRS = [
+    (first, second, told)
+    for first, row in TABLE.items()
+    for second, told in zip(SECONDS, row, strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """One daemon for all pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "sample_env.py").write_text(WAITING)
+    with new_machine(folder / "home") as made:
+        yield made
+
+
+class Trial:
+    """One environment of its own, two generations old."""
+
+    def __init__(self, machine: Machine, name: str, wait: Path) -> None:
+        self.machine, self.name, self.wait = machine, name, wait
+        source = ["sample_env:Sample", "--name", name, "--shards", "1"]
+        launch = ["launch", *source, "-e", f"WAIT={wait}"]
+        self.commands = {
+            "update": launch,
+            "drain": launch,
+            "rollback": ["rollback", name],
+            "scale": ["scale", name, "2"],
+            "restart": ["restart", name],
+            "down": ["down", name],
+        }
+        self.address = machine.ok(*launch, "--json").json["environment"]["address"]
+        machine.ok(*launch)
+
+    def begin(self, first: str, opened: ExitStack) -> str:
+        """Begin the first change, which is under way when this returns; returns its request."""
+        if first in ("drain", "down"):
+            opened.enter_context(session(self.address))
+        if first == "drain":
+            self.machine.ok(*self.commands["drain"])
+            return ""
+        before = len(self.folders())
+        self.wait.touch()
+        request = self.machine.ok(*self.commands[first], "--async").out.strip()
+        if first == "down":
+            eventually(lambda: self.machine.environment(self.name)["state"] == "STOPPING")
+        else:
+            eventually(lambda: len(self.folders()) > before)
+        return request
+
+    def folders(self) -> list[Path]:
+        """The run folders of its replicas."""
+        return list((self.machine.home / "run").glob(f"{self.name}-*"))
+
+
+@pytest.mark.parametrize(("first", "second", "told"), PAIRS)
+def test_a_change_that_meets_another(
+    shared: Machine, tmp_path: Path, first: str, second: str, told: str
+) -> None:
+    trial = Trial(shared, f"{first}-{second}", tmp_path / "wait")
+    eventually(lambda: len(trial.folders()) == 1)  # of the first generation nothing is left
+    with ExitStack() as opened:
+        request = trial.begin(first, opened)
+        answer = shared.run(*trial.commands[second], "--async")
+        if told == DONE:
+            assert answer.code == 0, answer.text
+        else:
+            assert answer.code != 0
+            assert f"{trial.name} {told}" in answer.err
+        trial.wait.unlink(missing_ok=True)
+        ends = [each for each in (request, answer.out.strip()) if each]
+        for each in ends:
+            shared.run("wait", each)
+    is_called_off = second == "down" and first != "down"
+    if request:
+        state = shared.request(request)["state"]
+        assert state == ("CANCELLED" if is_called_off else "SUCCEEDED")
+    if told == DONE:
+        assert shared.request(ends[-1])["state"] == "SUCCEEDED"
+    if "down" not in (first, second):
+        shared.ok("down", trial.name)
+    eventually(lambda: trial.folders() == [])

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments whose replicas are containers: the real command, daemon, agent and dockerd."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from .conftest import REPOSITORY, Machine, eventually, smoke_cache
+from .docker_engine import DockerEngine, base_image
+from .docker_engine import docker_engine as running_engine
+from .test_images import SAMPLE
+from .test_upstream import GENERIC_CLIENT, run_upstream
+
+HUNGRY = SAMPLE + "held = []\nwhile True: held.append(bytearray(2**20))\n"
+COUNTING = """
+FROM python:3.11-slim
+RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
+WORKDIR /srv
+CMD python3 -u -m http.server 8000 2>/dev/null & \\
+    python3 -uc "import itertools, time; [(print(n), time.sleep(0.02)) for n in itertools.count()]"
+"""
+KILLS = 20  # of the agent, one after another
+FOREIGN = """
+FROM python:3.11-slim
+RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
+WORKDIR /srv
+CMD python3 -u -m http.server 8000
+"""
+SLOW_POLICY = """
+import asyncio
+
+async def slowly(observation):
+    await asyncio.sleep(0.02)
+    return {"message": "hello"}
+"""
+
+
+def say_hello(address: str) -> None:
+    hello = [sys.executable, str(REPOSITORY / "smoke_tests" / "say_hello.py"), address]
+    subprocess.run(hello, check=True, capture_output=True, text=True)
+
+
+def launched(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str, Any]:
+    answer = machine.ok("launch", *words, "--json", timeout=300, cwd=cwd).json
+    environment: dict[str, Any] = answer["environment"]
+    return environment
+
+
+def containers(engine: DockerEngine) -> list[str]:
+    return engine.docker("ps", "--all", "--quiet", "--filter", "label=openenvd.home").split()
+
+
+def test_upstreams_client_has_a_session_in_a_container(
+    docker_machine: Machine, docker_engine: DockerEngine, upstream: Path
+) -> None:
+    machine = docker_machine
+    environment = launched(machine, "echo", "--provider", "docker")
+    run_upstream(
+        upstream, GENERIC_CLIENT, environment["address"], cwd=machine.home, machine=machine
+    )
+    assert machine.environment("echo")["provider"] == "docker"
+    assert len(containers(docker_engine)) == 1
+    machine.ok("down", "echo")
+    assert containers(docker_engine) == []
+
+
+def test_a_folder_is_launched_with_its_limits_options_and_variables(
+    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "sample_env.py").write_text(SAMPLE)
+    (tmp_path / "openenv.yaml").write_text("name: sample\nclass: sample_env:Sample\n")
+    words = ["--provider", "docker", "--memory", "256M", "--cpus", "0.5", "--sandbox"]
+    words += ["-e", "GREETING=good day", "--engine-option", "shm-size=8m", "--max-sessions", "3"]
+    environment = launched(docker_machine, str(tmp_path), *words)
+    say_hello(environment["address"])
+    [container] = containers(docker_engine)
+
+    def inspected(what: str) -> str:
+        return docker_engine.docker("inspect", "--format", "{{json " + what + "}}", container)
+
+    assert inspected(".HostConfig.Memory") == str(256 * 2**20)
+    assert inspected(".HostConfig.NanoCpus") == str(500_000_000)
+    assert inspected(".HostConfig.ReadonlyRootfs") == "true"
+    assert inspected(".HostConfig.ShmSize") == str(8 * 2**20)
+    assert '"GREETING=good day"' in inspected(".Config.Env")
+    with urlopen(f"{environment['address']}/capacity") as response:
+        assert json.load(response)["max_sessions"] == 3
+
+
+def test_an_image_of_others_is_launched_by_its_name(
+    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
+) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(FOREIGN)
+    docker_engine.docker("build", "--tag", "others/env:1", "-", stdin=dockerfile)
+    environment = launched(docker_machine, "docker://others/env:1")
+    assert environment["state"] == "READY"
+    docker_machine.ok("down", "env")
+    for words in (("--gateway", "--idle-timeout", "1"), ("--min", "0", "--max", "2")):
+        refused = docker_machine.run("launch", "docker://others/env:1", *words, timeout=200)
+        assert refused.code != 0
+        assert "does not say how many sessions it has" in refused.err
+        assert containers(docker_engine) == []
+
+
+def test_a_rollback_runs_the_image_that_ran_whatever_its_name_stands_for_now(
+    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
+) -> None:
+    def update_to(version: str) -> str:
+        text = FOREIGN.replace('"healthy"', f'"healthy", "version": "{version}"')
+        (tmp_path / "Dockerfile").write_text(text)
+        docker_engine.docker("build", "--tag", "theirs:latest", str(tmp_path))
+        environment = launched(docker_machine, "docker://theirs:latest", "--name", "theirs")
+        return version_at(environment["address"])
+
+    def version_at(address: str) -> str:
+        with urlopen(f"{address}/health") as response:
+            version: str = json.load(response)["version"]
+            return version
+
+    assert update_to("1") == "1"
+    assert update_to("2") == "2"
+    environment = docker_machine.ok("rollback", "theirs", "--json").json["environment"]
+    assert version_at(environment["address"]) == "1"
+    docker_machine.ok("down", "theirs")
+
+
+def test_what_is_restarted_runs_the_image_of_its_launch_whatever_its_name_stands_for_now(
+    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
+) -> None:
+    def build(version: str) -> None:
+        text = FOREIGN.replace('"healthy"', f'"healthy", "version": "{version}"')
+        (tmp_path / "Dockerfile").write_text(text)
+        docker_engine.docker("build", "--tag", "moved:latest", str(tmp_path))
+
+    def is_ready_again() -> bool:
+        [replica] = docker_machine.environment("moved")["replicas"]
+        return bool(replica["restarts"] == 1 and replica["state"] == "READY")
+
+    build("1")
+    address = launched(docker_machine, "docker://moved:latest")["address"]
+    build("2")
+    docker_engine.docker("kill", *docker_engine.docker("ps", "--quiet").split())
+    eventually(is_ready_again, within=60)
+    with urlopen(f"{address}/health") as response:
+        assert json.load(response)["version"] == "1"
+    docker_machine.ok("down", "moved")
+
+
+def test_a_container_that_exceeds_its_memory_is_told_as_a_local_replica_is(
+    docker_machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    words = ["launch", write_environment(HUNGRY), "--memory", "96M", "--json"]
+    told = []
+    for provider in ("local", "docker"):
+        answer = docker_machine.run(
+            *words, "--provider", provider, timeout=300, cwd=docker_machine.home.parent
+        )
+        assert answer.code == 137, answer.text
+        error = answer.json["error"]
+        evidence = error["evidence"]
+        told.append((error["kind"], evidence["kind"], evidence["limit_bytes"]))
+    assert told[0] == told[1] == ("oom_killed", "oom_killed", 96 * 2**20)
+
+
+def test_a_rollout_plays_the_episodes_of_a_killed_container_again(
+    docker_machine: Machine, docker_engine: DockerEngine
+) -> None:
+    """Elsewhere: two replicas, behind the gateway."""
+    machine, folder = docker_machine, docker_machine.home.parent
+    (folder / "policies.py").write_text(SLOW_POLICY)
+    launched(machine, "echo", "--provider", "docker", "--replicas", "2")
+    count = ["--episodes", "60", "--concurrency", "8", "--max-steps", "20", "--out", "out"]
+    begun = machine.ok("rollout", "echo", *count, "--policy", "policies:slowly", "--async")
+    eventually(lambda: list((folder / "out").glob("*.jsonl")))
+    docker_engine.docker("kill", containers(docker_engine)[0])
+    machine.ok("wait", begun.out.strip())
+    rollout = machine.request(begun.out.strip())["result"]
+    assert (rollout["there"], rollout["failures"]) == (60, {})
+    files = (folder / "out").glob("episodes-*.jsonl")
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len({row["episode_id"] for row in rows}) == len(rows) == 60
+    assert any(row["attempts"] > 1 for row in rows)
+    machine.ok("down", "echo")
+
+
+def test_a_killed_container_is_started_again_and_its_log_goes_on(
+    docker_machine: Machine, docker_engine: DockerEngine
+) -> None:
+    machine = docker_machine
+    environment = launched(machine, "echo", "--provider", "docker")
+    [first] = containers(docker_engine)
+    os.kill(
+        int(docker_engine.docker("inspect", "--format", "{{.State.Pid}}", first)), signal.SIGKILL
+    )
+    eventually(lambda: machine.environment("echo")["replicas"][0]["restarts"] == 1)
+    eventually(lambda: machine.environment("echo")["state"] == "READY")
+    say_hello(environment["address"])
+    assert machine.ok("logs", "echo").out.count("listening on") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["docker://openenvd-none:1"], "docker load"),
+        (
+            ["echo", "--provider", "docker", "--engine-option", "shmsize=1g"],
+            "did you mean shm-size?",
+        ),
+        (["echo", "--sandbox"], "for engines alone"),
+        (["docker://Not An Image"], "cannot be the name of an image"),
+    ],
+)
+def test_what_cannot_be_launched_is_said_with_what_mends_it(
+    docker_machine: Machine, words: list[str], said: str
+) -> None:
+    answer = docker_machine.run("launch", *words, timeout=200)
+    assert answer.code in (1, 2), answer.text
+    assert said in answer.err
+
+
+def test_without_a_running_engine_the_message_says_how_to_start_it(machine: Machine) -> None:
+    machine.environ["DOCKER_HOST"] = f"unix://{machine.home}/nowhere.sock"
+    answer = machine.run("launch", "echo", "--provider", "docker")
+    assert answer.code == 1, answer.text
+    assert "sudo systemctl start docker" in answer.err
+
+
+def test_two_engines_of_one_home_keep_their_replicas_whatever_variables_come_later(
+    docker_machine: Machine, docker_engine: DockerEngine
+) -> None:
+    machine = docker_machine
+    with smoke_cache() as cache:
+        base_image(cache)
+    with running_engine(cache) as second:
+        here = launched(machine, "echo", "--provider", "docker")
+        machine.ok("stop")
+        machine.environ["DOCKER_HOST"] = second.host
+        there = launched(machine, "echo", "--name", "there", "--provider", "docker")
+        for environment in (here, there):
+            say_hello(environment["address"])
+        assert machine.environment("echo")["state"] == "READY"
+        kill_agents(machine)
+        machine.environ["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
+        machine.ok("stop")
+        machine.ok("up")
+        eventually(lambda: machine.environment("echo")["state"] == "READY")
+        eventually(lambda: machine.environment("there")["state"] == "READY")
+        machine.ok("down", "--all")
+        assert containers(docker_engine) == containers(second) == []
+
+
+def test_an_agent_that_is_killed_all_the_time_loses_and_doubles_nothing(
+    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
+) -> None:
+    machine = docker_machine
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(COUNTING)
+    docker_engine.docker("build", "--tag", "counting:1", "-", stdin=dockerfile)
+    launched(machine, "docker://counting:1", "--name", "steady")
+    [steady] = containers(docker_engine)
+    follower = machine.start("logs", "--follow", "steady")
+    chance = random.Random(14)
+
+    def kill() -> None:
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.2, 2.0))
+            kill_agents(machine)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    while killer.is_alive():
+        launched(machine, "docker://counting:1", "--name", "brief")
+        assert len(containers(docker_engine)) == 2
+        machine.ok("down", "brief")
+        assert containers(docker_engine) == [steady]
+    assert machine.environment("steady")["replicas"][0]["restarts"] == 0
+    machine.ok("down", "steady")
+    assert containers(docker_engine) == []
+    follower.send_signal(signal.SIGINT)
+    printed, _ = follower.communicate(timeout=30)
+    lines = [int(line) for line in printed.split("\n") if line.isdigit()]
+    assert lines == list(range(len(lines)))
+    assert len(lines) > KILLS
+
+
+def kill_agents(machine: Machine) -> None:
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        is_agent = "openenvd: agent" in " ".join(process.info["cmdline"] or ())
+        home = (process.info["environ"] or {}).get("OPENENV_HOME")
+        if is_agent and home == str(machine.home):
+            process.kill()

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `environments/engines/docker.py` says of containers, held against a real dockerd."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments.engines.base import (
+    EngineGone,
+    EngineRefused,
+    Instance,
+    InstanceState,
+    Labels,
+    ReplicaPlan,
+)
+from openenvd.environments.engines.docker import DockerEngine
+from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.system.units import MB
+
+from . import docker_engine as engines
+from .conftest import eventually
+
+SLEEP = "import time; time.sleep(600)"
+GROW = "held = []\nwhile True: held.append(bytearray(2**20))"
+
+
+@pytest.fixture
+def engine(
+    docker_engine: engines.DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DockerEngine]:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.host)
+    made = DockerEngine()
+    yield made
+    for instance in made.list():
+        made.remove(instance)
+    made.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def plan_of(program: str = SLEEP, **more: Any) -> ReplicaPlan:
+    labels = Labels("home", "sample", f"sample-0-{uuid.uuid4().hex[:12]}", "request")
+    command = ("python3", "-uc", program)
+    plan = ReplicaPlan(
+        labels=labels, image=DEFAULT_BASE, command=command, host="127.0.0.1", port=free_port()
+    )
+    return dataclasses.replace(plan, **more)
+
+
+def ended(engine: DockerEngine, plan: ReplicaPlan) -> Instance:
+    """The instance, once it has exited by itself."""
+    engine.start(plan)
+    eventually(lambda: state_of(engine, plan) is InstanceState.EXITED)
+    found = engine.find(plan)
+    assert found is not None
+    return found
+
+
+def state_of(engine: DockerEngine, plan: ReplicaPlan) -> InstanceState | None:
+    found = engine.find(plan)
+    return None if found is None else found.state
+
+
+def test_a_container_is_found_by_its_plan_and_by_its_labels(engine: DockerEngine) -> None:
+    plan = plan_of()
+    assert engine.find(plan) is None
+    started = engine.start(plan)
+    assert started.state is InstanceState.RUNNING
+    assert started.pid is not None
+    assert engine.find(plan) == started
+    assert not started.drains  # a server of its own, which SIGUSR1 would end
+    [listed] = engine.list()
+    assert (listed.id, listed.labels, listed.state) == (started.id, plan.labels, started.state)
+    assert engine.start(plan).id == started.id
+    engine.remove(started)
+    assert engine.find(plan) is None
+    for act in (engine.remove, lambda i: engine.stop(i, 1), lambda i: engine.signal(i, 10)):
+        act(started)  # none complains of what is not there
+
+
+def test_a_container_that_an_agent_left_created_is_started(
+    engine: DockerEngine, docker_engine: engines.DockerEngine
+) -> None:
+    plan = plan_of()
+    started = engine.start(plan)
+    engine.remove(started)
+    labels = [word for k, v in plan.labels.to_labels().items() for word in ("--label", f"{k}={v}")]
+    docker_engine.docker("create", "--name", plan.name, *labels, plan.image, *plan.command)
+    assert state_of(engine, plan) is InstanceState.STARTING
+    assert engine.start(plan).state is InstanceState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+        ("import os; os.abort()", 128 + signal.SIGABRT),
+    ],
+)
+def test_an_exit_has_its_code(engine: DockerEngine, program: str, exit_code: int) -> None:
+    facts = ended(engine, plan_of(program)).exit
+    assert facts is not None
+    assert (facts.exit_code, facts.is_oom, facts.error) == (exit_code, False, None)
+    assert facts.seconds is not None
+
+
+def test_a_container_over_its_memory_limit_is_out_of_memory(engine: DockerEngine) -> None:
+    instance = ended(engine, plan_of(GROW, memory_bytes=64 * MB))
+    assert instance.exit is not None
+    assert instance.exit.is_oom
+    assert instance.exit.evidence == f"container {instance.id[:12]}, OOMKilled"
+
+
+def test_a_stop_gives_its_grace_and_then_kills(engine: DockerEngine) -> None:
+    polite = plan_of(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), exit(0)))\nprint('up')\n" + SLEEP
+    )
+    stubborn = plan_of(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\n" + SLEEP
+    )
+    for plan, code in ((polite, 0), (stubborn, 128 + signal.SIGKILL)):
+        instance = engine.start(plan)
+        next(iter(engine.logs(instance, None)))
+        engine.stop(instance, 1.0)
+        found = engine.find(plan)
+        assert found is not None
+        assert found.state is InstanceState.EXITED
+        assert found.exit is not None
+        assert found.exit.exit_code == code
+
+
+def test_a_signal_reaches_the_server_below_the_init(engine: DockerEngine) -> None:
+    plan = plan_of(
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: exit(7))\nprint('up')\n" + SLEEP
+    )
+    instance = engine.start(plan)
+    next(iter(engine.logs(instance, None)))
+    engine.signal(instance, signal.SIGUSR1)
+    eventually(lambda: state_of(engine, plan) is InstanceState.EXITED)
+    found = engine.find(plan)
+    assert found is not None
+    assert found.exit is not None
+    assert found.exit.exit_code == 7
+
+
+def test_logs_begin_where_a_cursor_says_and_end_with_the_container(engine: DockerEngine) -> None:
+    program = "import sys\nfor n in range(500): print(n, file=(sys.stdout, sys.stderr)[n % 2])"
+    instance = ended(engine, plan_of(program))
+    chunks = list(engine.logs(instance, None))
+    # The two streams reach the engine by two pipes: each keeps its order.
+    assert sorted(int(chunk.data) for chunk in chunks) == list(range(500))
+    for place in (0, 250, 499):
+        rest = list(engine.logs(instance, chunks[place].cursor))
+        assert [chunk.data for chunk in rest] == [chunk.data for chunk in chunks[place + 1 :]]
+
+
+def test_a_long_line_is_resumed_within(engine: DockerEngine) -> None:
+    instance = ended(engine, plan_of("print('x' * 100_000)"))
+    chunks = list(engine.logs(instance, None))
+    assert b"".join(chunk.data for chunk in chunks).replace(b"\n", b"") == b"x" * 100_000
+    assert len(chunks) > 2
+    rest = list(engine.logs(instance, chunks[1].cursor))
+    assert [chunk.data for chunk in rest] == [chunk.data for chunk in chunks[2:]]
+
+
+def test_changes_are_told_until_the_engine_is_closed(engine: DockerEngine) -> None:
+    seen, ended = threading.Semaphore(0), threading.Event()
+
+    def watch() -> None:
+        try:
+            for _ in engine.changes():
+                seen.release()
+        except EngineGone:
+            ended.set()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    assert seen.acquire(timeout=10)  # it listens
+    instance = engine.start(plan_of())
+    assert seen.acquire(timeout=10)
+    engine.remove(instance)
+    assert seen.acquire(timeout=10)
+    engine.close()
+    assert ended.wait(10)
+
+
+def refused(engine: DockerEngine, plan: ReplicaPlan) -> EngineRefused:
+    with pytest.raises(EngineRefused) as found:
+        engine.start(plan)
+    assert state_of(engine, plan) is None, "something is left of it"
+    return found.value
+
+
+def test_a_missing_image_is_refused_with_the_command_that_gets_it(engine: DockerEngine) -> None:
+    error = refused(engine, plan_of(image="openenvd-none:1"))
+    assert error.hint == "docker pull openenvd-none:1"
+
+
+def test_a_port_that_is_taken_is_refused(engine: DockerEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = refused(engine, plan_of(port=server.getsockname()[1]))
+    assert "address already in use" in error.message
+
+
+def test_a_program_that_is_not_in_the_image_is_refused(engine: DockerEngine) -> None:
+    # Docker's init starts whatever it is told; it is what ends, with the code of a shell.
+    facts = ended(engine, plan_of(command=("/no/such/program",))).exit
+    assert facts is not None
+    assert facts.exit_code == 127
+    error = refused(engine, plan_of(command=("/no/such",), options={"init": "false"}))
+    assert "no such file" in error.message
+
+
+def test_gpus_that_are_not_there_are_refused(engine: DockerEngine) -> None:
+    error = refused(engine, plan_of(gpus=1))
+    assert "nvidia" in str(error.hint)
+
+
+def test_a_token_that_the_server_would_not_ask_for_is_refused(engine: DockerEngine) -> None:
+    env = {"OPENENVD_HOST_OPTIONS": '{"token": "a-secret-of-some-length"}'}
+    assert "would not ask for the token" in refused(engine, plan_of(env=env)).message
+
+
+def test_a_container_of_somebody_else_is_left_alone(
+    engine: DockerEngine, docker_engine: engines.DockerEngine
+) -> None:
+    plan = plan_of()
+    docker_engine.docker("create", "--name", plan.name, plan.image, "true")
+    with pytest.raises(EngineRefused, match="another container has the name"):
+        engine.start(plan)
+    docker_engine.docker("rm", plan.name)
+
+
+def test_a_container_is_removed_only_as_what_it_is_labelled(engine: DockerEngine) -> None:
+    plan = plan_of()
+    instance = engine.start(plan)
+    others = dataclasses.replace(plan.labels, home="another")
+    with pytest.raises(EngineRefused, match="another container has the name"):
+        engine.remove(dataclasses.replace(instance, labels=others))
+    assert state_of(engine, plan) is InstanceState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("more", "program", "said"),
+    [
+        ({"cpus": 0.5}, "print(open('/sys/fs/cgroup/cpu/cpu.cfs_quota_us').read())", "50000"),
+        ({"env": {"A": "b c"}}, "import os; print(os.environ['A'])", "b c"),
+        ({"options": {"user": "1000"}}, "import os; print(os.getuid())", "1000"),
+        (
+            {"options": {"shm-size": "8m"}},
+            "import os; s = os.statvfs('/dev/shm'); print(s.f_blocks * s.f_frsize)",
+            str(8 * MB),
+        ),
+        (
+            {"sandbox": True},
+            "import os\ntry: open('/x', 'w')\nexcept OSError as e: print(e.strerror)",
+            "Read-only file system",
+        ),
+        ({"sandbox": True}, "open('/tmp/x', 'w'); print('written')", "written"),
+        (
+            {"sandbox": True},
+            "print([l for l in open('/proc/self/status') if l.startswith('CapEff')])",
+            "0000000000000000",
+        ),
+    ],
+)
+def test_a_limit_or_an_option_holds_inside(
+    engine: DockerEngine, more: dict[str, Any], program: str, said: str
+) -> None:
+    if "cpus" in more and not cgroups_are_v1():
+        program = "print(open('/sys/fs/cgroup/cpu.max').read())"
+    instance = ended(engine, plan_of(program, **more))
+    output = b"".join(chunk.data for chunk in engine.logs(instance, None)).decode()
+    assert said in output
+
+
+def cgroups_are_v1() -> bool:
+    with open("/proc/mounts") as file:
+        return any("cgroup" in line and ",cpu" in line for line in file)
+
+
+def test_a_port_is_published_on_loopback_alone(
+    engine: DockerEngine, docker_engine: engines.DockerEngine
+) -> None:
+    plan = plan_of()
+    instance = engine.start(plan)
+    published = docker_engine.docker("port", instance.id)
+    assert published == f"8000/tcp -> 127.0.0.1:{plan.port}"
+
+
+def test_the_one_port_that_a_foreign_image_exposes_is_published(
+    engine: DockerEngine, docker_engine: engines.DockerEngine, tmp_path: Path
+) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(f"FROM {DEFAULT_BASE}\nEXPOSE 7860\n")
+    docker_engine.docker("build", "--tag", "foreign:1", "-", stdin=dockerfile)
+    plan = plan_of(image="foreign:1")
+    instance = engine.start(plan)
+    published = docker_engine.docker("port", instance.id)
+    assert published == f"7860/tcp -> 127.0.0.1:{plan.port}"
+
+
+def test_what_is_missing_is_told_by_the_check(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = engine.check()
+    assert found.works
+    assert found.version
+    assert (engine.capacity().cpus or 0) > 0
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    found = DockerEngine().check()
+    assert found.problem == "Docker is not running: nothing answers at unix:///nowhere/docker.sock"
+    assert "systemctl start docker" in str(found.remedy)
+
+
+# docker-py leaves the socket of a connection that was refused to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+def test_a_killed_dockerd_is_gone_and_its_containers_run_on(
+    engine: DockerEngine, docker_engine: engines.DockerEngine
+) -> None:
+    each = "import time\nfor n in range(10**6):\n    print(n)\n    time.sleep(0.05)"
+    plan = plan_of(each)
+    instance = engine.start(plan)
+    read: list[int] = []
+    cursor: list[str | None] = [None]
+
+    def follow(until: Callable[[], bool]) -> None:
+        for chunk in engine.logs(instance, cursor[0]):
+            read.append(int(chunk.data))
+            cursor[0] = chunk.cursor
+            if until():
+                return
+
+    follow(lambda: len(read) > 10)
+    docker_engine.kill()
+    with pytest.raises(EngineGone):
+        engine.find(plan)
+    docker_engine.start()
+    again = engine.find(plan)
+    assert again is not None
+    assert (again.id, again.state, again.pid) == (instance.id, instance.state, instance.pid)
+    last = read[-1]
+    follow(lambda: read[-1] > last + 20)
+    assert read == list(range(len(read)))

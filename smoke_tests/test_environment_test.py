@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv test`: environments with one fault each, of which exactly that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Machine, new_machine
+
+FEW = ("--sessions", "100", "--steps", "2")
+BEGIN = """\
+import asyncio, os, random, threading, time
+from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+from openenvd.env_host.environment.interfaces import Environment, Observation, State
+
+KEPT = []
+
+class Other(Observation):
+    said: str = "hello"
+
+class Sample(EchoEnvironment):
+"""
+MEMORY = """
+    def reset(self, **more):
+        KEPT.append(b"x" * 200_000)
+        return super().reset(**more)
+"""
+DESCRIPTORS = """
+    def reset(self, **more):
+        KEPT.append(os.open("/dev/null", os.O_RDONLY))
+        return super().reset(**more)
+"""
+THREADS = """
+    def reset(self, **more):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        return super().reset(**more)
+"""
+TASKS = """
+    async def reset_async(self, **more):
+        KEPT.append(asyncio.create_task(asyncio.Event().wait()))
+        return self.reset(**more)
+
+    async def step_async(self, action, **more):
+        return self.step(action, **more)
+"""
+PROCESSES = """
+    def reset(self, **more):
+        os.posix_spawn("/bin/true", ["true"], {})
+        return super().reset(**more)
+"""
+BLOCKING = """
+    async def reset_async(self, **more):
+        return self.reset(**more)
+
+    async def step_async(self, action, **more):
+        time.sleep(0.08)
+        return self.step(action, **more)
+"""
+NO_SEED = """
+    def step(self, action, **more):
+        found = super().step(action, **more)
+        found.reward = random.random()
+        return found
+"""
+NOT_RESET = """
+    turns = 0
+    def step(self, action, **more):
+        self.turns += 1
+        return super().step(action, **more).model_copy(update={"message_length": self.turns})
+"""
+STATE_FAILS = """
+    @property
+    def state(self):
+        raise OSError("no state")
+"""
+OTHER_CLASS = """
+    def step(self, action, **more):
+        super().step(action, **more)
+        return Other()
+"""
+EXITS = """
+    def step(self, action, **more):
+        if len(action.message) > 5:
+            os._exit(3)
+        return super().step(action, **more)
+"""
+
+
+@pytest.fixture(scope="module")
+def tester(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine for all tests of this file; no environment is left of any."""
+    with new_machine(tmp_path_factory.mktemp("tester") / "home") as made:
+        yield made
+        assert made.status()["environments"] == []
+
+
+def report(tester: Machine, folder: Path, fault: str, *words: str) -> dict[str, Any]:
+    """The report on an environment with that fault."""
+    (folder / "sample_env.py").write_text(BEGIN + fault)
+    answer = tester.run("test", "sample_env:Sample", *FEW, *words, "--json", cwd=folder)
+    found: dict[str, Any] = answer.json
+    assert answer.code == (0 if found["passed"] else 1), answer.text
+    return found
+
+
+def faults(found: dict[str, Any]) -> dict[str, list[str]]:
+    """What was found, by the check that found it."""
+    return {
+        check["check"]: [finding["found"] for finding in check["findings"]]
+        for check in found["checks"]
+        if check["findings"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "words"),
+    [
+        pytest.param(MEMORY, "leaks", "memory grows by", id="memory"),
+        pytest.param(DESCRIPTORS, "leaks", "file descriptors stay open: 1 of each", id="fds"),
+        pytest.param(THREADS, "leaks", "threads stay: 1 of each", id="threads"),
+        pytest.param(TASKS, "leaks", "asyncio tasks stay: 1 of each", id="tasks"),
+        pytest.param(PROCESSES, "leaks", "processes stay: 1 of each", id="processes"),
+        pytest.param(BLOCKING, "blocking", "calls blocked the event loop", id="blocking"),
+        pytest.param(NO_SEED, "determinism", "differs at step 1: reward", id="no-seed"),
+        pytest.param(NOT_RESET, "determinism", "message_length", id="not-reset"),
+        pytest.param(STATE_FAILS, "protocol", "state is answered by an error", id="state"),
+        pytest.param(OTHER_CLASS, "protocol", "said is not in it", id="other-class"),
+    ],
+)
+def test_an_environment_with_one_fault_fails_for_it_alone(
+    tester: Machine, tmp_path: Path, fault: str, check: str, words: str
+) -> None:
+    fewer = ("--sessions", "20") if fault == BLOCKING else ()
+    found = report(tester, tmp_path, fault, *fewer)
+    assert list(faults(found)) == [check], found
+    assert words in " ".join(faults(found)[check])
+    failed = {each["check"] for each in found["checks"] if each["outcome"] == "failed"}
+    assert failed == {check}
+
+
+def test_a_process_that_exits_is_told_of_and_the_other_checks_go_on(
+    tester: Machine, tmp_path: Path
+) -> None:
+    found = report(
+        tester, tmp_path, EXITS, "--skip", "leaks", "--skip", "memory", "--skip", "blocking"
+    )
+    told = " ".join(faults(found)["protocol"])
+    assert "a step ended the session" in told
+    assert "of the server exited: it exited with code 3" in told
+    assert "no session could be opened" not in " ".join(faults(found).get("determinism", []))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("echo", []),
+        (
+            "benchmark",
+            ["timestamp", "session_hash", "waited_seconds"],
+        ),
+    ],
+)
+def test_a_bundled_environment_passes(tester: Machine, name: str, words: list[str]) -> None:
+    ignored = [part for word in words for part in ("--ignore", word)]
+    answer = tester.run("test", name, *FEW, *ignored)
+    assert answer.code == 0, answer.text
+    lines = answer.out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["✓"] * 5, answer.text
+    assert lines[-1] == "passed"
+
+
+def test_the_bundled_brigade_whose_world_is_shared_passes(tester: Machine) -> None:
+    answer = tester.run("test", "brigade", *FEW, "--skip", "determinism")
+    assert answer.code == 0, answer.text
+
+
+def test_an_upstream_project_passes(tester: Machine, project: Path) -> None:
+    answer = tester.run("test", str(project), *FEW)
+    assert answer.code == 0, answer.text
+
+
+def test_an_environment_that_does_not_start_fails_with_its_last_lines(
+    tester: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "sample_env.py").write_text("import a_module_that_nobody_has\n")
+    answer = tester.run("test", "sample_env:Sample", "--json", cwd=tmp_path)
+    assert answer.code == 1
+    assert answer.json["passed"] is False
+    assert "a_module_that_nobody_has" in answer.err
+    assert tester.status()["environments"] == []
+
+
+def test_own_actions_are_played_and_a_name_of_no_check_is_refused(
+    tester: Machine, tmp_path: Path
+) -> None:
+    fault = EXITS.replace("> 5", "!= 2")
+    words = ("--action", '{"message": "hi"}', "--action", '{"message": "ho"}')
+    found = report(tester, tmp_path, fault, *words, "--skip", "leaks")
+    assert (found["passed"], found["actions"]) == (True, "the given actions")
+    answer = tester.run("test", "echo", "--skip", "everything")
+    assert answer.code == 2
+    assert "there are protocol, memory, blocking" in answer.text

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What upstream's own client raises when something below its session is killed in a step.
+
+An asynchronous client and a synchronous one wait for a step each. Whatever is killed: each is told
+by an exception, or has its answer where no session is lost; and the next `reset` of the same client
+object is answered within seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from .conftest import Machine, eventually
+from .docker_engine import DockerEngine
+from .test_docker import kill_agents
+
+LONG_SECONDS = 100.0  # of a step that is cut short
+SHORT_SECONDS = 3.0  # of one that outlives what is killed
+MEMORY = "160M"
+
+ENVIRONMENT = """
+import time
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+class Wait(Action):
+    seconds: float = 0.0
+    hold_megabytes: int = 0
+
+class Sample(Environment[Wait, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **more):
+        return Observation()
+
+    def step(self, action, **more):
+        print("in a step", flush=True)
+        held = bytearray(action.hold_megabytes * 2**20)
+        held[::4096] = b"1" * len(held[::4096])
+        time.sleep(action.seconds)
+        return Observation(done=True)
+
+    @property
+    def state(self):
+        return State()
+"""
+
+CLIENT = """
+import asyncio, json, sys, time
+from openenv import GenericEnvClient
+
+def told(exc):
+    return {"type": type(exc).__name__, "text": str(exc)}
+
+async def use(address, action):
+    found = {}
+    env = GenericEnvClient(base_url=address)
+    await env.reset()
+    try:
+        found["is_done"] = (await env.step(action)).done
+    except Exception as exc:
+        found |= told(exc)
+    while "has_session" not in found:
+        try:
+            await env.reset()
+            found["has_session"] = True
+        except ConnectionError:
+            await asyncio.sleep(0.05)
+    await env.close()
+    return found
+
+def use_sync(address, action):
+    found = {}
+    with GenericEnvClient(base_url=address).sync() as env:
+        env.reset()
+        try:
+            found["is_done"] = env.step(action).done
+        except Exception as exc:
+            found |= told(exc)
+        while "has_session" not in found:
+            try:
+                env.reset()
+                found["has_session"] = True
+            except ConnectionError:
+                time.sleep(0.05)
+    return found
+
+async def main(address, action):
+    both = use(address, action), asyncio.to_thread(use_sync, address, action)
+    print(json.dumps(await asyncio.gather(*both)))
+
+asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
+"""
+
+
+class Stage:
+    """An environment, and two of upstream's clients that wait for a step."""
+
+    def __init__(self, machine: Machine, upstream: Path, sample: str) -> None:
+        self.machine = machine
+        self._upstream = upstream
+        self._sample = sample
+        self._clients: subprocess.Popen[str]
+
+    def begin(self, *words: str, **action: float) -> None:
+        """Launch it, and return when both steps have begun."""
+        words = ("launch", self._sample, "--name", "sample", *words, "--json")
+        address = self.machine.ok(*words, timeout=300).json["environment"]["address"]
+        command = [str(self._upstream), "-c", CLIENT, address, json.dumps(action)]
+        self._clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.machine.background.append(self._clients)
+        eventually(lambda: self.machine.ok("logs", "sample").out.count("in a step") == 2)
+
+    @property
+    def replica(self) -> dict[str, Any]:
+        """The one replica."""
+        [found] = self.machine.environment("sample")["replicas"]
+        return dict(found)
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What the two clients have met."""
+        out, _ = self._clients.communicate(timeout=60)
+        found: list[dict[str, Any]] = json.loads(out)
+        assert len(found) == 2
+        return found
+
+    def are_told(self, kind: str, *texts: str) -> None:
+        """Assert that both steps raised this, and that there was a session again."""
+        for outcome in self.outcomes():
+            assert outcome.get("type") == kind, outcome
+            assert all(text in outcome["text"] for text in texts), outcome
+            assert outcome["has_session"], outcome
+
+    def lost_nothing(self) -> None:
+        """Assert that both steps were answered."""
+        assert [outcome.get("is_done") for outcome in self.outcomes()] == [True, True]
+
+
+@pytest.fixture
+def stage(machine: Machine, upstream: Path, write_environment: Callable[[str], str]) -> Stage:
+    return Stage(machine, upstream, write_environment(ENVIRONMENT))
+
+
+@pytest.fixture
+def docker_stage(stage: Stage, docker_machine: Machine) -> Iterator[Stage]:
+    """The same with Docker; what is in its containers goes first."""
+    yield stage
+    docker_machine.run("down", "--all")
+
+
+GATEWAY = ["--gateway"]
+DOCKER = ["--provider", "docker", "--gateway"]
+GONE = (
+    "Server error: The replica of this session is gone; the session has ended "
+    "(`openenv status sample` shows why). (code: SESSION_ERROR)"
+)
+NO_CLOSE_FRAME = "no close frame received or sent"
+
+
+@pytest.mark.parametrize("words", [[], GATEWAY])
+def test_a_killed_shard_is_told_with_the_signal(stage: Stage, words: list[str]) -> None:
+    stage.begin(*words, seconds=LONG_SECONDS)
+    for shard in psutil.Process(stage.replica["pid"]).children():
+        shard.kill()
+    stage.are_told("RuntimeError", "SIGKILL", "the session has ended", "SESSION_ERROR")
+
+
+@pytest.mark.parametrize("words", [["--provider", "local"], DOCKER])
+def test_a_session_that_takes_too_much_memory_is_told_so(
+    docker_stage: Stage, words: list[str]
+) -> None:
+    docker_stage.begin(*words, "--memory", MEMORY, hold_megabytes=400, seconds=LONG_SECONDS)
+    docker_stage.are_told("RuntimeError", "SESSION_ERROR")
+
+
+def test_a_killed_replica_is_the_end_of_the_connection(stage: Stage) -> None:
+    stage.begin(seconds=LONG_SECONDS)
+    os.kill(stage.replica["pid"], signal.SIGKILL)
+    stage.are_told("ConnectionClosedError", NO_CLOSE_FRAME)
+
+
+def test_a_killed_replica_is_told_by_the_gateway(stage: Stage) -> None:
+    stage.begin(*GATEWAY, seconds=LONG_SECONDS)
+    os.kill(stage.replica["pid"], signal.SIGKILL)
+    stage.are_told("RuntimeError", GONE)
+
+
+def test_a_killed_container_is_told_by_the_gateway(docker_stage: Stage) -> None:
+    docker_stage.begin(*DOCKER, seconds=LONG_SECONDS)
+    os.kill(docker_stage.replica["pid"], signal.SIGKILL)
+    docker_stage.are_told("RuntimeError", GONE)
+
+
+def test_a_killed_gateway_is_the_end_of_the_connection(stage: Stage) -> None:
+    stage.begin(*GATEWAY, seconds=LONG_SECONDS)
+    os.kill(stage.machine.ok("gateway", "status", "--json").json["gateway"]["pid"], signal.SIGKILL)
+    stage.are_told("ConnectionClosedError", NO_CLOSE_FRAME)
+
+
+@pytest.mark.parametrize("words", [[], GATEWAY])
+def test_a_killed_daemon_costs_no_session(stage: Stage, words: list[str]) -> None:
+    stage.begin(*words, seconds=SHORT_SECONDS)
+    stage.machine.kill_daemon()
+    stage.lost_nothing()
+
+
+def test_a_killed_agent_and_dockerd_cost_no_session(
+    docker_stage: Stage, docker_engine: DockerEngine
+) -> None:
+    docker_stage.begin(*DOCKER, seconds=2 * SHORT_SECONDS)
+    kill_agents(docker_stage.machine)
+    docker_engine.kill()
+    docker_engine.start()
+    docker_stage.machine.kill_daemon()
+    docker_stage.lost_nothing()

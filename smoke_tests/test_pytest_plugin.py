@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin of pytest, in a pytest of its own, on a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from .conftest import Machine
+
+ENVIRONMENT = """\
+from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+
+
+class Loud(EchoEnvironment):
+    def step(self, action, timeout_s=None, **kwargs):
+        print("stepped with", action.message, flush=True)
+        return super().step(action)
+"""
+TESTS = """\
+def test_holds(openenv_session):
+    openenv_session.reset()
+    assert openenv_session.step({"message": "hello"}).reward == 0.5
+
+def test_fails(openenv_session, openenv_env):
+    openenv_session.reset()
+    assert openenv_env.state == "READY"
+    assert openenv_session.step({"message": "zebra"}).reward == 7
+
+def test_without_it():
+    assert False
+"""
+
+
+def run_pytest(machine: Machine, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Its exit code, and what it printed."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=machine.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_environment_is_tested_on_a_real_server(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loud.py").write_text(ENVIRONMENT)
+    (folder / "test_it.py").write_text(TESTS)
+    code, text = run_pytest(machine, folder, "--openenv-source", "loud:Loud")
+    assert (code, "2 failed, 1 passed" in text) == (1, True), text
+    assert "stepped with zebra" in text  # the log, with the test that failed
+    assert text.count("openenv logs pytest-") == 1  # and with no other
+    assert machine.status()["environments"] == []
+
+
+def test_nothing_is_launched_without_a_source(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "test_it.py").write_text("def test_it(openenv_env):\n    pass\n")
+    code, text = run_pytest(machine, folder)
+    assert (code, "give --openenv-source ./my_env" in text) == (1, True), text
+    assert not machine.home.exists()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Ray cluster of three nodes, two of them with addresses of their own, of which one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.environments.engines.ray_driver import RayDriver
+
+from . import ray_engine
+from .conftest import eventually, new_machine
+from .providers.harness import NAME, Harness
+from .providers.under_test import Ray
+from .ray_engine import RayCluster
+
+CPUS = 6  # of a replica: two fit on a node, so that four of them need two nodes
+# A lost node is noticed within some seconds, rather than after 30, and notices it itself.
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+EPISODES, STEPS = 512, 5
+CALLS = 100  # of a collector's policy, until it may go on
+POLICY = """
+import asyncio, os
+calls = 0
+async def greet(_):
+    global calls
+    calls += 1
+    while calls > %(calls)d and os.path.exists("%(stay)s"):
+        await asyncio.sleep(0.02)
+    return {"do": "life"}
+"""
+WORDS = ("--token", "auto", "--gateway", "--memory", "256M", "--cpus", str(CPUS))
+
+
+class RayOfThree(Ray):
+    """A cluster whose replicas may be on other nodes."""
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        with ray_engine.ray_cluster(3, elsewhere=True, settings=QUICK) as self._cluster:
+            self._driver = RayDriver({**os.environ, **self.variables()})
+            try:
+                yield
+            finally:
+                self._driver.close()
+
+    @property
+    def cluster(self) -> RayCluster:
+        return self._cluster
+
+
+@pytest.fixture(scope="module")
+def ray_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayOfThree]:
+    if (reason := ray_engine.why_no_other_node()) is not None:
+        pytest.skip(f"no Ray cluster of three nodes: {reason}")
+    provider = RayOfThree()
+    with provider.engine(tmp_path_factory.mktemp("ray")):
+        yield provider
+
+
+@pytest.fixture
+def harness(ray_nodes: RayOfThree, tmp_path: Path) -> Iterator[Harness]:
+    with new_machine(tmp_path / "home") as machine:
+        machine.environ.update(ray_nodes.variables())
+        yield Harness(machine, ray_nodes)
+
+
+def node_of(harness: Harness, replica: str, cluster: RayCluster) -> int:
+    """The number of the node that a replica is on; on the head it is at the loopback."""
+    status = json.loads((harness.machine.home / "run" / replica / "status.json").read_text())
+    others = [number for number in range(1, 3) if cluster.address_of(number) == status["host"]]
+    return others[0] if others else 0
+
+
+def kill(cluster: RayCluster, number: int) -> None:
+    cluster.stop_node(number, SIGKILL)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lose", [RayCluster.cut, kill])
+def test_replicas_of_a_lost_node_come_back_elsewhere_and_the_old_ones_end(
+    harness: Harness, ray_nodes: RayOfThree, lose: Callable[[RayCluster, int], None]
+) -> None:
+    cluster = ray_nodes.cluster
+    harness.launched(*WORDS, "--replicas", "4")
+    address = harness.machine.ok("address", NAME).out.strip()
+    replicas = {each["id"]: each for each in harness.environment()["replicas"]}
+    nodes = {each: node_of(harness, each, cluster) for each in replicas}
+    lost = next(each for each, node in nodes.items() if node)
+    number = nodes[lost]
+    kept = next(each for each, node in nodes.items() if node != number)
+    server = psutil.Process(replicas[lost]["pid"])
+    with harness.sessions_at([kept, lost], address) as sessions:
+        life = sessions[kept].ask("life")
+        lose(cluster, number)
+        try:
+            eventually(lambda: harness.replica_of(lost)["restarts"] == 1, within=90)
+            # Killed, its shim may be missed before its node is.
+            why = harness.replica_of(lost)["exit"]["evidence"]
+            assert why.startswith(("its node has failed", "its shim has ended on node")), why
+            eventually(lambda: harness.states() == ["READY"] * 4, within=90)
+            assert node_of(harness, lost, cluster) != number
+            assert sessions[kept].ask("life") == life
+        finally:
+            cluster.join(number)
+    eventually(lambda: not server.is_running(), within=60)
+    assert len(ray_nodes.replicas_of(harness.machine)) == 4
+    if number in cluster.groups:
+        cluster.stop_node(number)
+    cluster.start_node(number)
+
+
+@pytest.mark.timeout(300)
+def test_a_rollout_of_four_collectors_has_each_episode_once_although_a_node_is_lost(
+    harness: Harness, ray_nodes: RayOfThree
+) -> None:
+    cluster, folder = ray_nodes.cluster, harness.machine.home.parent
+    harness.launched(*WORDS, "--replicas", "4")
+    ids = [each["id"] for each in harness.environment()["replicas"]]
+    lost = max(node_of(harness, each, cluster) for each in ids)
+    assert lost > 0
+    (folder / "stay").touch()
+    (folder / "policies.py").write_text(POLICY % {"stay": folder / "stay", "calls": CALLS})
+    words = ["--episodes", str(EPISODES), "--max-steps", str(STEPS), "--out", "out", "--async"]
+    words += ["--provider", "ray", "--collectors", "4", "--policy", "policies:greet"]
+    rollout = harness.machine.ok("rollout", NAME, *words, cwd=folder).out.strip()
+    played = 4 * CALLS // STEPS  # by all together, before each waits
+    eventually(lambda: written(folder / "out") > played // 2, within=150)
+    eventually(lambda: collectors_on(cluster, lost), within=100)  # the others may be sooner
+    kill(cluster, lost)
+    try:
+        assert written(folder / "out") < EPISODES
+        (folder / "stay").unlink()
+        answer = harness.machine.ok("wait", rollout, "--json", timeout=200).json
+    finally:
+        cluster.start_node(lost)
+    assert answer["request"]["result"]["there"] == EPISODES, answer
+    episodes = Counter(row["episode_id"] for row in rows(folder / "out", "episodes"))
+    assert episodes == Counter(f"{number:06d}" for number in range(EPISODES))
+    assert set(Counter(row["episode_id"] for row in rows(folder / "out", "steps")).values()) == {
+        STEPS
+    }
+    eventually(lambda: not any(collectors_on(cluster, number) for number in range(3)))
+
+
+def collectors_on(cluster: RayCluster, number: int) -> list[psutil.Process]:
+    """The collectors that a node runs."""
+    inside = cluster.processes_on(number)
+    return [each for each in inside if "CollectorActor" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """What a process was started as; nothing once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def rows(out: Path, kind: str) -> list[dict[str, Any]]:
+    """What was written of one kind."""
+    files = sorted(out.glob(f"{kind}-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def written(out: Path) -> int:
+    """How many episodes are certain."""
+    manifest = out / "manifest.jsonl"
+    text = manifest.read_text() if manifest.exists() else ""
+    return len(set(re.findall(r'"(000\d\d\d)"', text)))

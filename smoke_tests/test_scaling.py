@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas come and go under sessions of upstream's client, and none of them notices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .conftest import Machine, eventually
+
+# Some sessions are kept and stepped all the time, others begin and end all the time.
+CLIENTS = """
+import asyncio, json, sys
+from openenv import GenericEnvClient
+
+errors, counts = [], {"steps": 0, "sessions": 0}
+
+async def steps(address, is_over):
+    async with GenericEnvClient(base_url=address) as env:
+        await env.reset()
+        counts["sessions"] += 1
+        number = 0
+        while not is_over(number):
+            number += 1
+            result = await env.step({"message": "hello"})
+            assert result.observation["echoed_message"] == "hello", result
+            counts["steps"] += 1
+            await asyncio.sleep(0.01)
+        state = await env.state()
+        assert state["step_count"] == number, state
+
+async def noted(work):
+    try:
+        await work
+    except Exception as exc:
+        errors.append(repr(exc))
+
+async def main(address, kept, short):
+    over = asyncio.Event()
+    async def churn():
+        while not over.is_set():
+            await noted(steps(address, lambda number: number >= 5))
+    work = [noted(steps(address, lambda _: over.is_set())) for _ in range(kept)]
+    tasks = [asyncio.create_task(each) for each in [*work, *(churn() for _ in range(short))]]
+    while counts["sessions"] < kept + short:
+        await asyncio.sleep(0.01)
+    print("going", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    over.set()
+    await asyncio.gather(*tasks)
+    print(json.dumps({"errors": errors, **counts}))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+@contextmanager
+def clients(python: Path, address: str, *, kept: int, short: int) -> Iterator[dict[str, Any]]:
+    """Run sessions meanwhile; their figures are there afterwards."""
+    figures: dict[str, Any] = {}
+    with subprocess.Popen(
+        [str(python), "-c", CLIENTS, address, str(kept), str(short)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "going\n"
+            yield figures
+            figures |= json.loads(process.communicate(timeout=120)[0])
+        finally:
+            process.kill()
+
+
+def replicas(machine: Machine) -> list[str]:
+    return [replica["state"] for replica in machine.environment("echo")["replicas"]]
+
+
+def test_no_session_ends_while_replicas_are_added_and_drained(
+    machine: Machine, upstream: Path
+) -> None:
+    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
+    with clients(upstream, address, kept=6, short=4) as figures:
+        scaled = machine.ok("scale", "echo", "3").out
+        assert scaled == "✓ echo has 3 replicas\n"
+        assert replicas(machine) == ["READY"] * 3
+        assert machine.environment("echo")["address"] == address
+        with clients(upstream, address, kept=6, short=0) as more:
+            machine.ok("scale", "echo", "1")
+            assert machine.environment("echo")["state"] == "READY"
+        assert (more["errors"], more["sessions"]) == ([], 6)
+        machine.ok("scale", "echo", "2")
+    assert figures["errors"] == []
+    assert figures["sessions"] > 10
+    eventually(lambda: replicas(machine) == ["READY"] * 2)
+
+
+def test_a_restart_ends_no_session(machine: Machine, upstream: Path) -> None:
+    options = ["launch", "echo", "--replicas", "2", "--json"]
+    address = machine.ok(*options).json["environment"]["address"]
+    before = {replica["pid"] for replica in machine.environment("echo")["replicas"]}
+    with clients(upstream, address, kept=0, short=8) as figures:
+        machine.ok("restart", "echo")
+    assert figures["errors"] == []
+    assert figures["sessions"] > 8
+    eventually(lambda: replicas(machine) == ["READY"] * 2)
+    assert not before & {replica["pid"] for replica in machine.environment("echo")["replicas"]}
+
+
+def test_what_cannot_be_scaled_is_refused_with_the_reason(machine: Machine) -> None:
+    machine.ok("launch", "echo", "--max-sessions", "2")
+    for words, code, told in (
+        (("scale", "ecko", "2"), 4, "no environment is called 'ecko'"),
+        (("scale", "echo", "0"), 2, "0 replicas would serve nobody"),
+        (("scale", "echo", "1001"), 2, "1001 replicas are more than the 1000 of one environment"),
+        (("scale", "echo", "3"), 1, "3 replicas cannot share 2 sessions"),
+        (("restart", "echo", "--replica", "7"), 1, "echo has no replica 7"),
+    ):
+        answer = machine.run(*words)
+        assert told in answer.err, answer.text
+        assert answer.code == code, answer.text
+    machine.ok("down", "echo")
+    refused = machine.run("scale", "echo", "2")
+    assert "echo is not running" in refused.err.lower(), refused.text
+
+
+def test_an_environment_scales_itself_with_its_sessions_and_says_why(
+    machine: Machine, upstream: Path
+) -> None:
+    options = ["--max", "3", "--max-sessions", "12", "--scale-down", "1", "--json"]
+    address = machine.ok("launch", "echo", *options).json["environment"]["address"]
+    with clients(upstream, address, kept=4, short=0) as figures:
+        eventually(lambda: replicas(machine) == ["READY"] * 2)
+    assert figures["errors"] == []
+    eventually(lambda: replicas(machine) == ["READY"])
+    history = machine.ok("requests", "--json").json["requests"]
+    scaled = [request["payload"] for request in history if request["operation"] == "scale"]
+    assert [payload["replicas"] for payload in scaled] == [1, 2]
+    assert scaled[1]["reason"] == "4 of 4 sessions are taken"
+    refused = machine.run("scale", "echo", "4")
+    assert "echo scales itself between 1 and 3 replicas, and 4 is not among these" in refused.err

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python SDK against a real daemon, with our own sessions and with OpenEnv's."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from openenvd import AsyncClient, Client
+from openenvd.client.errors import ApiRefused, DaemonUnreachable, RequestFailed
+from openenvd.sdk import Session, SessionError, StepResult
+
+from .conftest import Machine, eventually
+
+WITH_UPSTREAM = """\
+import sys
+from openenv import GenericEnvClient
+from openenvd import Client
+
+env = Client(sys.argv[1]).launch("echo").wait()
+with env.connect() as session:
+    assert type(session).__module__.startswith("openenv."), type(session)
+    session.reset()
+    print(session.step({"message": "hello"}).observation["echoed_message"])
+"""
+
+
+@pytest.fixture
+def home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's home, where this process starts daemons as well."""
+    monkeypatch.setenv("OPENENV_PORT", "0")
+    return machine.home
+
+
+def test_an_environment_is_launched_used_scaled_and_taken_down(home: Path) -> None:
+    client = Client(home)
+    env = client.launch("echo", max_sessions=8).wait()
+    assert (env.name, env.state, len(env.replicas)) == ("echo", "READY", 1)
+    with env.connect() as session:
+        assert isinstance(session, Session)
+        assert session.reset(seed=1).observation["echoed_message"] == "Ready to echo."
+        result = session.step({"message": "hello"})
+        assert isinstance(result, StepResult)
+        assert (result.observation["message_length"], result.reward) == (5, 0.5)
+        assert session.state()["step_count"] == 1
+        with pytest.raises(SessionError) as caught:
+            session.step({"message": {}})
+        assert caught.value.code == "VALIDATION_ERROR"
+    assert len(env.scale(2).wait(timeout=60).replicas) == 2
+    assert [each.name for each in client.environments()] == ["echo"]
+    env.down().wait()
+    assert client.environments() == []
+
+
+def test_a_rollout_is_iterated_and_waited_for(home: Path, tmp_path: Path) -> None:
+    client = Client(home)
+    env = client.launch("echo").wait()
+    rollout = client.rollout(env, out=tmp_path / "episodes", episodes=2000, max_steps=20)
+    progress = list(rollout)
+    assert progress
+    assert progress[-1].data["rollout"]
+    assert rollout.wait()["there"] == 2000
+    assert "2000 episodes" in "".join(rollout.logs())
+
+
+def test_what_fails_says_why(home: Path, tmp_path: Path) -> None:
+    client = Client(home)
+    with pytest.raises(ApiRefused, match="replicas"):
+        client.launch("echo", replicas=0)
+    with pytest.raises(RequestFailed, match="nowhere"):
+        client.launch(tmp_path / "nowhere").wait()
+    with pytest.raises(ApiRefused, match="unheard"):
+        client.rollout("unheard", out=tmp_path / "episodes")
+    failed = client.launch(tmp_path / "nowhere", name="again")
+    with pytest.raises(RequestFailed):
+        list(failed)
+    slow = client.launch("echo", name="slow")
+    with pytest.raises(TimeoutError):
+        slow.wait(timeout=0.001)
+    assert slow.wait().state == "READY"
+
+
+def test_a_client_goes_on_with_the_next_daemon(home: Path, machine: Machine) -> None:
+    client = Client(home)
+    client.launch("echo").wait()
+    machine.ok("stop")
+    with pytest.raises(DaemonUnreachable, match="no daemon"):
+        Client(home, start=False).status()
+    assert client.environment("echo").name == "echo"
+
+
+def test_waiting_starts_no_daemon_again(home: Path, machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    client = Client(home)
+    launch = client.launch("slow:Never", name="slow")
+    machine.ok("stop")
+    with pytest.raises(DaemonUnreachable, match="the daemon has exited"):
+        launch.wait(timeout=30)
+    assert client.find_daemon() is None
+
+
+def test_a_path_is_a_folder_and_its_manifest_names_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "echo").mkdir()
+    (tmp_path / "echo" / "openenv.yaml").write_text("name: mine\napp: server.app:app\n")
+    launch = Client(home).launch(Path("echo"))
+    assert (launch.data["environment"], launch.data["payload"]["source"]) == (
+        "mine",
+        str(tmp_path / "echo"),
+    )
+    with pytest.raises(RequestFailed):  # there is no app in it
+        launch.wait()
+
+
+async def test_asyncio_waits_for_many_at_once(home: Path) -> None:
+    client = AsyncClient(home)
+    launches = [await client.launch("echo", name=f"echo-{n}", max_sessions=2) for n in range(12)]
+    environments = await asyncio.gather(*(launch.wait() for launch in launches))
+    assert {each.state for each in environments} == {"READY"}
+    async with environments[0].connect() as session:
+        assert (await session.reset()).observation["echoed_message"] == "Ready to echo."
+        assert (await session.step({"message": "hi"})).reward == pytest.approx(0.2)
+    scaled = await environments[0].scale(2)
+    assert len((await scaled.wait()).replicas) == 2
+    await asyncio.gather(*[(await each.down()).wait() for each in environments])
+    assert await client.environments() == []
+
+
+async def test_a_log_that_is_not_followed_any_more_leaves_no_thread(home: Path) -> None:
+    client = AsyncClient(home)
+    env = await (await client.launch("echo")).wait()
+
+    async def follow() -> list[str]:
+        return [text async for text in env.logs(follow=True)]
+
+    following = asyncio.create_task(follow())
+    await asyncio.to_thread(eventually, streams, within=30)
+    await asyncio.sleep(0.5)  # it is open, and waits for what comes
+    assert not following.done()
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    await asyncio.to_thread(eventually, lambda: not streams(), within=5)
+
+
+def streams() -> list[str]:
+    return [each.name for each in threading.enumerate() if "openenvd stream" in each.name]
+
+
+def test_sessions_are_openenvs_own_where_it_is_installed(both: Path, machine: Machine) -> None:
+    command = [str(both), "-c", WITH_UPSTREAM, str(machine.home)]
+    done = subprocess.run(
+        command, env=machine.environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
