@@ -199,13 +199,20 @@ class _Member:
 
 
 def shares_of(batch: Batch, members: int) -> list[Batch]:
-    """The batch, shared out as evenly as it goes; each share with its own source addresses."""
+    """The batch, shared out as evenly as it goes; each share with its own source addresses.
+
+    Shares take the server's addresses in turn.
+    """
+    addresses = ((batch.host, batch.port), *batch.others)
     counts = [batch.count // members + (n < batch.count % members) for n in range(members)]
     window = max(1, batch.window // members) if batch.window else 0
-    return [
-        replace(batch, count=count, window=window, sources=sources_of(batch.host, number, count))
-        for number, count in enumerate(counts)
-    ]
+    shares = []
+    for number, count in enumerate(counts):
+        host, port = addresses[number % len(addresses)]
+        sources = sources_of(host, number, count)
+        share = replace(batch, host=host, port=port, others=(), count=count, window=window)
+        shares.append(replace(share, sources=sources))
+    return shares
 
 
 def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:

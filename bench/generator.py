@@ -71,6 +71,7 @@ class Batch:
     sources: tuple[str, ...] = ()  # addresses to connect from; empty: the system chooses
     hold: bool = False  # after the reset, until released
     token: str | None = None  # that the server wants
+    others: tuple[tuple[str, int], ...] = ()  # the server's further addresses, for other shares
 
     def sessions(self) -> Callable[[Generator, float], MeasuredSession]:
         """What makes its sessions."""

@@ -132,6 +132,7 @@ class Sweep:
             port=target.port,
             path=target.path,
             token=target.token,
+            others=target.addresses[1:],
             count=cell.requests,
             action={"wait_seconds": cell.wait_seconds} if action is None else action,
             timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,

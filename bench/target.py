@@ -29,6 +29,7 @@ class Target:
     root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
     modes: tuple[str, ...] = ("ws", "http")  # its protocols
     token: str | None = None  # that it wants
+    others: tuple[str, ...] = ()  # further `host:port` of it: load generators take them in turn
 
     @property
     def host(self) -> str:
@@ -39,6 +40,12 @@ class Target:
     def port(self) -> int:
         """The port of the URL; HTTP's own when it names none."""
         return urlsplit(self.url).port or HTTP_PORT
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each of its addresses."""
+        pairs = (text.rpartition(":") for text in self.others)
+        return (self.host, self.port), *((host, int(port)) for host, _, port in pairs)
 
     @property
     def path(self) -> str:

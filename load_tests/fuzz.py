@@ -34,7 +34,13 @@ def main() -> int:
         repetitions=1,
         minutes={"type": float, "default": 1.0, "help": "how long"},
         seed={"type": int, "default": None, "help": "begin with these examples; otherwise others"},
+        patience={
+            "type": float,
+            "default": fuzzing.PATIENCE_SECONDS,
+            "help": "seconds for an answer; more on a machine that is busy with other work",
+        },
     )
+    fuzzing.PATIENCE_SECONDS = options.patience
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     deadline = time.monotonic() + 60 * options.minutes
     cases: Counter[str] = Counter()

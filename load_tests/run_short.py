@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 PROGRAMS = (
     ("cold_cli", 5, ""),
     ("idle_memory", 1, ""),
-    ("idle_cost", 1, "--environments 1,10 --seconds 10 --settle 5"),
+    ("idle_cost", 1, "--environments 1,10 --seconds 5 --settle 3"),
     ("launch", 3, ""),
     ("queue_dispatcher", 1, "--requests 3000"),
     ("queue_dispatcher", 1, "--requests 2000 --executor workers"),
-    ("low_resources", 1, "--sizes small --parts a b d --most 4"),
+    ("low_resources", 1, "--sizes small --parts a b --most 4"),
     ("burst_memory", 1, "--requests 40 --seconds 15"),
     ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
     ("scaling", 1, "--short"),
+    ("scaling", 1, "--provider slurm --requests-grid 256 --envoys 2 --skip-memory"),
     ("held_sessions", 1, "--short"),
     ("shard_start", 1, ""),
+    ("gateway", 1, "--short"),
+    ("rolling_update", 1, "--short"),
+    ("autoscaling", 1, "--short"),
+    ("sleep", 2, ""),
     ("steps", 1, "--short"),
     ("brigade", 1, "--short"),
     ("full_house", 1, "--requests 1000 --house 20"),
     ("rollouts", 1, "--short"),
+    ("failover", 1, "--short"),
+    ("dashboard", 1, "--short"),
 )
 
 
@@ -35,9 +43,10 @@ def main() -> int:
     for name, repetitions, more in PROGRAMS:
         command = [sys.executable, "-m", f"load_tests.{name}", "--repetitions", str(repetitions)]
         command += more.split()
+        started = time.monotonic()
         if (code := subprocess.run(command, check=False).returncode) != 0:
             return code
-        print(flush=True)
+        print(f"  ({name}: {time.monotonic() - started:.0f} s)\n", flush=True)
     return 0
 
 

@@ -12,6 +12,8 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
     python -m load_tests.scaling --compare                 WebSocket beside HTTP
     python -m load_tests.scaling --requests-grid 256 --max-sessions 400 --peer upstream
     python -m load_tests.scaling --url http://host:8000    a server that runs already
+    python -m load_tests.scaling --provider slurm --nodes 2 --requests-grid 16384 --reps 3
+                                                           or `ray`: through the gateway, and not
 
 Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
 one instant, as training code does that opens its sessions in one `gather`; a handshake may take
@@ -41,6 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.peers import scaling_servers as servers
+from load_tests.peers.cluster_servers import KINDS as CLUSTERS
+from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.gather_clients import KINDS
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import OPENENV, machine
@@ -64,6 +68,10 @@ USAGE_EXIT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
+    kind = CLUSTERS.get(options.provider)
+    if kind is not None and (reason := kind.why_not()) is not None:
+        print(f"skipped: no {options.provider}: {reason}")
+        return 0
     try:
         plan = plan_of(options)
         with _started(options, plan) as started:
@@ -85,7 +93,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--compare", action="store_true", help="both modes")
     add("--peer", choices=("upstream",), action="append", default=[])
     add("--peer-python", metavar="PATH", help="a Python with upstream's package; made if left out")
-    add("--limit", action="store_true", help="two bare processes under the same generators")
+    add(
+        "--limit",
+        action="store_true",
+        help="two bare processes under the same generators; beside one shard also one (limit-1)",
+    )
     add("--project", action="store_true", help="ours also with the peer's very classes")
     add("--sync", action="store_true", help="the environment that blocks a thread while it waits")
     add(
@@ -95,6 +107,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--workers", type=int, help="of upstream; by default one for each core")
     add("--max-sessions", type=int, help="slots, all processes together; by default enough")
+    add("--provider", choices=("local", *CLUSTERS), default="local", help="what runs ours")
+    add("--nodes", type=int, default=2, help="with --provider: how many, with a replica each")
+    add("--envoys", type=int, help="with --provider; by default as descriptors require")
     add("--url", help="measure a server that runs already, instead of ours")
     add("--clients", choices=("light", *KINDS), default="light", help="who makes the load")
     add(
@@ -156,6 +171,9 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     written += figures.draw_all(sweep.report, options.output_dir)
     for line in [*table.lines_of(sweep.report), *comparison(sweep.report), *missed(sweep.report)]:
         print(line)
+    if options.provider != "local":
+        for line in report_lines(sweep.report.summaries, options.nodes):
+            print(line)
     for one in started:
         for name, seconds in one.facts.items():
             print(f"{one.target.name}: {name.replace('_', ' ')} {seconds:.2f}")
@@ -175,6 +193,11 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
         started: list[Started] = []
         if options.url is not None:
             started.append(Started(target_of_url("server", options.url)))
+        elif options.provider != "local":
+            arrangement = replace(arrangement, shards=options.shards)
+            started += stack.enter_context(
+                on_cluster(options.provider, options.nodes, arrangement, options.envoys)
+            )
         else:
             ours = [replace(arrangement, shards=shards) for shards in shards_of(options)]
             both = servers.openenvd_all(ours, with_projects=options.project)
@@ -184,15 +207,19 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
             peers = peer_arrangement(arrangement, is_bounded=options.max_sessions is not None)
             started.append(stack.enter_context(servers.upstream(peers, python)))
         if options.limit:
-            started += _limit(stack)
+            started += _limit(stack, of_one="1" in shards_of(options))
         yield started
 
 
-def _limit(stack: ExitStack) -> list[Started]:
+def _limit(stack: ExitStack, *, of_one: bool) -> list[Started]:
+    """The bare server on two processes; also on one, which is all that one shard can reach."""
     if why_not := servers.why_no_limit():
         print(why_not)
         return []
-    return [stack.enter_context(servers.limit())]
+    started = [stack.enter_context(servers.limit())]
+    if of_one:
+        started.append(stack.enter_context(servers.limit(1, "limit-1")))
+    return started
 
 
 def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:

@@ -75,15 +75,23 @@ class Found:
     client_us: float
 
 
+class SessionsFailed(Exception):
+    """Sessions of one measurement did not come to their end."""
+
+
 def measure(target: Target, case: Case, seconds: float) -> Found:
-    """Let the clients loose on one server."""
+    """Let the clients loose on one server.
+
+    Raises:
+        SessionsFailed: Some did not come to their end.
+    """
     clients = _start_clients(target, case, seconds)
     before = _cpu_seconds(target.root_pids)
     outcomes = _let_run(clients)
     spent = _cpu_seconds(target.root_pids) - before
     if failed := sum(o["failed"] for o in outcomes):
         why = next(o["first_failure"] for o in outcomes if o["failed"])
-        raise SystemExit(f"{target.name}, {case.name}: {failed} sessions failed: {why}")
+        raise SessionsFailed(f"{case.name} {target.name}: {failed} sessions failed: {why}")
     latencies = [value for o in outcomes for value in o["latencies"]]
     return Found(
         steps_per_second=sum(len(o["latencies"]) / o["stepping_seconds"] for o in outcomes),
@@ -173,7 +181,9 @@ def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
     return [stack.enter_context(server).target for server in servers]
 
 
-def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> None:
+def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> list[str]:
+    """All cases of one shape; which measurements failed."""
+    failures: list[str] = []
     cases = _cases(shape, short=options.short)
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
@@ -190,9 +200,14 @@ def _measure_shape(shape: str, options: Any, seconds: float, report: Report) -> 
             for case in cases:
                 turn = number % len(targets)
                 for target in targets[turn:] + targets[:turn]:
-                    found[case][target.name].append(measure(target, case, seconds))
+                    try:
+                        found[case][target.name].append(measure(target, case, seconds))
+                    except SessionsFailed as exc:
+                        failures.append(str(exc))
+                        print(exc, file=sys.stderr, flush=True)
     for case in cases:
-        _tell(report, case, found[case])
+        _tell(report, case, {name: values for name, values in found[case].items() if values})
+    return failures
 
 
 def _tell(report: Report, case: Case, found: dict[str, list[Found]]) -> None:
@@ -204,6 +219,8 @@ def _tell(report: Report, case: Case, found: dict[str, list[Found]]) -> None:
         report.add(f"{line} p99", "ms", [f.p99_ms for f in values])
         report.add(f"{line} server CPU", "us", [f.server_us for f in values])
         report.add(f"{line} client CPU", "us", [f.client_us for f in values])
+    if not rates:
+        return
     ours, *others = rates
     for other in others:
         report.ratio(f"{case.name} {ours} / {other}", rates[ours], rates[other])
@@ -228,10 +245,13 @@ def main() -> int:
     report = Report("Steps per second, by sessions and bytes each way")
     if why := scaling_servers.why_no_limit():
         report.note(why)
+    failures: list[str] = []
     for shape in options.shapes or (SHORT_SHAPES if options.short else SHAPES):
-        _measure_shape(shape, options, seconds, report)
+        failures += _measure_shape(shape, options, seconds, report)
+    for failure in failures:
+        report.note(failure)
     report.finish(options.json)
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def why_no_limit() -> str | None:
 
 
 @contextmanager
-def limit(processes: int = LIMIT_PROCESSES) -> Iterator[Started]:
+def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Started]:
     """The bare server."""
     with tempfile.TemporaryDirectory(prefix="openenvd-limit-") as folder:
         command = [sys.executable, "-m", "load_tests.peers.bare_server"]
@@ -259,7 +259,7 @@ def limit(processes: int = LIMIT_PROCESSES) -> Iterator[Started]:
             port = int(log.read_text().partition("listening on ")[2].split()[0])
             _until(lambda: _answers(port), process, log)
             url = f"http://127.0.0.1:{port}"
-            yield Started(Target("limit", url, (process.pid,), modes=("ws",)))
+            yield Started(Target(name, url, (process.pid,), modes=("ws",)))
 
 
 @contextmanager

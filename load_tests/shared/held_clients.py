@@ -27,7 +27,15 @@ import uvloop
 from openenvd.bench.generator import new_socket
 from openenvd.bench.ws_session import WsScript, take_frame
 from openenvd.system.proc import raise_fd_limit
-from openenvd.system.websocket import CLOSE, PING, PONG, TEXT, unmasked_client_frame
+from openenvd.system.websocket import (
+    CLOSE,
+    NORMAL_CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    close_payload,
+    unmasked_client_frame,
+)
 
 Json = dict[str, Any]
 
@@ -87,6 +95,12 @@ class HeldSession(asyncio.Protocol):
         await self._answered()
         return time.monotonic() - due
 
+    def close(self) -> None:
+        """End the session."""
+        if self._transport is not None:
+            self._transport.write(unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE))
+            self._transport.close()
+
     async def _answered(self) -> None:
         answer = await self._answer
         if b'"observation"' not in answer:
@@ -125,7 +139,7 @@ class Clients:
             async with turns:
                 try:
                     async with asyncio.timeout(OPEN_SECONDS):
-                        self._held.append(await _open(script, address, next(sources)))
+                        self._held.append(await open_session(script, address, next(sources)))
                 except (OSError, TimeoutError) as exc:
                     self._failures.append(repr(exc))
 
@@ -157,7 +171,8 @@ class Clients:
         return {"failed": len(failures), "why": failures[0] if failures else ""}
 
 
-async def _open(script: WsScript, address: tuple[str, int], source: str) -> HeldSession:
+async def open_session(script: WsScript, address: tuple[str, int], source: str = "") -> HeldSession:
+    """Connect, and reset."""
     loop = asyncio.get_running_loop()
     opened = new_socket(source)
     try:

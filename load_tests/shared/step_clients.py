@@ -2,7 +2,7 @@
 """Clients that step as fast as they are answered, in one light process.
 
     python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES
-                                             [--wait S] [--steps N] [--hold] [--echo]
+                                             [--wait S] [--steps N] [--hold] [--echo] [--path P]
 
 Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
 or it has done N steps; then it closes. With `--hold`, they all begin to step when a line comes on
@@ -50,6 +50,7 @@ class Plan:
     steps: int | None
     ends_at: float = 0.0
     is_holding: bool = False
+    path: str = "/ws"
     holding: list[StepClient] = field(default_factory=list)
 
 
@@ -84,11 +85,12 @@ class StepClient(asyncio.Protocol):
         self._kind = 0
         self._steps = -1  # the reset is not one
         self._sent_at = 0.0
+        self._close_reason = ""
 
     def connection_made(self, transport: Any) -> None:
         """Ask for the upgrade."""
         self._transport = transport
-        transport.write(upgrade_request("127.0.0.1", "/ws"))
+        transport.write(upgrade_request("127.0.0.1", self._plan.path))
 
     def data_received(self, data: bytes) -> None:
         """The handshake's answer, then frames."""
@@ -100,7 +102,7 @@ class StepClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Whatever the reason: this session is over."""
         if not self._done.done():
-            self._tally.fail(f"connection lost: {exc!r}")
+            self._tally.fail(self._close_reason or f"connection lost: {exc!r}")
             self._done.set_result(None)
 
     def _handshake(self, head: bytes) -> bytes:
@@ -139,6 +141,9 @@ class StepClient(asyncio.Protocol):
     def _look_at(self, data: bytes) -> None:
         if self._kind == WHOLE_TEXT and b'"error"' in data[:40]:
             self._give_up(data[:200].decode())
+        elif self._kind == FIN | CLOSE:
+            code, text = int.from_bytes(data[:2], "big"), data[2:].decode(errors="replace")
+            self._close_reason = f"closed with {code}: {text}"
 
     def _arrived(self) -> None:
         if self._kind != WHOLE_TEXT or self._done.done():
@@ -247,9 +252,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--hold", action="store_true")
     parser.add_argument("--echo", action="store_true")
+    parser.add_argument("--path", default="/ws")
     given = parser.parse_args()
     plan = plan_of(given.payload_bytes, given.wait, given.steps, is_echo=given.echo)
-    plan.is_holding = given.hold
+    plan.is_holding, plan.path = given.hold, given.path
     outcome = uvloop.run(run(given.port, given.sessions, given.seconds, plan))
     json.dump(outcome, sys.stdout)
     return 0

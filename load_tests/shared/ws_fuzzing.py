@@ -233,7 +233,14 @@ def seen_by_websockets(specs: list[FrameSpec]) -> Seen:
 
 
 def check_frames(specs: list[FrameSpec], lengths: list[int]) -> None:
-    """Compare both parsers on these frames; `AssertionError` says where they differ."""
+    """Compare both parsers on these frames; `AssertionError` says where they differ.
+
+    Behind a frame that announces another length than it has, nothing is where `specs` say.
+    """
+    for number, spec in enumerate(specs):
+        if spec.announced not in (None, len(spec.payload)):
+            specs = [*specs[:number], replace(spec, payload=spec.payload[: spec.announced])]
+            break
     pieces = pieces_of(b"".join(spec.encode() for spec in specs), lengths)
     found, expected = seen_by_us(pieces), expected_of(specs)
     assert found == expected, f"{found} instead of {expected}"
@@ -405,6 +412,17 @@ raw_values = st.one_of(
     st.sampled_from(("1e999", "-1e400", "1e-999", "NaN", "-Infinity", "1" + "0" * 400 + ".5")),
     st.sampled_from(('"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"', '"\x00"', "-", "01", "tru")),
 )
+MOST_WAIT_SECONDS = 1.0  # of a step; an environment that is told to wait longer does
+
+
+def _waits_long(value: str) -> bool:
+    try:
+        return float(value) > MOST_WAIT_SECONDS
+    except ValueError:
+        return False
+
+
+short_waits = raw_values.filter(lambda value: not _waits_long(value))
 TYPES = ("reset", "step", "state", "mcp", "close", "nonsense", "")
 METHODS = ("tools/list", "tools/call", "openenv/session/create", "openenv/session/close", "none")
 VALID = (
@@ -421,7 +439,7 @@ texts = st.one_of(
     st.sampled_from(VALID),
     st.builds('{{"type":"{}","data":{}}}'.format, st.sampled_from(TYPES), raw_values),
     st.builds('{{"type":{},"data":{{}}}}'.format, raw_values),
-    st.builds('{{"type":"step","data":{{"wait_seconds":{}}}}}'.format, raw_values),
+    st.builds('{{"type":"step","data":{{"wait_seconds":{}}}}}'.format, short_waits),
     st.builds('{{"type":"reset","data":{{"seed":{0},"episode_id":{0}}}}}'.format, raw_values),
     st.builds('{{"type":"state","type":"{}",{}:1}}'.format, st.sampled_from(TYPES), raw_values),
     st.builds(
@@ -559,7 +577,7 @@ def _may_end(item: Item, path: str) -> bool:
     if item.kind is not Kind.TEXT:
         return item.kind is Kind.BINARY
     try:
-        message = json.loads(item.payload)
+        message = json.loads(item.payload.decode())  # bytes might be taken for UTF-16 or UTF-32
     except UnicodeDecodeError:
         return True
     except (ValueError, RecursionError):

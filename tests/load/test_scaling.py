@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+
+from openenvd.bench.crew import shares_of
+from openenvd.bench.generator import Batch
+from openenvd.bench.target import Target
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -294,10 +299,25 @@ def test_without_a_limit_no_aim_is_judged() -> None:
     assert ratios_of(batch_of("openenvd", total_p99=99.0)) == []
 
 
-def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
-    from openenvd.bench.crew import shares_of
-    from openenvd.bench.generator import Batch
+def test_shares_of_a_batch_take_the_servers_addresses_in_turn() -> None:
+    target = Target("two", "http://127.0.0.1:80/echo", others=("10.0.0.2:81",))
+    assert target.addresses == (("127.0.0.1", 80), ("10.0.0.2", 81))
+    batch = Batch("ws", "127.0.0.1", 80, "", 7, {}, 1.0, 4, others=target.addresses[1:])
+    shares = shares_of(batch, 3)
+    reached = [(share.host, share.port) for share in shares]
+    assert reached == [("127.0.0.1", 80), ("10.0.0.2", 81), ("127.0.0.1", 80)]
+    assert shares[1].sources == ()
 
+
+def test_a_split_is_judged_by_its_farthest_replica() -> None:
+    from load_tests.peers.cluster_servers import unevenness
+
+    assert unevenness("1:60 2:40", 2) == 20
+    assert unevenness("1:100", 2) == 100
+    assert unevenness("", 2) == math.inf
+
+
+def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
     shares = shares_of(Batch("ws", "127.0.0.1", 80, "", 7, {}, 1.0, 4), 3)
     assert [share.count for share in shares] == [3, 2, 2]
     sources = [source for share in shares for source in share.sources]

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard in a headless Chromium, of a daemon with many requests and many replicas.
+
+    first screen    a page with nothing cached: until it shows what the daemon has; all bytes
+    quiet           the page is open, and nothing happens but time
+    busy            SHORT requests are submitted and run all the while
+    a death         a replica is killed for memory: until the page shows it
+
+The requests are rows like any other: half of them have run, half wait for the one LONG worker,
+which a launch holds that never gets ready. The replicas are bundled `echo` servers, each with its
+processes. Aims: the first screen in 300 ms and 150 kB, an update in 100 ms, the daemon's event loop
+at a p99 lag of 10 ms, its memory 20 MB above what it was, a death within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import sync_playwright
+
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, percentile
+from openenvd.client import daemon as daemons
+from openenvd.server.settings import Paths
+from smoke_tests.chromium import find_chromium
+
+MEGABYTE = 1e6
+CLIENTS = 16
+EACH = 20  # replicas of an environment
+MEMORY_MB = 120
+UNUSED_PORT = 9
+SETTLE_SECONDS = 3.0
+WAIT_MILLISECONDS = 60_000
+STUCK = "import time\ntime.sleep(3600)\n"
+HUNGRY = """
+import time
+from pathlib import Path
+from openenvd.envs import Action, Environment, Observation, State
+
+class Hungry(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        return Observation()
+    def step(self, action, timeout_s=None, **kwargs):
+        held, last = [], Path(__file__).with_name("last")
+        now = last.with_suffix(".now")
+        while True:
+            held.append(b"1" * (4 << 20))
+            now.write_text(str(time.time()))
+            now.replace(last)  # whole, whenever it is killed
+    @property
+    def state(self):
+        return State()
+"""
+# When a row of an environment and of the queue is first there, after the start of the navigation.
+FIRST_SCREEN = """
+() => new Promise((resolve, reject) => {
+  setTimeout(() => reject(new Error("nothing is shown")), 30000);
+  const look = () => {
+    const rows = document.querySelectorAll("#environments tbody tr, #queue tbody tr").length;
+    if (rows > 1) requestAnimationFrame(() => resolve(performance.now()));
+    else requestAnimationFrame(look);
+  };
+  look();
+})
+"""
+WATCH = """
+() => {
+  const isWatched = Boolean(window.updates);
+  window.updates = [];
+  window.longest = 0;
+  if (isWatched) return;
+  new PerformanceObserver(list => {
+    for (const entry of list.getEntries()) {
+      if (entry.name === "openenvd-update") window.updates.push(entry.duration);
+    }
+  }).observe({type: "measure"});
+  new PerformanceObserver(list => {
+    for (const {duration} of list.getEntries()) window.longest = Math.max(window.longest, duration);
+  }).observe({type: "longtask"});
+}
+"""
+DEATH_SHOWN = """
+() => new Promise((resolve, reject) => {
+  const look = () => document.querySelector("#deaths article")
+    ? resolve((performance.timeOrigin + performance.now()) / 1000) : setTimeout(look, 5);
+  setTimeout(() => reject(new Error("no death is shown")), 30000);
+  look();
+})
+"""
+
+Found = dict[tuple[str, str], list[float]]
+
+
+def main() -> int:
+    """A daemon, its rows and replicas, and a page, for each repetition."""
+    options = parse_arguments(
+        "The dashboard.",
+        repetitions=1,
+        requests={"type": int, "default": 10_000, "help": "requests, half of which wait"},
+        replicas={"type": int, "default": 200},
+        seconds={"type": float, "default": 60.0, "help": "how long the page is watched, each time"},
+        short={"action": "store_true", "help": "few of all, to see that it runs"},
+    )
+    if options.short:
+        options.requests, options.replicas, options.seconds = 400, 4, 3.0
+    if (program := find_chromium()) is None:
+        print("Dashboard: skipped, there is no Chromium")
+        return 0
+    found: Found = {}
+    for _ in range(options.repetitions):
+        one = _Repetition(program, options.requests, options.replicas, options.seconds)
+        for key, value in one.run().items():
+            found.setdefault(key, []).append(value)
+    report = Report("Dashboard")
+    for (name, unit), values in found.items():
+        report.add(name, unit, values)
+    report.note(f"{options.requests:,} requests, {options.replicas} replicas of `echo`.")
+    report.note("An update: all of the page's main thread, divided by the number of updates.")
+    report.finish(options.json)
+    return 0
+
+
+class _Repetition:
+    """One daemon, and what is found with it."""
+
+    def __init__(self, program: str, requests: int, replicas: int, seconds: float) -> None:
+        self._program = program
+        self._requests = requests
+        self._replicas = replicas
+        self._seconds = seconds
+        self._found: dict[tuple[str, str], float] = {}
+
+    def run(self) -> dict[tuple[str, str], float]:
+        with tempfile.TemporaryDirectory(prefix="openenvd-load-") as sources, daemon() as environ:
+            self._environ = {**environ, "OPENENV_MAX_LONG_WORKERS": "1"}
+            self._home = environ["OPENENV_HOME"]
+            self._sources = Path(sources)
+            for words in (["stop"], ["up"]):
+                subprocess.run(
+                    [OPENENV, *words], env=self._environ, check=True, capture_output=True
+                )
+            time.sleep(SETTLE_SECONDS)
+            idle = self._memory()
+            self._fill()
+            time.sleep(SETTLE_SECONDS)
+            full = self._memory()
+            self._note("memory above idle, no page open", "MB", full - idle)
+            with sync_playwright() as playwright:
+                chromium = playwright.chromium.launch(
+                    executable_path=self._program, args=["--no-sandbox"]
+                )
+                self._look(chromium, idle, full)
+                chromium.close()
+        return self._found
+
+    def _note(self, name: str, unit: str, value: float) -> None:
+        self._found[name, unit] = value
+
+    def _memory(self) -> float:
+        pid = json.loads((Path(self._home) / "daemon.json").read_text())["pid"]
+        return float(psutil.Process(pid).memory_full_info().pss / MEGABYTE)
+
+    def _openenv(self, *words: str) -> str:
+        command = [OPENENV, *words]
+        done = subprocess.run(
+            command, env=self._environ, cwd=self._sources, check=True, stdout=subprocess.PIPE
+        )
+        return done.stdout.decode()
+
+    def _fill(self) -> None:
+        (self._sources / "stuck_env.py").write_text(STUCK)
+        (self._sources / "hungry_env.py").write_text(HUNGRY)
+        self._openenv(
+            "launch", "hungry_env:Hungry", "--name", "hungry", "--memory", f"{MEMORY_MB}M"
+        )
+        for number in range(-(-self._replicas // EACH)):
+            count = min(EACH, self._replicas - number * EACH)
+            self._openenv("launch", "echo", "--name", f"echo-{number}", "--replicas", str(count))
+        self._openenv("launch", "stuck_env:Stuck", "--name", "stuck", "--async")
+        asyncio.run(self._submit_all())
+
+    async def _submit_all(self) -> None:
+        """Half of them run, the other half waits."""
+        unreachable = f"http://127.0.0.1:{UNUSED_PORT}"
+        half = self._requests // 2
+
+        async def one(number: int) -> None:
+            client = ApiClient(self._home)
+            for at in range(number, half, CLIENTS):
+                await client.submit("rollout", {"name": unreachable, "out": f"/nowhere/{at}"})
+            for _ in range(number, half, CLIENTS):
+                await client.run("probe", {"name": "echo-0"})
+            await client.close()
+
+        await asyncio.gather(*(one(number) for number in range(CLIENTS)))
+
+    def _look(self, chromium: Any, idle: float, full: float) -> None:
+        link = self._openenv("dashboard", "--no-open").split()[0]
+        signing_in = chromium.new_context()
+        page = signing_in.new_page()
+        page.goto(link)
+        page.locator("[data-connection=connected]").wait_for()
+        kept = signing_in.storage_state()
+        signing_in.close()
+        context = chromium.new_context(storage_state=kept)
+        context.set_default_timeout(WAIT_MILLISECONDS)
+        page = context.new_page()
+        session = context.new_cdp_session(page)
+        self._first_screen(page, session, link.partition("#")[0])
+        session.send("Performance.enable")
+        self._watch(page, session, "quiet")
+        with _Busy(self._home) as busy:
+            self._watch(page, session, "busy")
+        self._note("  requests run meanwhile", "req/s", busy.rate)
+        open_page = self._memory()
+        self._note("memory above idle, page open", "MB", open_page - idle)
+        self._note("  of which by the page", "MB", open_page - full)
+        self._death(page)
+        context.close()
+
+    def _first_screen(self, page: Any, session: Any, address: str) -> None:
+        received = [0, 0]  # bytes, files
+
+        def note(event: dict[str, Any]) -> None:
+            received[0] += event["encodedDataLength"] or event["dataLength"]
+
+        def count(_: dict[str, Any]) -> None:
+            received[1] += 1
+
+        session.send("Network.enable")
+        session.on("Network.dataReceived", note)
+        session.on("Network.responseReceived", count)
+        page.goto(address, wait_until="commit")
+        milliseconds = page.evaluate(FIRST_SCREEN)
+        self._note("first useful screen (aim: 300)", "ms", milliseconds)
+        self._note("  in all (aim: 150)", "kB", received[0] / 1000)
+        self._note("  files and calls", "", received[1])
+        session.send("Network.disable")
+
+    def _watch(self, page: Any, session: Any, name: str) -> None:
+        page.evaluate(WATCH)
+        before = self._busy_seconds(session)
+        page.wait_for_timeout(self._seconds * 1000)
+        spent = (self._busy_seconds(session) - before) * 1000
+        updates, longest = page.evaluate("() => [window.updates, window.longest]")
+        self._note(f"{name}: updates a second", "", len(updates) / self._seconds)
+        if updates:
+            self._note(f"{name}: an update, all of it (aim: 100)", "ms", spent / len(updates))
+            self._note(f"{name}: its script, p99", "ms", percentile(updates, 0.99))
+        self._note(f"{name}: longest task over 50 ms", "ms", longest)
+        self._note(f"{name}: the daemon's loop lag, p99 (aim: 10)", "ms", self._lag_milliseconds())
+
+    def _busy_seconds(self, session: Any) -> float:
+        """Of the page's main thread."""
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    def _lag_milliseconds(self) -> float:
+        loop = daemons.connect(Paths(Path(self._home))).info()["daemon"]["loop"]
+        return float(loop["p99_seconds"]) * 1000
+
+    def _death(self, page: Any) -> None:
+        """From the last sign of life of what grows, to the page."""
+        address = json.loads(self._openenv("status", "hungry", "--json"))
+        url = address["environments"][0]["address"] + "/step"
+        body = json.dumps({"action": {}}).encode()
+        headers = {"Content-Type": "application/json"}
+        step = urllib.request.Request(url, body, headers)
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(step, timeout=30).read()
+        seen_at = page.evaluate(DEATH_SHOWN)
+        last = float((self._sources / "last").read_text())
+        self._note("a death for memory, until it is seen (aim: 1)", "s", seen_at - last)
+
+
+class _Busy(threading.Thread):
+    """Submits SHORT requests, and waits for each, within the block."""
+
+    def __init__(self, home: str) -> None:
+        super().__init__(name="busy")
+        self._home = home
+        self._ends = threading.Event()
+        self._count = 0
+        self.rate = 0.0
+
+    def run(self) -> None:
+        """The thread."""
+        began = time.monotonic()
+        asyncio.run(self._submit())
+        self.rate = self._count / (time.monotonic() - began)
+
+    async def _submit(self) -> None:
+        client = ApiClient(self._home)
+        while not self._ends.is_set():
+            await client.run("probe", {"name": "echo-0"})
+            self._count += 1
+        await client.close()
+
+    def __enter__(self) -> _Busy:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

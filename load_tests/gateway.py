@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gateway costs: crowds of sessions through Envoy, beside the same without it.
+
+    python -m load_tests.gateway [--json FILE]      2,048 and 8,192 sessions, 2 and 4 replicas
+    python -m load_tests.gateway --short            256 sessions, 2 replicas
+
+All sessions of a crowd connect in one instant, reset, take one step that waits a second, and close
+(`openenvd.bench`). Of the same environment, with as many replicas of one shard each, one has its
+own address, which its replicas share, and the other an address at the gateway: they take turns
+within the same run. Then single sessions, and 64 at once, step as fast as they are answered.
+
+The split is the largest deviation of a replica's sessions from even. Memory is Envoy's PSS with all
+sessions of the largest crowd open, against a few of them; CPU is Envoy's alone.
+
+Aims: 100 % of all sessions, the split within 5 %.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from load_tests.peers.scaling_servers import openenv
+from load_tests.shared.report import Report, daemon, parse_arguments, percentile
+from openenvd.bench.plan import Plan
+from openenvd.bench.results import Summary
+from openenvd.bench.sweep import Sweep
+from openenvd.bench.target import Target
+
+CROWDS, SHORT_CROWDS = (2_048, 8_192), (256,)
+REPLICAS, SHORT_REPLICAS = (2, 4), (2,)
+MOST_UNEVEN = 5.0  # percent
+STEPPING_SESSIONS = (1, 64)
+STEP_SECONDS, SHORT_STEP_SECONDS = 5.0, 1.0
+PAYLOAD_BYTES = 64
+US, MS = 1e6, 1e3
+
+
+def launch(environ: dict[str, str], name: str, replicas: int, sessions: int, *more: str) -> Target:
+    """An environment whose slots are enough for twice the crowd."""
+    words = ["launch", "benchmark", "--name", name, "--shards", "1", *more]
+    words += ["--replicas", str(replicas), "--max-sessions", str(2 * sessions)]
+    address = openenv(environ, *words)["environment"]["address"]
+    return Target(name, address, modes=("ws",))
+
+
+def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Target]:
+    """The same environment without the gateway and through it; Envoy is what is weighed."""
+    direct = launch(environ, "direct", replicas, sessions)
+    through = launch(environ, "through", replicas, sessions, "--gateway")
+    envoy = openenv(environ, "gateway", "status")["gateway"]["pid"]
+    return [direct, Target(through.name, through.url, (envoy,), through.modes)]
+
+
+def unevenness(summary: Summary, replicas: int) -> float:
+    """The largest deviation of a replica's sessions from even, in percent."""
+    counts = [int(part.rpartition(":")[2]) for part in summary.shard_split.split()]
+    counts += [0] * (replicas - len(counts))
+    even = sum(counts) / replicas
+    return 100 * max(abs(count - even) for count in counts) / even
+
+
+def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -> bool:
+    """Measure all crowds; whether the aims are met."""
+    plan = Plan(tuple(options.crowds), repetitions=options.repetitions, modes=("ws",))
+    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
+        sweep = Sweep(plan, targets, Path(folder))
+        sweep.run()
+    met = True
+    for crowd in options.crowds:
+        found = {
+            target.name: [
+                s
+                for s in sweep.report.summaries
+                if s.server == target.name and s.num_requests == crowd
+            ]
+            for target in targets
+        }
+        what = f"{crowd:,} sessions, {replicas} replicas"
+        for name, ours in found.items():
+            report.add(f"{what}, {name}: succeeded", "%", [100 * (1 - s.error_rate) for s in ours])
+            uneven = [unevenness(s, replicas) for s in ours]
+            report.add(f"{what}, {name}: split, off even by", "%", uneven)
+            report.add(f"{what}, {name}: connected, P99", "ms", [MS * s.connect_p99 for s in ours])
+            report.add(f"{what}, {name}: total, P99", "ms", [MS * s.total_p99 for s in ours])
+        direct, through = found["direct"], found["through"]
+        price = [MS * (a.total_p99 - b.total_p99) for a, b in zip(through, direct, strict=True)]
+        report.add(f"{what}: Envoy's price in P99", "ms", price)
+        cpu = [s.server_cpu_ms_per_session for s in through]
+        report.add(f"{what}: Envoy's CPU a session", "ms", cpu)
+        met &= all(s.failed == 0 for s in through)
+        met &= statistics.median(unevenness(s, replicas) for s in through) <= MOST_UNEVEN
+    for weight in sweep.report.weights:
+        report.add(f"{replicas} replicas: Envoy, idle", "MB", [weight.idle_pss_bytes / 2**20])
+        if (each := weight.bytes_per_session) is not None:
+            report.add(f"{replicas} replicas: Envoy, a session", "kB", [each / 1024])
+    return met
+
+
+def steps(report: Report, targets: Sequence[Target], options: Any) -> None:
+    """Sessions that step as fast as they are answered."""
+    for sessions in STEPPING_SESSIONS:
+        medians: dict[str, list[float]] = {target.name: [] for target in targets}
+        slowest: dict[str, list[float]] = {target.name: [] for target in targets}
+        for _ in range(options.repetitions):
+            for target in targets:
+                latencies = step(target, sessions, options.step_seconds)
+                medians[target.name].append(US * percentile(latencies, 0.5))
+                slowest[target.name].append(US * percentile(latencies, 0.99))
+        for what, values in (("P50", medians), ("P99", slowest)):
+            for name, each in values.items():
+                report.add(f"a step of {sessions}, {name}: {what}", "us", each)
+            pairs = zip(values["through"], values["direct"], strict=True)
+            report.add(
+                f"a step of {sessions}: Envoy's price, {what}", "us", [a - b for a, b in pairs]
+            )
+
+
+def step(target: Target, sessions: int, seconds: float) -> list[float]:
+    """The latencies of all steps, in seconds."""
+    words = [str(target.port), str(sessions), str(seconds), str(PAYLOAD_BYTES)]
+    command = [sys.executable, "-m", "load_tests.shared.step_clients", *words]
+    done = subprocess.run(
+        [*command, "--path", f"{target.path}/ws"], check=True, capture_output=True, text=True
+    )
+    outcome = json.loads(done.stdout)
+    if outcome["failed"]:
+        raise SystemExit(
+            f"{target.name}: {outcome['failed']} sessions failed: {outcome['first_failure']}"
+        )
+    latencies: list[float] = outcome["latencies"]
+    return latencies
+
+
+def main() -> int:
+    """What the arguments say."""
+    options = parse_arguments(
+        "The gateway's price.",
+        3,
+        short={"action": "store_true", "help": "256 sessions, 2 replicas"},
+        crowds={"type": int, "nargs": "+", "help": "sessions that connect in one instant"},
+        replicas={"type": int, "nargs": "+", "help": "how many serve them"},
+    )
+    options.crowds = options.crowds or (SHORT_CROWDS if options.short else CROWDS)
+    options.replicas = options.replicas or (SHORT_REPLICAS if options.short else REPLICAS)
+    options.step_seconds = SHORT_STEP_SECONDS if options.short else STEP_SECONDS
+    report = Report("The gateway's price")
+    met = True
+    for replicas in options.replicas:
+        with daemon() as environ:
+            targets = targets_of(environ, replicas, max(options.crowds))
+            met &= crowds(report, targets, replicas, options)
+            if replicas == options.replicas[0]:
+                steps(report, targets, options)
+    report.finish(options.json)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

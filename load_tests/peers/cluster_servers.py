@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `scaling.py --provider slurm` or `ray` measures: replicas on a cluster's nodes, one on each.
+
+    gateway    through the gateway, and through as many further Envoys as its descriptors require
+    direct     the same replicas at their own addresses, which the generators take in turn
+
+A session through Envoy takes two descriptors of its process. Where the hard limit is 20,000 and
+cannot be raised (that takes CAP_SYS_RESOURCE), one Envoy carries fewer than 10,000 sessions: then
+further ones run beside it with the configuration that `openenv gateway config` prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load_tests.peers.scaling_servers import Arrangement, Started, openenv
+from load_tests.shared.report import daemon
+from openenvd.bench.target import Target, check_answers
+from openenvd.environments.gateway.process import find_envoy
+from openenvd.environments.layout import Layout
+from openenvd.shim.client import read_status_file
+from smoke_tests import ray_engine, slurm_engine
+from smoke_tests.conftest import eventually
+from smoke_tests.ray_engine import RayCluster
+from smoke_tests.slurm_engine import SlurmCluster
+
+NAME, DIRECT = "gateway", "direct"
+DESCRIPTORS_OF_A_SESSION = 2  # of Envoy: one towards the client, one towards the replica
+OTHER_DESCRIPTORS = 1000
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKind:
+    """A provider with nodes.
+
+    Attributes:
+        why_not: Says why it cannot be tried here; None: it can.
+        cluster: Makes a cluster of so many nodes.
+        alone: The words of a launch by which a node has one replica.
+    """
+
+    why_not: Callable[[], str | None]
+    cluster: Callable[[int], AbstractContextManager[RayCluster | SlurmCluster]]
+    alone: tuple[str, ...]
+
+
+KINDS = {
+    "ray": ClusterKind(
+        ray_engine.why_not, ray_engine.ray_cluster, ("--cpus", str(ray_engine.CPUS))
+    ),
+    "slurm": ClusterKind(slurm_engine.why_not, slurm_engine.slurm_cluster, ("--cpus", "3")),
+}
+
+
+def envoys_for(sessions: int) -> int:
+    """How many Envoys it takes for so many sessions, as far as descriptors decide."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.ceil(sessions * DESCRIPTORS_OF_A_SESSION / (hard - OTHER_DESCRIPTORS))
+
+
+@contextmanager
+def on_cluster(
+    provider: str, nodes: int, arrangement: Arrangement, envoys: int | None
+) -> Iterator[list[Started]]:
+    """A cluster of so many nodes, and the benchmark with a replica on each."""
+    kind = KINDS[provider]
+    with ExitStack() as stack:
+        cluster = stack.enter_context(kind.cluster(nodes))
+        os.environ.update(cluster.environ)
+        environ = stack.enter_context(daemon())
+        words = ["launch", "benchmark", "--name", NAME, "--provider", provider, "--gateway"]
+        words += ["--replicas", str(nodes), "--max-sessions", str(2 * arrangement.max_sessions)]
+        words += ["--shards", arrangement.shards or "1", *kind.alone]
+        openenv(environ, *words)
+        address = openenv(environ, "status", NAME)["environments"][0]["address"]
+        own = openenv(environ, "gateway", "status")["gateway"]["pid"]
+        count = envoys or envoys_for(arrangement.max_sessions)
+        others = [stack.enter_context(envoy(environ, number)) for number in range(1, count)]
+        pids = (own, *(pid for pid, _ in others))
+        through = Target(NAME, address, pids, ("ws",), others=tuple(each for _, each in others))
+        first, *rest = replica_addresses(environ)
+        direct = Target(DIRECT, f"http://{first}", (), ("ws",), others=tuple(rest))
+        yield [Started(through, {"envoys": count}), Started(direct)]
+
+
+def replica_addresses(environ: dict[str, str]) -> list[str]:
+    """Where each replica listens."""
+    layout = Layout(Path(environ["OPENENV_HOME"]))
+    replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
+    statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]
+    return [f"{status['host']}:{status['port']}" for status in statuses if status is not None]
+
+
+@contextmanager
+def envoy(environ: dict[str, str], number: int) -> Iterator[tuple[int, str]]:
+    """A further Envoy, with the replicas that there are now; its pid, and its address."""
+    config = openenv(environ, "gateway", "config")
+    [listener] = config["static_resources"]["listeners"]
+    port = slurm_engine.free_port()
+    listener["address"]["socket_address"]["port_value"] = port
+    with tempfile.TemporaryDirectory(prefix="openenvd-envoy-") as folder:
+        path = Path(folder) / "envoy.json"
+        path.write_text(json.dumps(config))
+        command = [str(find_envoy()), "-c", str(path), "--use-dynamic-base-id", "-l", "warn"]
+        process = subprocess.Popen(command, start_new_session=True)
+        target = Target(f"envoy {number}", f"http://127.0.0.1:{port}/{NAME}")
+        try:
+            eventually(lambda: _answers(target))
+            yield process.pid, f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            process.kill()
+
+
+def _answers(target: Target) -> bool:
+    try:
+        check_answers(target)
+    except Exception:
+        return False
+    return True
+
+
+def unevenness(shard_split: str, replicas: int) -> float:
+    """The largest deviation of a replica's sessions from even, in percent; of one shard each."""
+    counts = [int(part.rpartition(":")[2]) for part in shard_split.split()]
+    counts += [0] * (replicas - len(counts))
+    even = sum(counts) / replicas
+    return 100 * max(abs(count - even) for count in counts) / even if even else math.inf
+
+
+def report_lines(summaries: Any, nodes: int) -> list[str]:
+    """How even each batch was, and what the gateway added to its total P99."""
+    ours = [each for each in summaries if each.server in (NAME, DIRECT)]
+    direct = {_cell_of(each): each for each in ours if each.server == DIRECT}
+    lines = []
+    for one in ours:
+        uneven = unevenness(one.shard_split, nodes)
+        line = f"{one.num_requests} x {one.wait_seconds:g} s, {one.server} #{one.repetition}: "
+        line += f"{100 * (1 - one.error_rate):.4g} %, off even by {uneven:.1f} %"
+        if one.server == NAME and (other := direct.get(_cell_of(one))) is not None:
+            line += f", total P99 {one.total_p99:.2f} s (direct {other.total_p99:.2f} s)"
+        lines.append(line)
+    return lines
+
+
+def _cell_of(summary: Any) -> tuple[Any, ...]:
+    return summary.num_requests, summary.wait_seconds, summary.repetition
