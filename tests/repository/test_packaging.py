@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -29,10 +30,16 @@ def test_every_package_is_built() -> None:
     assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
 
 
+def _copy(folder: Path, *also_needed: str) -> None:
+    """Copy what an image is built from, and these parts of the tree."""
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()[1:]
+    names = {pattern.removeprefix("**/") for pattern in patterns} - {*also_needed}
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
+
+
 def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    unneeded = shutil.ignore_patterns(".*", "build", "tests", "load_tests")
-    shutil.copytree(ROOT, clone, symlinks=True, ignore=unneeded)
+    _copy(clone, "docs")
     stale = clone / "build" / "lib" / "openenvd" / "server" / "gone.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
@@ -40,10 +47,30 @@ def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None
     command = [sys.executable, "-c", script, str(tmp_path)]
     subprocess.run(command, cwd=clone, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    built = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    names = zipfile.ZipFile(wheel).namelist()
+    manual = {Path(name).name for name in names if "/data/share/man/man1/" in name}
+    assert manual == {page.name for page in (ROOT / "docs" / "man").glob("*.1")}
+    pages = [p for p in (ROOT / "server/dashboard/static").rglob("*") if p.is_file()]
+    assert {f"openenvd/{page.relative_to(ROOT)}" for page in pages} <= {*names}
+    built = {name for name in names if name.endswith(".py")}
     modules = {path for folder in _package_folders() for path in (ROOT / folder).glob("*.py")}
     modules.remove(ROOT / "setup.py")
     assert built == {f"openenvd/{path.relative_to(ROOT)}" for path in modules}
+
+
+def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path) -> None:
+    """An image's file, manifests and chart; an account for Kubernetes: no wheel has them."""
+    clone = tmp_path / "clone"
+    _copy(clone, "docs")
+    script = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(command, cwd=clone, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        found = {name.partition("/")[2] for name in packed.getnames()}
+    deployed = {str(p.relative_to(ROOT)) for p in (ROOT / "deploy").rglob("*") if p.is_file()}
+    assert deployed
+    assert {*deployed, "docs/openenvd-rbac.yaml"} <= found
 
 
 def test_every_data_file_of_a_bundled_environment_is_built() -> None:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SDK's keyword arguments are the options that are declared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from openenvd.environments.spec import LaunchOptions
+from openenvd.operations.options import RolloutOptions
+from openenvd.sdk import options
+from openenvd.system.options import options_of
+
+SCRIPT = Path(__file__).with_name("sdk_options.py")
+
+
+def test_the_module_is_the_one_that_is_generated() -> None:
+    command = [sys.executable, str(SCRIPT), "--print"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert Path(options.__file__).read_text() == printed, (
+        "write it again: python tests/repository/sdk_options.py"
+    )
+
+
+def test_every_option_is_a_keyword() -> None:
+    for keywords, declaration in (
+        (options.LaunchOptions, LaunchOptions),
+        (options.RolloutOptions, RolloutOptions),
+    ):
+        declared = {each.name for each in options_of(declaration)}
+        assert declared <= set(keywords.__annotations__)
