@@ -11,6 +11,7 @@ imports this package inside other projects' Pythons.
 """
 
 import sys
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -18,3 +19,15 @@ if sys.platform != "linux":  # elsewhere there is no /proc to identify processes
     import importlib
 
     importlib.import_module(".processes.macos", __name__).install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("AsyncClient", "Client"):  # their types: `__init__.pyi`
+        from importlib import import_module
+
+        return getattr(import_module(".sdk", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "AsyncClient", "Client"])

@@ -18,7 +18,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 SYNC_VARIABLE = "BENCHMARK_SYNC"
 MAX_WAIT_SECONDS = 3600.0
@@ -38,6 +38,13 @@ def host_url() -> str:
 
 class WaitFields(BaseModel):
     """The fields of an action."""
+
+    # What a test plays, which would wait for half an hour otherwise.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{}, {"wait_seconds": 0.002}, {"payload": "x" * 64}, {"answer_bytes": 1024}]
+        }
+    )
 
     wait_seconds: float = Field(
         default=0.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the step takes"

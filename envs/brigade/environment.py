@@ -14,7 +14,7 @@ import binascii
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ...env_host.environment.interfaces import (
     Action,
@@ -30,6 +30,8 @@ from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 
 class BrigadeAction(Action):
     """One packet of a singer's; or a command of the leader, or both."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"read_at": 0, "frames": 1}]})
 
     audio: str = Field(default="", description="Opus frames of 60 ms, packed, in base64")
     write_at: int | None = Field(default=None, description="The position of the audio's beginning")
