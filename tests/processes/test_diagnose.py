@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from openenvd.processes.exits.diagnose import (
     telling_line,
 )
 from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.exits.oom_evidence import killed_process
+from openenvd.processes.exits.oom_evidence import kernel_log_kills, killed_process
 
 PID = 41233
 KILLED = int(signal.SIGKILL)
@@ -205,3 +208,20 @@ def test_a_failure_beside_a_grandchild_that_the_kernel_names_is_certain() -> Non
     assert (found.victim_pid, found.victim_name) == (99, "cc1")
     unnamed = diagnose_exit(Evidence(PID, 1 << 8, **counters))
     assert (unnamed.kind, unnamed.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
+
+
+def test_the_kernel_log_is_read_although_its_clock_is_behind_ours() -> None:
+    """A line that is written after a moment is found from that moment on, and not much later."""
+    kmsg = Path("/dev/kmsg")
+    if not os.access(kmsg, os.R_OK | os.W_OK):
+        pytest.skip("/dev/kmsg cannot be read and written here")
+    pid = os.getpid()
+    kmsg.write_text(f"<6>oom-kill:task_memcg=/a-test-of-openenvd,task=test,pid={pid},uid=0\n")
+    before = time.monotonic()
+    kmsg.write_text(f"<6>a test of openenvd: Killed process {pid} (test) total-vm:1kB\n")
+    written = f"a test of openenvd: Killed process {pid} (test) total-vm:1kB"
+    found = kernel_log_kills(before)
+    if not found and not kernel_log_kills(0.0):
+        pytest.skip("the kernel log has other pids here")
+    assert any(line.startswith(written) for line in found)
+    assert not any(line.startswith(written) for line in kernel_log_kills(before + 5))
