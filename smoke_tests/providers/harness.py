@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import psutil
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import NAME as GATEWAY
@@ -133,12 +133,16 @@ class Harness:
         eventually(lambda: self.environment(name)["state"] == "READY", within=60)
 
     def until_served(self, name: str = NAME) -> None:
-        """Wait until a session can begin, also of what status shows as ready when it is not."""
+        """Wait until a session can begin, also of what status shows as ready when it is not.
+
+        An engine that comes back may accept connections for a replica meanwhile and close them, or
+        end the old one under a session that has just begun.
+        """
 
         def is_served() -> bool:
             try:
-                return bool(self.ask("life", name=name))
-            except (OSError, InvalidHandshake, InvalidMessage):
+                return self.refused(name) is None
+            except (OSError, WebSocketException):
                 return False
 
         eventually(is_served, within=60)
@@ -182,9 +186,9 @@ class Harness:
                     return
         raise AssertionError(f"{MANY_SESSIONS} sessions were all at {sorted(found)}")
 
-    def refused(self) -> str | None:
+    def refused(self, name: str = NAME) -> str | None:
         """Why a session cannot begin, in the server's words; None when it can."""
-        address = self.environment()["address"]
+        address = self.environment(name)["address"]
         try:
             with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
                 with suppress(ConnectionClosed):  # a refusal may come before we have asked

@@ -7,8 +7,6 @@ each replica, with an engine one for all of them.
 
 from __future__ import annotations
 
-from websockets.exceptions import WebSocketException
-
 from ..conftest import eventually
 from .harness import NAME, Harness
 
@@ -202,20 +200,8 @@ def test_engine_gone(harness: Harness) -> None:
         harness.provider.start_engine()
     eventually(lambda: NAME not in harness.names(), within=60)
     eventually(lambda: len(harness.provider.replicas_of(harness.machine)) == 1, within=60)
-    eventually(lambda: answers(harness, "other"), within=60)
+    harness.until_served("other")
     assert "does not answer" not in (harness.replica("other")["message"] or "")
-
-
-def answers(harness: Harness, name: str) -> bool:
-    """Whether an environment serves.
-
-    It may be shown as ready until its exit is seen, and an engine that comes back may accept
-    connections for it meanwhile, and close them.
-    """
-    try:
-        return bool(harness.ask("life", name=name))
-    except (OSError, WebSocketException):
-        return False
 
 
 def test_engine_hangs(harness: Harness) -> None:
