@@ -28,7 +28,8 @@ from uv import find_uv_bin
 
 from openenvd.environments.spec import DEFAULT_BASE
 
-from .links import NETWORKS, ip, make_bridge
+from . import links
+from .links import NETWORKS, ip, make_bridge, namespace_on
 
 NEEDED = ("dockerd", "containerd", "docker", "mmdebstrap", "ip")
 INSTALL = "apt-get install docker.io mmdebstrap iproute2"
@@ -172,14 +173,10 @@ def other_node(manager: DockerEngine, images: Sequence[str]) -> Iterator[DockerE
     own_address = manager.address.replace(NETWORK, NETWORKS["docker other node"])
     folder = Path(tempfile.mkdtemp(prefix="oed-"))
     (folder / CONFIGURATION).write_text("{}")
-    ip("netns", "add", name)
-    try:
-        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("link", "set", name, "master", manager.bridge, "up")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(namespace_on(manager.bridge, name, address))
         for words in (
-            ("link", "set", "lo", "up"),
-            ("address", "add", f"{address}/24", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
             ("link", "add", name, "type", "bridge"),
             ("address", "add", f"{own_address}/24", "dev", name),
             ("link", "set", name, "up"),
@@ -198,22 +195,18 @@ def other_node(manager: DockerEngine, images: Sequence[str]) -> Iterator[DockerE
         finally:
             cut(engine, is_cut=False)
             _end(engine)
-    finally:
-        ip("netns", "delete", name)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def cut(node: DockerEngine, *, is_cut: bool = True) -> None:
     """Part another node from the rest, or join it again."""
-    ip("link", "set", str(node.namespace), "down" if is_cut else "up")
+    links.cut(str(node.namespace), is_cut=is_cut)
 
 
 def why_no_other_node() -> str | None:
     """Why there can be no second node here; None when there can."""
     if (reason := why_not()) is not None:
         return reason
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None
+    return links.why_no_namespace()
 
 
 def base_image(cache: Path) -> Path:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+from collections.abc import Iterator
 
 NETWORKS = {  # what the addresses begin with; a subnet's number follows
     "docker": "10.213",
@@ -68,16 +70,51 @@ def make_namespace(prefix: str, network: str) -> str:
 
 
 def _link(name: str, subnet: str) -> None:
-    """Make the link to a namespace."""
-    ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    """Make the link to a namespace, with an address at each end."""
+    _join(name, f"{subnet}.2")
     ip("address", "add", f"{subnet}.1/24", "dev", name)
     ip("link", "set", name, "up")
-    ip("-n", name, "address", "add", f"{subnet}.2/24", "dev", "eth0")
-    ip("-n", name, "link", "set", "eth0", "up")
-    ip("-n", name, "link", "set", "lo", "up")
+
+
+def _join(name: str, address: str) -> None:
+    """Make the link to a namespace; this end of it is down, and has no address."""
+    ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        ip("-n", name, "link", "set", device, "up")
 
 
 def remove_namespace(name: str) -> None:
     """Remove what `make_namespace` has made."""
     ip("link", "delete", name)
     ip("netns", "delete", name)
+
+
+@contextlib.contextmanager
+def namespace_on(bridge: str, name: str, address: str) -> Iterator[None]:
+    """A network namespace with a link to a bridge, both of the same name; removed at the end.
+
+    Args:
+        bridge: That `make_bridge` has made.
+        name: Of the namespace, and of the bridge's end of the link, which `cut` takes down.
+        address: Of the other end, in the bridge's subnet.
+    """
+    ip("netns", "add", name)
+    try:
+        _join(name, address)
+        ip("link", "set", name, "master", bridge, "up")
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
+        ip("netns", "delete", name)
+
+
+def cut(name: str, *, is_cut: bool = True) -> None:
+    """Part a namespace from the rest, or join it again."""
+    ip("link", "set", name, "down" if is_cut else "up")
+
+
+def why_no_namespace() -> str | None:
+    """Why there can be no network namespace here; None when there can."""
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from .links import NETWORKS, ip, make_bridge
+from .links import NETWORKS, cut, ip, make_bridge, namespace_on, why_no_namespace
 
 INSTALL = "pip install 'openenvd[ray]'"
 START_SECONDS = 120.0  # `ray start` imports much, and the machine may be busy
@@ -59,8 +59,7 @@ def why_no_other_node() -> str | None:
         return reason
     if shutil.which("ip") is None:
         return "ip missing: apt-get install iproute2"
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None
+    return why_no_namespace()
 
 
 @dataclass
@@ -153,11 +152,11 @@ class RayCluster:
 
     def cut(self, number: int) -> None:
         """Part a node that is elsewhere from all others."""
-        ip("link", "set", f"{self.bridge}n{number}", "down")
+        cut(f"{self.bridge}n{number}")
 
     def join(self, number: int) -> None:
         """Join it to them again."""
-        ip("link", "set", f"{self.bridge}n{number}", "up")
+        cut(f"{self.bridge}n{number}", is_cut=False)
 
     def stop(self) -> None:
         """Stop all nodes; nothing of them is left when this returns."""
@@ -225,22 +224,13 @@ def ray_cluster(
 @contextlib.contextmanager
 def _joined(count: int) -> Iterator[str]:
     """So many network namespaces on a bridge, which is yielded: `BRIDGEnN` is the Nth."""
-    bridge = make_bridge("oer", _NETWORK)
-    names = [f"{bridge}n{number}" for number in range(1, count + 1)]
-    try:
-        for number, name in enumerate(names, 1):
-            ip("netns", "add", name)
-            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", name, "master", bridge, "up")
-            ip("-n", name, "address", "add", f"{_address(bridge, 1 + number)}/24", "dev", "eth0")
-            for device in ("eth0", "lo"):
-                ip("-n", name, "link", "set", device, "up")
+    with contextlib.ExitStack() as stack:
+        bridge = make_bridge("oer", _NETWORK)
+        stack.callback(ip, "link", "delete", bridge)
+        for number in range(1, count + 1):
+            address = _address(bridge, 1 + number)
+            stack.enter_context(namespace_on(bridge, f"{bridge}n{number}", address))
         yield bridge
-    finally:
-        for name in names:
-            subprocess.run(["ip", "link", "delete", name], check=False)
-            subprocess.run(["ip", "netns", "delete", name], check=False)
-        ip("link", "delete", bridge)
 
 
 def _address(bridge: str, host: int) -> str:

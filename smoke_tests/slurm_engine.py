@@ -33,7 +33,7 @@ from pathlib import Path
 
 import psutil
 
-from .links import NETWORKS, ip, make_namespace, remove_namespace
+from .links import NETWORKS, cut, make_namespace, remove_namespace, why_no_namespace
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 INSTALL = "apt-get install slurm-wlm slurmd slurmctld munge"
@@ -159,13 +159,13 @@ class SlurmCluster:
 
     def cut(self) -> None:
         """Part the last node from the rest: neither its network nor what it writes gets out."""
-        ip("link", "set", str(self.namespace), "down")
+        cut(str(self.namespace))
         for process in self.writers():
             process.suspend()
 
     def join(self) -> None:
         """Join the last node to the rest again."""
-        ip("link", "set", str(self.namespace), "up")
+        cut(str(self.namespace), is_cut=False)
         for process in self.writers():
             process.resume()
 
@@ -347,8 +347,7 @@ def why_no_other_node() -> str | None:
         return reason
     if shutil.which("ip", path=_path()) is None:
         return "ip missing: apt-get install iproute2"
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None
+    return why_no_namespace()
 
 
 def _address(namespace: str, host: int) -> str:

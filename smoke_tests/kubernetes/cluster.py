@@ -38,6 +38,7 @@ from urllib.request import Request, urlopen
 
 import yaml
 
+from .. import links
 from ..links import NETWORKS, ip, make_bridge
 from . import binaries
 
@@ -358,43 +359,28 @@ def other_node(made: Cluster, images: Sequence[str]) -> Iterator[Node]:
     folder = made.folder / OTHER_NODE
     node = Node(OTHER_NODE, folder, name, address, network, made.ports["kubelet"], name)
     folder.mkdir()
-    ip("netns", "add", name)
-    try:
-        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("link", "set", name, "master", first.bridge, "up")
-        for words in (
-            ("link", "set", "lo", "up"),
-            ("address", "add", f"{address}/24", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-            ("route", "add", "default", "via", first.address),
-        ):
-            ip("-n", name, *words)
-        ip("route", "add", f"{network}.0/24", "via", address)
-        _write_node(made, node)
-        made.nodes.append(node)
-        made.start()
-        archive = folder / "images.tar"
-        first.ctr("images", "export", str(archive), *images)
-        node.load(archive)
-        yield node
-    finally:
-        if node in made.nodes:
-            made.nodes.remove(node)
-        _end_node(made, node)
-        made.kubectl("delete", "node", node.name, "--ignore-not-found")
-        _remove_traces(node)
-        ip("netns", "delete", name)
+    with links.namespace_on(first.bridge, name, address):
+        try:
+            ip("-n", name, "route", "add", "default", "via", first.address)
+            ip("route", "add", f"{network}.0/24", "via", address)
+            _write_node(made, node)
+            made.nodes.append(node)
+            made.start()
+            archive = folder / "images.tar"
+            first.ctr("images", "export", str(archive), *images)
+            node.load(archive)
+            yield node
+        finally:
+            if node in made.nodes:
+                made.nodes.remove(node)
+            _end_node(made, node)
+            made.kubectl("delete", "node", node.name, "--ignore-not-found")
+            _remove_traces(node)
 
 
 def cut(node: Node, *, is_cut: bool = True) -> None:
     """Part another node from the rest, or join it again."""
-    ip("link", "set", str(node.namespace), "down" if is_cut else "up")
-
-
-def why_no_other_node() -> str | None:
-    """Why there can be no second node here; None when there can."""
-    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return f"no network namespace: {made.stderr.decode().strip()}" if made.returncode else None
+    links.cut(str(node.namespace), is_cut=is_cut)
 
 
 def _write_configuration(made: Cluster) -> None:

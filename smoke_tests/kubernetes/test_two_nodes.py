@@ -12,9 +12,10 @@ from openenvd.environments.engines.base import ENVIRONMENT_LABEL, REPLICA_LABEL
 from openenvd.environments.engines.kubernetes_options import CONTAINER
 
 from ..conftest import eventually
+from ..links import why_no_namespace
 from ..providers.harness import NAME, Harness
 from ..providers.under_test import SAMPLE_IMAGE, Kubernetes
-from .cluster import Cluster, Node, cut, other_node, why_no_other_node
+from .cluster import Cluster, Node, cut, other_node
 
 APART = {
     "weight": 100,
@@ -35,7 +36,7 @@ PATCH = {
 @pytest.fixture(scope="module")
 def other(provider: Kubernetes) -> Iterator[Node]:
     """The other node, which has the sample's image."""
-    if (reason := why_no_other_node()) is not None:
+    if (reason := why_no_namespace()) is not None:
         pytest.skip(f"no cluster of two nodes: {reason}")
     with other_node(provider.cluster, [f"docker.io/library/{SAMPLE_IMAGE}"]) as node:
         yield node
