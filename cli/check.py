@@ -60,7 +60,8 @@ def check(
     Each problem has the command that mends it.
 
     With --provider that one is tried: a replica of `echo`, or of SOURCE, has one session and is
-    taken down again. Says at which step that stopped, and why.
+    taken down again. Says at which step that stopped, and why. Where nodes pull images, as those
+    of Kubernetes do, SOURCE is one: docker://IMAGE.
     """
     output = Output(as_json=as_json)
     given = given_options(LaunchOptions, options)

@@ -311,11 +311,16 @@ class _Launching:
             InvalidSpec
         """
         spec = self._spec
-        if isinstance(source, Image) and not spec.with_packages:
-            return source.reference
+        if isinstance(source, Image):
+            if not spec.with_packages:
+                return source.reference
+            text = f"nothing can be installed into the image {source.reference}"
+            raise InvalidSpec(text, "build one that has it: openenv image build SOURCE --with …")
+        image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
         raise InvalidSpec(
             f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
-            "openenv image build --tag REGISTRY/NAME:TAG, docker push it, and launch docker://…",
+            f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
+            f" docker://{image} in its place",
         )
 
     def _prepare_python(self, source: ResolvedSource) -> Path | None:

@@ -40,15 +40,26 @@ def test_status_says_what_a_launch_waits_for(harness: Harness) -> None:
     harness.assert_nothing_left()
 
 
-def checked(harness: Harness) -> Answer:
-    return harness.machine.run("check", f"docker://{SAMPLE_IMAGE}", "--provider", "kubernetes")
+def checked(harness: Harness, *source: str) -> Answer:
+    return harness.machine.run("check", *source, "--provider", "kubernetes")
 
 
 def test_a_check_has_a_pod_a_session_and_nothing_left(harness: Harness) -> None:
-    answer = checked(harness)
+    answer = checked(harness, f"docker://{SAMPLE_IMAGE}")
     assert answer.code == 0, answer.text
     told = [line.split()[:2] for line in answer.out.splitlines()]
     assert told == [["✓", each] for each in ("engine", "launch", "session", "down")]
+    harness.assert_nothing_left()
+
+
+def test_a_check_without_an_image_says_how_to_make_one(harness: Harness) -> None:
+    answer = checked(harness)
+    assert answer.code == 1, answer.text
+    engine, launch, down = answer.out.splitlines()
+    assert "✓ engine   works" in engine
+    assert "✗ launch   kubernetes runs images that its nodes pull, and echo is none" in launch
+    assert "openenv image build echo --tag REGISTRY/echo:1, docker push REGISTRY/echo:1" in launch
+    assert "✓ down" in down
     harness.assert_nothing_left()
 
 
@@ -60,7 +71,7 @@ def test_a_check_names_what_an_account_may_not_do(
     config["users"][0]["user"] = {"token": real.kubectl("create", "token", "nobody")}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     harness.machine.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    answer = checked(harness)
+    answer = checked(harness, f"docker://{SAMPLE_IMAGE}")
     assert answer.code == 1, answer.text
     assert "✗ engine" in answer.out
     assert "may not get pods in default" in answer.out

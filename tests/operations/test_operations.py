@@ -135,6 +135,18 @@ def test_a_failed_launch_gives_the_reason_and_leaves_nothing_behind(
         ({"source": "echo", "name": "../escape"}, ["../escape", "--name"]),
         ({"source": "echo", "replicas": 2, "max_sessions": 1}, ["cannot share 1 sessions"]),
         ({"source": "echo", "serve_as_is": True}, ["no app"]),
+        (
+            {"source": "echo", "provider": "kubernetes"},
+            [
+                "kubernetes runs images that its nodes pull, and echo is none",
+                "openenv image build echo --tag REGISTRY/echo:1",
+                "docker://REGISTRY/echo:1 in its place",
+            ],
+        ),
+        (
+            {"source": "docker://an/image:1", "provider": "kubernetes", "with_packages": ["numpy"]},
+            ["nothing can be installed into the image an/image:1"],
+        ),
     ],
 )
 def test_a_launch_that_can_never_work_is_invalid(
