@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -173,7 +174,8 @@ def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
 def free_port() -> int:
     """A port that nobody takes by chance: beside those of environments and of connections."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in range(FREE_PORTS + number * 100, FREE_PORTS + (number + 1) * 100):
+    ports = range(FREE_PORTS + number * 100, FREE_PORTS + (number + 1) * 100)
+    for port in random.sample(ports, len(ports)):  # another run would look at the same ones first
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("all of these ports are in use")

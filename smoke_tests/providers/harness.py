@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import NAME as GATEWAY
+from openenvd.environments.gateway.process import PORT_VARIABLE as GATEWAY_PORT_VARIABLE
 
 from ..conftest import Answer, Machine, eventually, free_port
 from .under_test import UnderTest
@@ -261,9 +262,12 @@ class Harness:
         eventually(lambda: not self._all_run_dirs())
 
     def chosen_port(self) -> tuple[str, ...]:
-        """Options of a launch: a port that no other home takes; none where `--port` is refused."""
-        is_refused = "test_port" in self.provider.does_not_apply
-        return () if is_refused else ("--port", str(free_port()))
+        """Options of a launch: a port that no other home takes; the gateway's own, if refused."""
+        port = str(free_port())
+        if "test_port" not in self.provider.does_not_apply:
+            return ("--port", port)
+        self.machine.environ[GATEWAY_PORT_VARIABLE] = port  # of a daemon that is still to start
+        return ()
 
     @staticmethod
     def listening_at(address: str) -> set[str]:
