@@ -107,14 +107,21 @@ def _become_daemon(settings: dict[str, Any]) -> None:
 
 def _summary(info: dict[str, Any]) -> list[str]:
     identity = info["daemon"]
-    passed_over = identity.get("passed_over")
+    passed_over, traces = identity.get("passed_over"), identity.get("traces")
     return [
         f"{good('✓')} openenvd {identity['version']} is up at {identity['address']}",
         *([f"  port     {plain(passed_over)}"] if passed_over else []),
         f"  pid      {identity['pid']}",
         f"  limits   {_limits(info['limits'])}",
         f"  workers  {_plan(info['plan'])}",
+        *([f"  traces   {plain(_traces(traces))}"] if traces else []),
     ]
+
+
+def _traces(to: dict[str, Any]) -> str:
+    if to["problem"] is None:
+        return f"sent to {to['endpoint']}"
+    return f"not sent to {to['endpoint']}: {to['problem']}; {to['hint']}"
 
 
 def _limits(limits: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
+from ..tracing.context import HEADER, current
 from .errors import ApiRefused, ConnectionLost
 
 Json = dict[str, Any]
@@ -138,6 +139,8 @@ class HttpClient:
         try:
             content = None if body is None else json.dumps(body).encode()
             ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+            if method == "POST" and (context := current()) is not None:
+                ours[HEADER] = str(context)
             connection.request(method, _target(path, query), content, {**ours, **(headers or {})})
             if self._is_closed:  # before there was a socket to shut down
                 raise ConnectionAbortedError("the client was closed")

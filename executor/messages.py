@@ -29,6 +29,7 @@ class Task:
     timeout_seconds: float | None = None
     memory_bytes: int | None = None  # the cap asked for; None means the plan's
     expected_bytes: int = 0  # what it is expected to need; admission counts with it
+    traceparent: str | None = None  # the span that it is, where traces are on
 
 
 @dataclass(frozen=True, slots=True)

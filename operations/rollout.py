@@ -32,6 +32,7 @@ from ..environments.layout import Layout
 from ..environments.run_files import LOCAL
 from ..system.access_tokens import without_token
 from ..system.units import MB
+from ..tracing.destination import destination
 from . import base
 from .options import RolloutOptions
 from .progress import eta_seconds
@@ -155,8 +156,15 @@ class Rollout(base.Operation):
         base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
         elsewhere = None if payload.provider == LOCAL else _on_ray(payload, config, named)
-        with importable(folder), _variables(payload.env), malloc_tuning.kept_pages():
-            rolling = roll_out(config, reporter.report, base.say, elsewhere=elsewhere)
+        with (
+            importable(folder),
+            _variables(payload.env),
+            malloc_tuning.kept_pages(),
+            _tracing() as tracer,
+        ):
+            rolling = roll_out(
+                config, reporter.report, base.say, elsewhere=elsewhere, tracer=tracer
+            )
             result = run_on_thread(rolling)
         reporter.finish(result)
         return result
@@ -244,6 +252,22 @@ class _ProgressReporter:
 
 def _episodes(count: int) -> str:
     return "1 episode" if count == 1 else f"{count} episodes"
+
+
+@contextmanager
+def _tracing() -> Iterator[Any]:
+    """An OpenTelemetry tracer; None where its standard variables ask for none."""
+    if destination(os.environ) is None:
+        yield None
+        return
+    from ..tracing.tracer import start
+
+    tracer = start()
+    try:
+        yield None if tracer is None else tracer.opentelemetry
+    finally:
+        if tracer is not None:
+            tracer.stop()
 
 
 @contextmanager

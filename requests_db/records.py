@@ -35,6 +35,7 @@ class NewRequest:
     max_attempts: int = 1
     timeout_seconds: float | None = None
     retry_oom: bool = False  # run again with more memory after a kill for memory
+    traceparent: str | None = None  # the trace that it is part of, as W3C spells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Request:
     memory_bytes: int | None = None  # what its next attempt is given, once one was killed
     rank: float = 0.0  # its place in the queue, smallest first
     lost_daemons: int = 0  # requeued so often because the daemon was lost
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,10 @@ from typing import Any
 
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.units import MB
+from ..tracing.context import current
 from .batches import BatchSink
 from .concurrency_limit import ConcurrencyLimit, EpisodeRoom
-from .episode_runner import Attempt, Rules, RunContext
+from .episode_runner import Attempt, MakeTracedAttempt, Rules, RunContext
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .interpreter import while_episodes_run
@@ -74,6 +75,7 @@ class RolloutCollector:
         max_loop_lag_seconds: float | None = None,
         timing: SessionTiming = DEFAULT_TIMING,
         followed: Mapping[str, Followed] | None = None,
+        tracer: Any = None,
     ) -> None:
         """Checks the arguments; nothing is connected before episodes are collected.
 
@@ -97,6 +99,8 @@ class RolloutCollector:
             timing: How long sessions wait for a server.
             followed: Environments of the daemon by their addresses; they are waited for as long
                 as they are to come back.
+            tracer: An OpenTelemetry `Tracer`: each attempt at an episode that its sampler wants is
+                a trace, with a link to the span in which episodes are collected.
 
         Raises:
             NoEnvironment: An address cannot be one of a server.
@@ -126,6 +130,7 @@ class RolloutCollector:
         self._buffer_bytes = buffer_bytes
         self._timing = timing
         self._followed = followed
+        self._tracer = tracer
         self._max_loop_lag_seconds = max_loop_lag_seconds
         self.stats = ProgressStats()
         self.lag = EventLoopLagMonitor("collector", window_seconds=LAG_WINDOW_SECONDS)
@@ -176,7 +181,14 @@ class RolloutCollector:
             followed=self._followed,
         )
         context = RunContext(
-            self._rules, self._policy, threads, pool, sink, self.stats, StepBudget()
+            self._rules,
+            self._policy,
+            threads,
+            pool,
+            sink,
+            self.stats,
+            StepBudget(),
+            None if self._tracer is None else _traced(self._tracer),
         )
         limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag, while_episodes_run():
@@ -232,7 +244,11 @@ class RolloutCollector:
     async def _attempts(self, context: RunContext, number: int, room: EpisodeRoom) -> Episode:
         address = self._addresses[number // self._rules.group % len(self._addresses)]
         for attempt in itertools.count(1):
-            episode = await Attempt(context, number, address, room).run()
+            if context.traced is None:
+                playing = Attempt(context, number, address, room)
+            else:
+                playing = context.traced(context, number, address, room, attempt)
+            episode = await playing.run()
             episode = replace(episode, attempts=attempt)
             failure = episode.failure
             if failure is None or not failure.reason.is_worth_retrying or attempt > self._retries:
@@ -240,6 +256,12 @@ class RolloutCollector:
             self.stats.retry(episode)
             await context.sink.discard(episode.id)
         return episode
+
+
+def _traced(tracer: Any) -> MakeTracedAttempt:
+    from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
+
+    return EpisodeTraces(tracer, current()).attempt
 
 
 async def _take(sink: BatchSink, size: int) -> list[Episode]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -60,6 +60,16 @@ class RunContext:
     sink: StepSink
     stats: ProgressStats
     step_budget: StepBudget
+    traced: MakeTracedAttempt | None = None  # where episodes are traced
+
+
+class MakeTracedAttempt(Protocol):
+    """`EpisodeTraces.attempt`."""
+
+    def __call__(
+        self, stage: RunContext, number: int, address: str, room: EpisodeRoom, attempt: int
+    ) -> Attempt:
+        """Make an attempt, traced if it is to be."""
 
 
 class Attempt:
@@ -161,8 +171,7 @@ class Attempt:
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
         decided = await self._decided(player, before, turn)
-        text = await session.step(decided.action_json, seconds=self._rules.step_timeout_seconds)
-        self._answer = after = answer_of(text)
+        self._answer = after = await self._answered(session, decided)
         step = Step(
             before.observation_json,
             decided.action_json,
@@ -172,6 +181,10 @@ class Attempt:
             decided.arrays,
         )
         await self._put(step)
+
+    async def _answered(self, session: Session, decided: Encoded) -> Answer:
+        seconds = self._rules.step_timeout_seconds
+        return answer_of(await session.step(decided.action_json, seconds=seconds))
 
     async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
         seconds = self._rules.policy_timeout_seconds

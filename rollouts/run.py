@@ -149,6 +149,7 @@ async def roll_out(
     *,
     report_seconds: float = REPORT_SECONDS,
     elsewhere: Collector | None = None,
+    tracer: Any = None,
 ) -> dict[str, Any]:
     """Runs a rollout into a folder, or the rest of one.
 
@@ -159,6 +160,7 @@ async def roll_out(
         report_seconds: Time between two reports.
         elsewhere: Plays the episodes in other processes, which have the policy; None: they are
             played in this one.
+        tracer: `RolloutCollector`'s, where they are played in this one.
 
     Returns:
         The last report as JSON values, with the folder.
@@ -166,7 +168,7 @@ async def roll_out(
     Raises:
         RolloutError: The run as a whole failed; what had finished is kept.
     """
-    collector = elsewhere or await _collector_here(config)
+    collector = elsewhere or await _collector_here(config, tracer)
     grouped = await asyncio.to_thread(config.stages.sink)
     await asyncio.to_thread(claim_folder, config)
     counts = EpisodeCounts()
@@ -196,9 +198,10 @@ async def roll_out(
     return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
 
 
-async def _collector_here(config: RunConfig) -> RolloutCollector:
+async def _collector_here(config: RunConfig, tracer: Any) -> RolloutCollector:
     addresses = list(config.environments.values())
-    return collector_of(config, addresses, await policy_named(config.policy, addresses[0]))
+    policy = await policy_named(config.policy, addresses[0])
+    return collector_of(config, addresses, policy, tracer=tracer)
 
 
 def collector_of(
@@ -206,6 +209,7 @@ def collector_of(
     addresses: list[str],
     policy: Policy,
     timing: SessionTiming = DEFAULT_TIMING,
+    tracer: Any = None,
 ) -> RolloutCollector:
     """The collector of a rollout, at these addresses."""
     return RolloutCollector(
@@ -224,6 +228,7 @@ def collector_of(
         max_loop_lag_seconds=config.max_loop_lag_seconds,
         timing=timing,
         followed=config.followed,
+        tracer=tracer,
     )
 
 

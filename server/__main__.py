@@ -25,6 +25,7 @@ from setproctitle import getproctitle
 from ..executor.spawning.source import FORK_IS_SAFE
 from ..system.forking import close_all_but
 from ..system.proc import prefer_own_session, set_oom_score_adj
+from ..tracing.context import VARIABLE
 from .daemon_log import set_up_log
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
         return _refuse(options.ready_fd, error, code=2)
     os.environ["OPENENV_HOME"] = str(paths.home)
+    for name in (VARIABLE, "TRACESTATE"):  # of the command that started us, not of what follows
+        os.environ.pop(name, None)
     os.chdir("/")
     for item in SETTINGS:  # for the processes below
         if (value := getattr(settings, item.name)) is not None:

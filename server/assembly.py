@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..executor import BurstableExecutor, Plan, PreforkedZygote, settle_leftovers, sweep_orphans
 from ..operations import registry
@@ -32,6 +33,7 @@ from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
+from ..tracing.destination import destination
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates
@@ -43,6 +45,9 @@ from .events.bus import EventBus
 from .events.log_files import LogWatcher
 from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
+
+if TYPE_CHECKING:
+    from .dispatch.request_traces import RequestTraces
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +76,12 @@ async def running_parts(
     """
     loop = asyncio.get_running_loop()
     bus = EventBus(loop)
+    traces = _traces()
     with _database_failure_as_reason():
         open_database(paths.database)
         dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
         store = AsyncStore(paths.database, syncs=settings.syncs)
-        _recover(dispatch_store, paths)
+        _recover(dispatch_store, paths, traces)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
         clock = QueueClock(dispatch_store.read(queries.latest_arrival()))
     dispatcher: Dispatcher
@@ -97,9 +103,10 @@ async def running_parts(
         estimates,
         plan.budget_bytes,
         clock,
+        traces=traces,
     )
     dispatcher = Dispatcher(context)
-    submitter = Submitter(store, dispatcher, bus, settings, clock)
+    submitter = Submitter(store, dispatcher, bus, settings, clock, traces)
     reconciler = Reconciler(store, bus, paths)
     reconciler.autoscaler.submit = submitter.scale
     reconciler.successors.submit = submitter.replace
@@ -125,6 +132,7 @@ async def running_parts(
             logs=logs,
             lag=lag,
             stopping=stopping,
+            traces=traces,
         )
     finally:
         stopping.set()
@@ -135,9 +143,27 @@ async def running_parts(
         logs.close()
         await store.close()
         dispatch_store.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.tracer.stop)
 
 
-def _recover(store: DispatchStore, paths: Paths) -> None:
+def _traces() -> RequestTraces | None:
+    """None, and nothing is imported, where OpenTelemetry's variables do not ask for traces."""
+    to = destination(os.environ)
+    if to is None:
+        return None
+    if to.problem is not None:
+        log.warning("no traces are sent to %s: %s (%s)", to.endpoint, to.problem, to.hint)
+        return None
+    from ..tracing.tracer import start
+    from .dispatch.request_traces import RequestTraces
+
+    tracer = start()
+    log.info("traces are sent to %s", to.endpoint)
+    return None if tracer is None else RequestTraces(tracer)
+
+
+def _recover(store: DispatchStore, paths: Paths, traces: RequestTraces | None) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
     running = store.read(queries.running())
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
@@ -147,7 +173,12 @@ def _recover(store: DispatchStore, paths: Paths) -> None:
     ran = [(r.worker, r.worker_pid, str(paths.request_log(r.id))) for r in running]
     settle_leftovers(paths.request_logs, [(w, p, path) for w, p, path in ran if w and p])
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
-    recovery = store.recover(time.time(), idempotent=idempotent)
+    now = time.time()
+    recovery = store.recover(now, idempotent=idempotent)
+    if traces is not None:
+        requeued = {request.id for request in recovery.requeued}
+        for request in running:
+            traces.lost(request, now, is_requeued=request.id in requeued)
     if recovery.requeued or recovery.failed:
         log.warning(
             "recovered: %d requests queued again, %d failed as lost",

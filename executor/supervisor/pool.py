@@ -317,5 +317,6 @@ def task_frame(task: Task) -> bytes:
             "payload": task.payload,
             "log_path": task.log_path,
             "label": task.label,
+            **({} if task.traceparent is None else {"traceparent": task.traceparent}),
         }
     )

@@ -3,7 +3,8 @@
 
 Frames the worker reads (see `frames.py`):
 
-    {"task": id, "operation": "package.module:callable", "payload", "log_path", "label"}
+    {"task": id, "operation": "package.module:callable", "payload", "log_path", "label",
+     "traceparent"?: set as the variable TRACEPARENT while the operation runs}
 
 and writes:
 
@@ -40,7 +41,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -50,6 +51,7 @@ import setproctitle
 from ...processes.resources import pids_limit
 from ...processes.resources.memory import private_bytes
 from ...system.units import MB
+from ...tracing import context
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import arm_parent_death_signal
@@ -163,7 +165,8 @@ class Worker:
         def progress(data: dict[str, Any]) -> None:
             self._send({"task": task_id, "kind": "progress", "data": data})
 
-        return operation(task["payload"], task_id, self._home, progress)
+        with trace_context(task.get("traceparent")):
+            return operation(task["payload"], task_id, self._home, progress)
 
     def _why_retire(self) -> str | None:
         """Why a fresh worker must take this one's place; None when it is as good as new."""
@@ -293,6 +296,19 @@ def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
     """Return the most that was ever resident (of this process on Linux: since the last reset)."""
     peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextlib.contextmanager
+def trace_context(traceparent: str | None) -> Iterator[None]:
+    """Within the block, the environment says which span runs, for it and the programs it starts."""
+    if traceparent is None:
+        yield
+        return
+    os.environ[context.VARIABLE] = traceparent
+    try:
+        yield
+    finally:
+        os.environ.pop(context.VARIABLE, None)
 
 
 def find_operation(name: str) -> Operation:

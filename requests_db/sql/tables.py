@@ -102,6 +102,7 @@ requests = Table(
     Column("memory_bytes", BigInteger),  # what its next attempt is given, once one was killed
     # Requeued so often because the daemon was lost, which is no failure of its own.
     Column("lost_daemons", Integer, nullable=False, server_default=text("0")),
+    Column("traceparent", Text),  # the trace that it is part of, where traces are on
     CheckConstraint(_one_of("state", RequestState), name="ck_requests_state"),
     CheckConstraint(_one_of("schedule", Schedule), name="ck_requests_schedule"),
     CheckConstraint(f"(finished_at IS NOT NULL) = ({_FINAL})", name="ck_requests_finished_at"),

@@ -28,6 +28,7 @@ from .dependencies import Dependencies
 from .fast_path import FastPath
 from .schemas import invalid_of
 from .security import Guard
+from .traced_calls import TracedCalls
 
 
 def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> FastAPI:
@@ -43,6 +44,8 @@ def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> Fas
     app.state.deps = deps
     app.add_middleware(FastPath, deps=deps)
     app.add_middleware(LagSampling, lag=deps.lag)
+    if deps.traces is not None:
+        app.add_middleware(TracedCalls, tracer=deps.traces.tracer)
     app.add_middleware(Guard, token=token, sessions=sessions)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)

@@ -14,6 +14,7 @@ from ...executor import BurstableExecutor
 from ...requests_db.async_store import AsyncStore
 from ...system.loop_lag import EventLoopLagMonitor
 from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.request_traces import RequestTraces
 from ..dispatch.submission import Submitter
 from ..events.bus import EventBus
 from ..events.log_files import LogWatcher
@@ -39,6 +40,7 @@ class Dependencies:
     logs: LogWatcher
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
+    traces: RequestTraces | None = None  # where traces are on
     began_at: float = field(default_factory=time.monotonic)
     replay: ReplayReader = field(default_factory=ReplayReader)
 

@@ -26,6 +26,7 @@ from ...system.hidden_values import hide_credentials, hide_values, redact, secre
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
+from ...tracing.context import TraceContext
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
@@ -45,9 +46,15 @@ def request_view(request: Request, pending_reason: str | None = None) -> Json:
         "label": hide_credentials(label_of(request)),
         "environment": hide_credentials(request.environment),
         "payload": redact(request.payload),
+        "trace_id": _trace_id(request),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "error": error_view(request.error, request.payload),
     }
+
+
+def _trace_id(request: Request) -> str | None:
+    context = TraceContext.parse(request.traceparent)
+    return None if context is None else context.trace_id
 
 
 def error_view(error: RequestError | None, payload: Json) -> Json | None:

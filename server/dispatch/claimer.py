@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...executor import NoRoom
@@ -35,6 +35,7 @@ from ...requests_db.states import ErrorKind, Schedule
 from .memory_estimates import asked_bytes
 from .oom_policy import payload_of
 from .recorder import Ended, Recorder
+from .request_traces import WaitReason
 from .running import DispatchContext, label_of, log_fields
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class _Queue:
     short: dict[str, Shortage] = field(default_factory=dict)
     looked_at: float = -math.inf
     look_at: float | None = None  # when to look at memory again; None while it is not short
+    full_at: float = -math.inf  # when last a request found no worker, on the wall clock
 
 
 class Claimer:
@@ -120,6 +122,7 @@ class Claimer:
     def _fill(self, schedule: Schedule, queue: _Queue) -> None:
         while queue.has_pending and (room := self._executor.room(schedule)) > 0:
             limit = min(room, MAX_CLAIM)
+            before = self.shortages
             queue.has_pending = False  # before the claim: an insert meanwhile sets it again
             if self._must_choose(schedule, queue, limit):
                 claim = self._claim_what_fits(schedule, queue, limit)
@@ -128,7 +131,9 @@ class Claimer:
                 claim = self._context.store.claim(schedule, limit, time.time())
                 queue.has_pending |= len(claim.requests) == limit
             self._context.publish(claim.events)
-            self._submit(queue, claim.requests)
+            self._submit(queue, claim.requests, before)
+        if queue.has_pending and self._context.traces is not None:
+            queue.full_at = time.time()
 
     def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
         """Whether each request must be looked at before it is claimed."""
@@ -157,12 +162,15 @@ class Claimer:
         queue.short = short
         self.shortages = {i: s for each in self._queues.values() for i, s in each.short.items()}
 
-    def _submit(self, queue: _Queue, requests: Sequence[Request]) -> None:
+    def _submit(
+        self, queue: _Queue, requests: Sequence[Request], before: Mapping[str, Shortage]
+    ) -> None:
         for position, request in enumerate(requests):
             self._context.running.add(request)
             try:
                 started = self._executor.submit(self._task(request))
             except (KeyError, TypeError, FrameError) as exc:
+                self._trace(queue, request, before)
                 log.exception("request %s cannot be run", request.id, extra=log_fields(request))
                 error = self._why_not_run(request, exc)
                 self._recorder.deliver(Raised(request.id, error, None, time.time()))
@@ -173,10 +181,19 @@ class Claimer:
                 self._unreleased += [r.id for r in requests[position:]]
                 self._release()
                 return
+            self._trace(queue, request, before)
             if started is not None:
                 self._recorder.note_started(started)
             if request.id in self._cancelled:
                 self.cancel(request.id)
+
+    def _trace(self, queue: _Queue, request: Request, before: Mapping[str, Shortage]) -> None:
+        """Say in the request's trace what it waited for; `before` are the shortages until now."""
+        if (traces := self._context.traces) is None:
+            return
+        shortage = before.get(request.id)
+        waited = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING
+        traces.claimed(request, waited if shortage is None else WaitReason.MEMORY, shortage)
 
     def _release(self) -> None:
         """Give back what found no room; the next `claim` repeats what cannot be written now."""
@@ -196,6 +213,7 @@ class Claimer:
         )
 
     def _task(self, request: Request) -> Task:
+        traces = self._context.traces
         return Task(
             id=request.id,
             operation=self._context.operations[request.operation],
@@ -206,4 +224,5 @@ class Claimer:
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),
             expected_bytes=self._estimates.of(request),
+            traceparent=None if traces is None else traces.context_of_run(request),
         )

@@ -31,8 +31,15 @@ from ...executor.messages import (
 )
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import MemoryEstimate, Outcome, PeakSample, Request, Retry
-from ...requests_db.states import Schedule
+from ...requests_db.records import (
+    MemoryEstimate,
+    Outcome,
+    PeakSample,
+    Request,
+    RequestError,
+    Retry,
+)
+from ...requests_db.states import ErrorKind, RequestState, Schedule
 from .memory_estimates import left_bytes
 from .oom_policy import FailureContext, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
@@ -156,10 +163,19 @@ class Recorder:
         self._unwritten = {} if is_due else unwritten
         if estimates:
             self._estimates_due = time.monotonic() + self._context.timing.learned_seconds
+        self._trace(started, progressed)
         for event in started:
             self._log_start(event)
         for ending in endings:
             self._conclude(ending)
+
+    def _trace(self, started: Iterable[Started], progressed: Iterable[Progressed]) -> None:
+        if (traces := self._context.traces) is None:
+            return
+        for event in started:
+            traces.started(event.task_id, event.worker, event.pid, event.at)
+        for each in progressed:
+            traces.progressed(each.task_id, each.data, each.at)
 
     def _ending(self, event: FinalEvent) -> _Ending:
         request, reason = self._context.running.get(event.task_id), reason_of(event)
@@ -194,12 +210,29 @@ class Recorder:
         self._ended.requests.append(ending.event.task_id)
         if request is None:
             return
+        self._trace_end(request, ending)
         if ending.retry is not None:
             self._ended.requeued.add(request.schedule)
         if ending.reason is not None and ending.reason.is_oom:
             self.kills[request.operation, str(ending.reason.detector or "unknown")] += 1
             self.retries[request.operation] += ending.retry is not None
         _log_end(request, ending)
+
+    def _trace_end(self, request: Request, ending: _Ending) -> None:
+        if (traces := self._context.traces) is None:
+            return
+        outcome, retry = ending.outcome, ending.retry
+        error = outcome.error if outcome is not None else None
+        if retry is not None:
+            error = RequestError(ErrorKind.OOM_KILLED, retry.message)
+        traces.ended(
+            request,
+            ending.event.at,
+            state=RequestState.PENDING if outcome is None else outcome.state,
+            error=error,
+            exit_reason=ending.reason,
+            peak_bytes=getattr(ending.event, "peak_bytes", None),
+        )
 
     def _log_start(self, event: Started) -> None:
         request = self._context.running.get(event.task_id)

@@ -14,6 +14,7 @@ from ...requests_db.states import Schedule
 from ...system.access_tokens import without_token
 from ..settings import Paths, Settings
 from .memory_estimates import MemoryEstimates
+from .request_traces import RequestTraces
 
 
 class RunningRequests(dict[str, Request]):
@@ -66,6 +67,7 @@ class DispatchContext:
     clock: QueueClock = field(default_factory=QueueClock)
     timing: Timing = Timing()
     running: RunningRequests = field(default_factory=RunningRequests)
+    traces: RequestTraces | None = None  # where traces are on
 
 
 def label_of(request: Request | NewRequest) -> str:

@@ -20,7 +20,7 @@ from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.queue_clock import QueueClock
-from ...requests_db.records import Environment, Generation, NewRequest, Request
+from ...requests_db.records import Environment, Event, Generation, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
@@ -29,6 +29,7 @@ from ..errors import AmbiguousId, CannotChange, Invalid, KeyReused, NameTaken, N
 from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
+from .request_traces import RequestTraces
 from .rollback import rollback_target
 from .running import label_of
 
@@ -71,6 +72,7 @@ class Submitter:
     bus: EventBus
     settings: Settings
     clock: QueueClock = field(default_factory=QueueClock)
+    traces: RequestTraces | None = None  # where traces are on
 
     async def submit(self, submission: Submission) -> Request:
         """Write the request, and all that it changes, in one transaction; nothing after that fails.
@@ -80,6 +82,14 @@ class Submitter:
                 was written.
         """
         new = _new_request(submission)
+        if self.traces is None:
+            return await self._submit(new)
+        with self.traces.submitting(new) as traced:
+            request = await self._submit(traced)
+            self.traces.accepted(request)
+            return request
+
+    async def _submit(self, new: NewRequest) -> Request:
         if new.operation == "launch":
             return await self._write(new, environment=_environment_of(new))
         if new.operation == "down":
@@ -199,7 +209,7 @@ class Submitter:
         )
         match outcome:
             case results.Submitted():
-                self.bus.publish(outcome.events)
+                self._publish(outcome.events)
                 for request_id in outcome.ends:
                     self.dispatcher.claimer.cancel(request_id)
                 self.dispatcher.submitted(new.schedule)
@@ -222,6 +232,11 @@ class Submitter:
                     "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
                 )
 
+    def _publish(self, events: tuple[Event, ...]) -> None:
+        self.bus.publish(events)
+        if self.traces is not None:
+            self.traces.cancelled(events)
+
     async def cancel(self, request_id: str) -> results.Cancellation:
         """Cancel at once, never through the queue.
 
@@ -234,7 +249,7 @@ class Submitter:
         cancelled = await self.store.write(submitting.cancel, request.id, time.time())
         if cancelled is None:
             raise _no_request(request_id)
-        self.bus.publish(cancelled.events)
+        self._publish(cancelled.events)
         if cancelled.is_under_way:
             self.dispatcher.claimer.cancel(request.id)
         return cancelled

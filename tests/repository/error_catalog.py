@@ -21,7 +21,7 @@ from typing import TypeGuard
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *("bench", "cli", "client", "env_host", "environments", "executor", "operations", "processes"),
-    *("requests_db", "rollouts", "sdk", "server", "shim", "system"),
+    *("requests_db", "rollouts", "sdk", "server", "shim", "system", "tracing"),
 )
 # Roots of what is shown to somebody; what inherits from these is, too.
 SHOWN = {

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes as traces, of real env hosts and a real tracer."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+from openenvd.rollouts.collector import RolloutCollector
+from openenvd.rollouts.episode_runner import Attempt
+from openenvd.rollouts.episodes import Episode
+
+from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from .conftest import Serve, address_of
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def go(observation: dict[str, Any]) -> dict[str, Any]:
+    return {"what": "go"}
+
+
+def fail(observation: dict[str, Any]) -> dict[str, Any]:
+    raise RuntimeError("no idea")
+
+
+async def play(kept: KeptSpans, address: str, policy: Any, episodes: int = 3) -> list[Episode]:
+    collector = RolloutCollector(
+        address, policy, concurrency=2, seed=100, retries=1, tracer=kept.tracer.opentelemetry
+    )
+    async with contextlib.aclosing(collector.batches(episodes, episodes=episodes)) as batches:
+        async for batch in batches:
+            return batch
+    return []
+
+
+async def test_each_episode_is_a_trace_of_its_reset_and_steps(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPARENT", f"00-{TRACE}-{SPAN}-01")
+    kept, address = KeptSpans(), address_of(serve())
+    await play(kept, address, go)
+    episodes = kept.named("episode")
+    assert len({ids_of(span)[0] for span in episodes}) == 3
+    for episode in episodes:
+        trace_id, span_id, parent = ids_of(episode)
+        assert parent is None
+        assert [link.context.span_id for link in episode.links] == [int(SPAN, 16)]
+        parts = [span for span in kept.all if ids_of(span)[2] == span_id]
+        assert [part.name for part in parts] == ["reset", *["policy", "step"] * 5]
+        assert {ids_of(part)[0] for part in parts} == {trace_id}
+        steps = [attributes_of(part) for part in parts if part.name == "step"]
+        assert [step["openenvd.step.number"] for step in steps] == [0, 1, 2, 3, 4]
+        assert [step["openenvd.step.reward"] for step in steps] == [1, 2, 3, 4, 5]
+        assert steps[-1]["openenvd.step.done"] is True
+        told = attributes_of(episode)
+        assert told["openenvd.episode.reward"] == 15
+        assert told["openenvd.episode.status"] == "done"
+        assert told["openenvd.episode.seed"] == 100 + int(told["openenvd.episode.id"])
+    kept.tracer.stop()
+
+
+async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
+    kept = KeptSpans()
+    await play(kept, address_of(serve()), fail, episodes=1)
+    episodes, policies = kept.named("episode"), kept.named("policy")
+    attempts = [attributes_of(span)["openenvd.episode.attempt"] for span in episodes]
+    assert attempts == [1, 2][: len(attempts)]
+    for span in (*episodes, *policies):
+        assert not span.status.is_ok
+        assert attributes_of(span)["error.type"] == "policy_error"
+        assert span.status.description == "RuntimeError: no idea"
+    assert not kept.named("step")
+    kept.tracer.stop()
+
+
+async def test_episodes_that_the_sampler_does_not_want_are_plain(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[type[Attempt]] = []
+    plain = Attempt.__init__
+
+    def noted(self: Attempt, *given: Any) -> None:
+        made.append(type(self))
+        plain(self, *given)
+
+    monkeypatch.setattr(Attempt, "__init__", noted)
+    kept = KeptSpans(ALWAYS_OFF)
+    await play(kept, address_of(serve()), go)
+    assert made == [Attempt] * 3
+    assert kept.all == []
+    kept.tracer.stop()

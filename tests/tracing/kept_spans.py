@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real tracer, and the spans that it has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
+
+from openenvd.tracing.tracer import Ids, Tracer
+
+
+class KeptSpans:
+    """What `Tracer` begins, kept in memory."""
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self._exporter = InMemorySpanExporter()
+        ids = Ids()
+        generator: Any = ids
+        provider = TracerProvider(
+            sampler or ParentBased(ALWAYS_ON), id_generator=generator, shutdown_on_exit=False
+        )
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = Tracer(provider, ids, self._exporter)
+
+    @property
+    def all(self) -> list[ReadableSpan]:
+        """The spans, in the order in which they ended."""
+        return list(self._exporter.get_finished_spans())
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.all if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        [found] = self.named(name)
+        return found
+
+
+def ids_of(span: ReadableSpan) -> tuple[str, str, str | None]:
+    """The span's trace, itself, and its parent."""
+    context, parent = span.context, span.parent
+    assert context is not None
+    above = None if parent is None else f"{parent.span_id:016x}"
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}", above
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/tracing.md` lists every attribute that the code sets, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = (
+    "server/api/traced_calls.py",
+    "server/dispatch/request_traces.py",
+    "rollouts/traced_episodes.py",
+    "tracing/tracer.py",
+)
+NAMESPACES = "error|http|messaging|network|openenvd|process|server|service|url|user_agent"
+SET = re.compile(rf'"((?:{NAMESPACES})(?:\.[a-z_]+)+)"')
+LISTED = re.compile(r"^\| `([a-z_]+(?:\.[a-z_]+)+)` \|", re.MULTILINE)
+
+
+def test_the_page_lists_the_attributes_of_the_code() -> None:
+    code = "".join((ROOT / source).read_text() for source in SOURCES)
+    page = (ROOT / "docs" / "tracing.md").read_text()
+    assert set(SET.findall(code)) == set(LISTED.findall(page))
