@@ -17,6 +17,7 @@ Failure cases
                                         `retries` says, with all that is left: by another collector,
                                         at another replica, or at the next of the same
     its replicas are on other nodes     the rollout ends with an error, unless Ray has started them
+    they are on several clusters        the rollout is refused before it plays
     no replica is ready                 waited for, as long as the environment is to come back
     the cluster does not answer         the rollout ends with an error; what has finished is kept
     the worker is killed                its driver ends, and with it its actors; the request's next
@@ -34,6 +35,7 @@ from math import ceil
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..environments.engine_address import EngineAddress
 from ..environments.engines.base import EngineError
 from ..environments.engines.ray_driver import RayDriver
 from ..environments.following import FollowedEnvironment
@@ -51,6 +53,7 @@ LOOK_SECONDS = 0.2  # between two looks for a replica that is ready
 MOST_LOSSES = 12  # of one share's collectors, without an episode between them
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0  # between these
 RAY = "ray"
+_ADDRESS = "RAY_ADDRESS"
 _AS_ITS_REPLICA = (FailureReason.NOT_CONNECTED, FailureReason.CONNECTION_LOST)
 
 
@@ -185,6 +188,23 @@ class RayCollectors:
             return await asyncio.to_thread(self._driver.call, function, *arguments)
         except EngineError as exc:
             raise RolloutError(exc.message, exc.hint) from exc
+
+
+def cluster_of(environments: Iterable[FollowedEnvironment]) -> EngineAddress | None:
+    """Return the Ray cluster that environments were launched on; None: none is on Ray.
+
+    Raises:
+        RolloutError: They are on several: a collector plays at replicas of its own cluster's nodes.
+    """
+    on_ray = {each.name: each.engine for each in environments if each.engine.engine == RAY}
+    clusters = list(dict.fromkeys(on_ray.values()))
+    if len(clusters) > 1:
+        told = "; ".join(f"{name} on {dict(at.variables)[_ADDRESS]}" for name, at in on_ray.items())
+        raise RolloutError(
+            f"the environments are on different Ray clusters: {told}",
+            "roll out those of one cluster at a time; or launch all with the same RAY_ADDRESS",
+        )
+    return clusters[0] if clusters else None
 
 
 def shares_of(numbers: Sequence[int], count: int, group: int) -> list[list[int]]:

@@ -176,15 +176,14 @@ def _on_ray(
     """What plays on the Ray cluster that an environment was launched on, else on that of here.
 
     Raises:
-        RolloutError: Ray is not installed.
+        RolloutError: Ray is not installed, or the environments are on several clusters of it.
     """
     from ..rollouts.errors import RolloutError
-    from .ray_collectors import RayCollectors
+    from .ray_collectors import RayCollectors, cluster_of
 
     if find_spec("ray") is None:
         raise RolloutError("Ray is not installed", "pip install 'openenvd[ray]'")
-    engines = [each.engine for each in named.values() if each.engine.engine == payload.provider]
-    at = engines[0] if engines else address_here(payload.provider)
+    at = cluster_of(named.values()) or address_here(payload.provider)
     base.say(f"played by {payload.collectors} on the nodes of {at}")
     return RayCollectors(
         config,

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments.engine_address import EngineAddress
-from openenvd.operations.ray_collectors import address_on, shares_of
+from openenvd.operations.ray_collectors import address_on, cluster_of, shares_of
 from openenvd.operations.rollout import RolloutPayload
 from openenvd.rollouts.errors import RolloutError
 
@@ -37,10 +37,10 @@ def test_several_collectors_need_a_cluster(tmp_path: Path) -> None:
     assert RolloutPayload.model_validate({**said, "provider": "ray"}).collectors == 2
 
 
-def environment_of(engine: str, *hosts: str) -> Any:
+def environment_of(engine: str, *hosts: str, name: str = "walk", at: str = "") -> Any:
     return SimpleNamespace(
-        name="walk",
-        engine=EngineAddress(engine),
+        name=name,
+        engine=EngineAddress.of(engine, {"RAY_ADDRESS": at} if at else {}),
         replica_addresses=lambda: [f"http://{host}:8000" for host in hosts],
     )
 
@@ -61,3 +61,19 @@ def test_a_lost_node_of_ray_and_a_replica_that_is_not_ready_are_waited_for(
     engine: str, hosts: list[str]
 ) -> None:
     assert address_on({"10.0.0.1"}, environment_of(engine, *hosts), 0, None) is None
+
+
+def test_environments_of_two_ray_clusters_are_refused() -> None:
+    walk = environment_of("ray", at="10.0.0.1:6399")
+    swim = environment_of("ray", name="swim", at="10.0.0.2:6399")
+    with pytest.raises(RolloutError) as refused:
+        cluster_of([walk, swim])
+    assert "walk on 10.0.0.1:6399; swim on 10.0.0.2:6399" in str(refused.value)
+    assert "the same RAY_ADDRESS" in str(refused.value.hint)
+
+
+def test_collectors_are_on_the_ray_cluster_of_the_environments() -> None:
+    walk = environment_of("ray", at="10.0.0.1:6399")
+    swim = environment_of("ray", name="swim", at="10.0.0.1:6399")
+    assert cluster_of([environment_of("docker"), walk, swim]) == walk.engine
+    assert cluster_of([environment_of("docker")]) is None
