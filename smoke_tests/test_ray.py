@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ ray.init(namespace="openenvd", log_to_driver=False, ignore_reinit_error=True)
 for each in ray.util.list_named_actors():
     print(each)
 """
-KILL_ACTORS = ACTORS + "    ray.kill(ray.get_actor(each))\n"
+KILL_ACTORS = ACTORS.replace(
+    "print(each)",
+    """
+    actor = ray.get_actor(each)
+    print(actor._actor_id.hex())
+    ray.kill(actor)
+""",
+)
 GROUPS = """
 import ray
 ray.init(log_to_driver=False, ignore_reinit_error=True)
@@ -91,9 +99,11 @@ def test_an_actor_that_somebody_kills_is_told_as_such_and_its_server_ends(
     machine = ray_machine
     address = launched(machine, "echo", *RAY)["address"]
     server = psutil.Process(replica_of(machine)["pid"])
-    ray_cluster.run(KILL_ACTORS)
+    [actor] = ray_cluster.run(KILL_ACTORS).split()
     assert "ray.kill" in until_restarted(machine)
     assert not server.is_running()
+    left = [path for path in Path(tempfile.gettempdir()).iterdir() if actor[:20] in path.name]
+    assert left == []
     say_hello(address)
 
 

@@ -75,7 +75,7 @@ class RayReplica:
         self._report: Json = {"node": context.get_node_id()}
         self._folder = _session_folder() / "openenvd" / self._actor_id
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._socket_path = str(Path(tempfile.gettempdir()) / f"oer-{self._actor_id[:20]}.sock")
+        self._socket_path = _socket_path(self._folder)
         self._log_path = self._folder / "log"
         self._listeners = self._listen()
         self._is_started = threading.Event()
@@ -183,7 +183,7 @@ class RayReplica:
             "cwd": self._cwd(),
             "host": self._report["host"],
             "port": self._report["port"],
-            "socket_path": self._socket_path,
+            "socket_path": str(Path(self._socket_path).resolve()),
             "log_path": str(self._log_path),
             "max_log_bytes": MAX_LOG_BYTES,
             "memory_limit_bytes": plan["memory_bytes"],
@@ -238,6 +238,17 @@ def _of(status: Json) -> Json:
         name: status[name] for name in ("shard_exits", "last_shard_exit") if name in status
     }
     return {"pid": status.get("pid"), "exit": exit_reason, **below}
+
+
+def _socket_path(folder: Path) -> str:
+    """Return the path of the shim's socket, as this process connects to it.
+
+    A socket's path has 107 bytes at most, of which Ray's session folder takes most. In the
+    temporary folder instead, an actor that is killed with its shim would leave the socket there.
+    """
+    if sys.platform != "linux":
+        return str(Path(tempfile.gettempdir()) / f"oer-{folder.name[:20]}.sock")
+    return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}/shim.sock"
 
 
 def _session_folder() -> Path:
