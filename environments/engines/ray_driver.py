@@ -14,7 +14,7 @@ Failure cases
 
     the cluster is gone       the driver ends itself, or is killed when it does not answer in time:
                               `EngineGone`; whoever waits is told at once, and the next question,
-                              a little later, starts another one
+                              a little later, starts another one, if anything listens there
     the agent is killed       its end of the socket closes, and the driver ends
     a call raises by surprise the driver goes on; the agent is told `EngineGone`, and tries again
 """
@@ -37,6 +37,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from .base import EngineError, EngineGone
+from .ray_address import check_answers
 
 CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
@@ -96,19 +97,25 @@ class RayDriver:
                 raise self._failure
             if self._is_closed:
                 raise _gone()
-            if self._process is None:
-                self._process = started = _Process(self._environ, self._functions)
-                try:
-                    if self._is_closed:  # `close` may have looked before there was a process
-                        raise _gone()
-                    address = self._environ.get("RAY_ADDRESS", "")
-                    started.ask("connect", (address,), CONNECT_SECONDS)
-                except EngineGone as exc:
-                    self._process = None
-                    started.end()
-                    self._note_failure(exc)
-                    raise
-            return self._process
+            try:
+                return self._process or self._connect()
+            except EngineGone as exc:
+                self._note_failure(exc)
+                raise
+
+    def _connect(self) -> _Process:
+        address = self._environ.get("RAY_ADDRESS", "")
+        check_answers(address)  # before there is a process, which takes seconds to import Ray
+        self._process = started = _Process(self._environ, self._functions)
+        try:
+            if self._is_closed:  # `close` may have looked before there was a process
+                raise _gone()
+            started.ask("connect", (address,), CONNECT_SECONDS)
+        except EngineGone:
+            self._process = None
+            started.end()
+            raise
+        return started
 
     def _note_failure(self, failure: EngineGone) -> None:
         self._failure, self._failed_at = failure, time.monotonic()
